@@ -1,0 +1,1 @@
+"""The contract of a bookie: all that other packages may import of this one."""

@@ -1,0 +1,134 @@
+"""The entry: a 64-byte header and a payload, as they travel and as they rest on disk.
+
+Always true: the header has a CRC of its own, so its lengths may be used once it is checked; the
+payload's CRC is in the header; both are checked before an entry is journalled, after every read
+from disk, and again by the reader.
+
+    0        4     5       6          8          16         24
+    +--------+-----+-------+----------+----------+----------+
+    | "SLE1" | ver | flags | reserved | ledger   | entry    |
+    +--------+-----+-------+----------+----------+----------+
+    24         32                 40                48           52           56         60
+    +----------+------------------+-----------------+------------+------------+----------+--------+
+    | LAC      | cumulative bytes | cumulative rows | payload    | payload    | reserved | header |
+    |          |                  |                 | length     | CRC32C     |          | CRC32C |
+    +----------+------------------+-----------------+------------+------------+----------+--------+
+    64 payload ...
+
+All integers are little-endian; ledger, entry, LAC and the cumulative counts are signed 64-bit (-1
+is "none"), the rest unsigned 32-bit. Cumulative counts include this entry. The identity of an
+entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC): LAC and
+flags are no part of it, for a recovery write-back carries a LAC of its own (design: hazard 41).
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"SLE1"
+VERSION = 1
+HEADER_BYTES = 64
+NO_ENTRY = -1
+
+_BODY = struct.Struct("<4sBBHqqqqqIII")
+_CRC = struct.Struct("<I")
+assert _BODY.size + _CRC.size == HEADER_BYTES
+
+
+class BadEntry(Exception):
+    """Bytes that are not a whole, undamaged entry: damaged on a disk, on the way, or by a writer."""
+
+
+class EntryHeader(NamedTuple):
+    """What a header says. Counts are cumulative over the ledger and include this entry."""
+
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    cumulative_bytes: int
+    cumulative_rows: int
+    payload_bytes: int
+    payload_crc: int
+    flags: int = 0
+
+    @property
+    def identity(self) -> tuple[int, int, int, int, int, int]:
+        """What makes two entries the same entry; see the file's opening."""
+        return (
+            self.ledger_id,
+            self.entry_id,
+            self.cumulative_bytes,
+            self.cumulative_rows,
+            self.payload_bytes,
+            self.payload_crc,
+        )
+
+
+class Entry(NamedTuple):
+    """A checked entry: its header and a view of its payload."""
+
+    header: EntryHeader
+    payload: memoryview
+
+
+def payload_crc(payload: Sequence[Buffer]) -> int:
+    """CRC32C over the concatenation of the buffers, without joining them."""
+    crc = 0
+    for part in payload:
+        crc = crc32c(part, crc)
+    return crc
+
+
+def pack_header(header: EntryHeader) -> bytes:
+    """The 64 bytes of a header, its own CRC included."""
+    body = _BODY.pack(
+        MAGIC,
+        VERSION,
+        header.flags,
+        0,
+        header.ledger_id,
+        header.entry_id,
+        header.last_add_confirmed,
+        header.cumulative_bytes,
+        header.cumulative_rows,
+        header.payload_bytes,
+        header.payload_crc,
+        0,
+    )
+    return body + _CRC.pack(crc32c(body))
+
+
+def unpack_header(data: Buffer) -> EntryHeader:
+    """Read and check a header from the first 64 bytes of `data`.
+
+    Raises BadEntry when there are fewer bytes, another magic or version, or the CRC differs.
+    """
+    view = memoryview(data)[:HEADER_BYTES]
+    if len(view) < HEADER_BYTES:
+        raise BadEntry(f"an entry header is {HEADER_BYTES} bytes, got {len(view)}")
+    (magic, version, flags, _, ledger, entry, lac, bytes_so_far, rows_so_far, length, crc, _) = (
+        _BODY.unpack_from(view)
+    )
+    if _CRC.unpack_from(view, _BODY.size)[0] != crc32c(view[: _BODY.size]):
+        raise BadEntry("the header's CRC does not match")
+    if magic != MAGIC or version != VERSION:
+        raise BadEntry(f"unknown entry format {magic!r} version {version}")
+    return EntryHeader(ledger, entry, lac, bytes_so_far, rows_so_far, length, crc, flags)
+
+
+def unpack_entry(data: Buffer) -> Entry:
+    """Read and check a whole entry; the payload is a view into `data`, not a copy.
+
+    Raises BadEntry when the header or the payload is damaged, or the length differs.
+    """
+    header = unpack_header(data)
+    payload = memoryview(data)[HEADER_BYTES:]
+    if len(payload) != header.payload_bytes:
+        raise BadEntry(f"payload is {len(payload)} bytes, header says {header.payload_bytes}")
+    if crc32c(payload) != header.payload_crc:
+        raise BadEntry(f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match")
+    return Entry(header, payload)

@@ -1,0 +1,131 @@
+"""The messages of bookie.proto as plain values, so that deciding code never meets protobuf.
+
+Buffers inside them are views wherever they can be: an entry is carried as one buffer, or as the
+buffers it is made of, and joined once, when the message is encoded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bookie_server.api.entry import NO_ENTRY, Buffer
+from bookie_server.api.status import Status, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """One entry to store. `entry` is the list of buffers whose concatenation is the entry."""
+
+    entry: Sequence[Buffer]
+    recovery: bool = False
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    bookie_id: str
+    adds: Sequence[Add]
+
+
+@dataclass(frozen=True, slots=True)
+class AddResult:
+    status: Status
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AddResponse:
+    results: Sequence[AddResult]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    bookie_id: str
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    max_bytes: int
+    fence: bool = False
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """Status of one entry of a read and, with OK, its bytes (header and payload)."""
+
+    status: Status
+    entry: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResponse:
+    status: Status
+    results: Sequence[EntryResult] = ()
+    last_add_confirmed: int = NO_ENTRY
+    stop: StopReason = StopReason.END_OF_RANGE
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLacRequest:
+    bookie_id: str
+    ledger_id: int
+    fence: bool = False
+    token: bytes = b""
+    previous_lac: int = NO_ENTRY
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLacResponse:
+    status: Status
+    last_add_confirmed: int = NO_ENTRY
+    fenced: bool = False
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLacRequest:
+    bookie_id: str
+    ledger_id: int
+    last_add_confirmed: int
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLacResponse:
+    status: Status
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InfoRequest:
+    bookie_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InfoResponse:
+    status: Status
+    bookie_id: str = ""
+    state: str = ""
+    reason: str = ""
+    free_bytes: int = 0
+    total_bytes: int = 0
+    ledgers: int = 0
+    entry_bytes_max: int = 0
+    version: str = ""
+
+
+Request = AddRequest | ReadRequest | ReadLacRequest | WriteLacRequest | InfoRequest
+Response = AddResponse | ReadResponse | ReadLacResponse | WriteLacResponse | InfoResponse
+
+METHODS: dict[str, tuple[type, type]] = {
+    "Add": (AddRequest, AddResponse),
+    "Read": (ReadRequest, ReadResponse),
+    "ReadLac": (ReadLacRequest, ReadLacResponse),
+    "WriteLac": (WriteLacRequest, WriteLacResponse),
+    "Info": (InfoRequest, InfoResponse),
+}

@@ -1,0 +1,55 @@
+"""What a bookie's answer means. Always true: only NO_SUCH_ENTRY and NO_SUCH_LEDGER are negatives.
+
+The safety of recovery rests on never mixing three classes of answer (docs/protocol.md):
+a *positive* carries data with a valid digest; a *negative* says "I never acknowledged it";
+everything else is *unknown*. A bookie that might have had the entry answers unknown.
+"""
+
+from enum import Enum, IntEnum
+
+
+class Status(IntEnum):
+    """The status of one add, one entry of a read, or one request. Numbers equal bookie.proto's."""
+
+    OK = 0
+    NO_SUCH_ENTRY = 1
+    NO_SUCH_LEDGER = 2
+    FENCED = 3
+    UNAUTHORIZED = 4
+    WRONG_BOOKIE = 5
+    BUSY = 6
+    READ_ONLY = 7
+    IO_ERROR = 8
+    LIMBO = 9
+    BAD_DIGEST = 10
+    CONFLICTING_ENTRY = 11
+    TOO_LARGE = 12
+    BAD_REQUEST = 13
+    LEDGER_DELETED = 14
+    SHUTTING_DOWN = 15
+    METADATA_UNAVAILABLE = 16
+
+
+class Meaning(Enum):
+    """The class of an answer, as recovery and readers see it."""
+
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+    UNKNOWN = "unknown"
+
+
+_NEGATIVES = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
+
+
+def meaning(status: Status) -> Meaning:
+    """Classify a read's status: OK is positive, explicit absence negative, the rest unknown."""
+    if status is Status.OK:
+        return Meaning.POSITIVE
+    return Meaning.NEGATIVE if status in _NEGATIVES else Meaning.UNKNOWN
+
+
+class StopReason(IntEnum):
+    """Why a ranged read returned no further entries. Numbers equal bookie.proto's."""
+
+    END_OF_RANGE = 0
+    BYTE_LIMIT = 1

@@ -1,0 +1,121 @@
+"""The record of a ledger: who keeps it, what state it is in, where it ends.
+
+Always true: a record has at least one fragment; the first begins at entry 0 and first entries
+strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
+`length_bytes` and `rows` are set if and only if the state is CLOSED.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+FORMAT = 1
+
+
+class LedgerState(Enum):
+    OPEN = "OPEN"
+    IN_RECOVERY = "IN_RECOVERY"
+    CLOSED = "CLOSED"
+
+
+class BadLedgerRecord(ValueError):
+    """Bytes that are no ledger record, or one of a format this version does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """From `first_entry` on, slot i of the ensemble is the bookie `ensemble[i]`."""
+
+    first_entry: int
+    ensemble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verifiers:
+    """What tokens are checked against (hex of their SHA-256); see metadata/tokens.py."""
+
+    read: str
+    add: str
+    recover: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecord:
+    """One ledger. `creator` is the random token of whoever created it, compared when the outcome
+    of the creation was lost. `intent` and `topic` name what the ledger was made for ("" = made
+    through LedgerClient: never touched by a janitor). `custom` is the user's."""
+
+    ledger_id: int
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    fragments: tuple[Fragment, ...]
+    state: LedgerState = LedgerState.OPEN
+    last_entry: int | None = None
+    length_bytes: int | None = None
+    rows: int | None = None
+    durability: str = "synced"
+    creator: str = ""
+    intent: str = ""
+    topic: str = ""
+    verifiers: Verifiers | None = None
+    custom: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        quorums = (self.ensemble_size, self.write_quorum, self.ack_quorum)
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
+            raise BadLedgerRecord(f"E >= Qw >= Qa >= 1 does not hold: {quorums}")
+        firsts = [fragment.first_entry for fragment in self.fragments]
+        if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+            raise BadLedgerRecord(f"first entries of fragments must rise from 0: {firsts}")
+        for fragment in self.fragments:
+            members = fragment.ensemble
+            if not len(set(members)) == len(members) == self.ensemble_size:
+                raise BadLedgerRecord(f"an ensemble needs {self.ensemble_size} different bookies")
+        ends = (self.last_entry, self.length_bytes, self.rows)
+        if (self.state is LedgerState.CLOSED) != all(end is not None for end in ends):
+            raise BadLedgerRecord(f"state {self.state.value} with end {ends}")
+
+    @property
+    def last_fragment(self) -> Fragment:
+        return self.fragments[-1]
+
+    @property
+    def closed(self) -> bool:
+        return self.state is LedgerState.CLOSED
+
+    def fragment_of(self, entry_id: int) -> Fragment:
+        """The fragment that entry `entry_id` belongs to: the last one that begins at or below."""
+        for fragment in reversed(self.fragments):
+            if fragment.first_entry <= entry_id:
+                return fragment
+        raise ValueError(f"entry ids start at 0, got {entry_id}")
+
+
+def encode(record: LedgerRecord) -> bytes:
+    """JSON with sorted keys, readable with any ZooKeeper client."""
+    plain = asdict(record)
+    plain["state"] = record.state.value
+    plain["custom"] = dict(record.custom)
+    plain["format"] = FORMAT
+    plain["fragments"] = [[f.first_entry, list(f.ensemble)] for f in record.fragments]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> LedgerRecord:
+    """Raises BadLedgerRecord when the value is damaged, inconsistent or of another format."""
+    try:
+        plain: dict[str, Any] = json.loads(value)
+        if plain.pop("format") != FORMAT:
+            raise BadLedgerRecord("the ledger record is of a format this version does not know")
+        plain["state"] = LedgerState(plain["state"])
+        plain["fragments"] = tuple(
+            Fragment(first, tuple(ensemble)) for first, ensemble in plain["fragments"]
+        )
+        if plain["verifiers"] is not None:
+            plain["verifiers"] = Verifiers(**plain["verifiers"])
+        return LedgerRecord(**plain)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadLedgerRecord(f"not a ledger record: {error}") from error

@@ -1,0 +1,64 @@
+"""Where each record lives in the metadata store, below the cluster's root.
+
+Ledger ids are written with 19 digits and cut 3/4/4/4/4, so that every id up to 2^63-1 has a place
+and no node has more than 10,000 children. Intermediate nodes are never deleted: a listing that
+meets a missing parent is broken, not empty.
+"""
+
+CLUSTER = "/cluster"
+LEDGERS = "/ledgers"
+LEDGER_IDS = "/ledger-ids"
+BOOKIES_AVAILABLE = "/bookies/available"
+BOOKIES_READONLY = "/bookies/readonly"
+BOOKIES_KNOWN = "/bookies/known"
+INTENTS = "/intents"
+QUERIES = "/queries"
+TXNS = "/txns"
+TOPICS = "/topics"
+TOPIC_IDS = "/topic-ids"
+LEDGER_ID_MAX = 2**63 - 1
+
+_CUTS = ((0, 3), (3, 7), (7, 11), (11, 15), (15, 19))
+
+
+def ledger(ledger_id: int) -> str:
+    """The path of a ledger's record. Raises ValueError outside 0 .. 2^63-1."""
+    if not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise ValueError(f"a ledger id is between 0 and 2^63-1, got {ledger_id}")
+    digits = f"{ledger_id:019d}"
+    return "/".join([LEDGERS, *(digits[a:b] for a, b in _CUTS)])
+
+
+def topic_name(tenant: str, namespace: str, topic: str) -> str:
+    return f"{TOPICS}/{tenant}/{namespace}/{topic}"
+
+
+def topic(topic_id: str) -> str:
+    return f"{TOPIC_IDS}/{topic_id}"
+
+
+def topic_head(topic_id: str) -> str:
+    return f"{topic(topic_id)}/head"
+
+
+def topic_log(topic_id: str, number: int | None = None) -> str:
+    """The topic's log, or the commit with that number in it."""
+    log = f"{topic(topic_id)}/log"
+    return log if number is None else f"{log}/{number:010d}"
+
+
+def intent(intent_id: str) -> str:
+    return f"{INTENTS}/{intent_id}"
+
+
+def intent_heartbeat(intent_id: str) -> str:
+    return f"{intent(intent_id)}/heartbeat"
+
+
+def intent_blocks(intent_id: str) -> str:
+    return f"{intent(intent_id)}/blocks"
+
+
+def txn(app_id: str, target: str) -> str:
+    """The record of the highest version `app_id` committed to `target` (escaped by the caller)."""
+    return f"{TXNS}/{app_id}/{target}"
