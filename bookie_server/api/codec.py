@@ -8,11 +8,12 @@ several times: here a message is one join of buffers, and what is decoded are vi
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bookie_server.api import bookie_pb2 as pb
+from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
 from bookie_server.api.status import Status, StopReason
 
+pb: Any = bookie_pb2  # its classes are made at import, out of sight of type checkers
 _VARINT, _LENGTH = 0, 2
 
 
@@ -273,14 +274,16 @@ def _decode_entry_result(data: memoryview) -> m.EntryResult:
 
 
 def _encode_read_lac_request(r: m.ReadLacRequest) -> bytes:
-    return pb.ReadLacRequest(
-        bookie_id=r.bookie_id,
-        ledger_id=r.ledger_id,
-        fence=r.fence,
-        token=r.token,
-        previous_lac=r.previous_lac,
-        wait_ms=r.wait_ms,
-    ).SerializeToString()
+    return bytes(
+        pb.ReadLacRequest(
+            bookie_id=r.bookie_id,
+            ledger_id=r.ledger_id,
+            fence=r.fence,
+            token=r.token,
+            previous_lac=r.previous_lac,
+            wait_ms=r.wait_ms,
+        ).SerializeToString()
+    )
 
 
 def _decode_read_lac_request(data: memoryview) -> m.ReadLacRequest:
@@ -289,13 +292,15 @@ def _decode_read_lac_request(data: memoryview) -> m.ReadLacRequest:
 
 
 def _encode_read_lac_response(r: m.ReadLacResponse) -> bytes:
-    return pb.ReadLacResponse(
-        status=int(r.status),
-        retry_after_ms=r.retry_after_ms,
-        reason=r.reason,
-        last_add_confirmed=r.last_add_confirmed,
-        fenced=r.fenced,
-    ).SerializeToString()
+    return bytes(
+        pb.ReadLacResponse(
+            status=int(r.status),
+            retry_after_ms=r.retry_after_ms,
+            reason=r.reason,
+            last_add_confirmed=r.last_add_confirmed,
+            fenced=r.fenced,
+        ).SerializeToString()
+    )
 
 
 def _decode_read_lac_response(data: memoryview) -> m.ReadLacResponse:
@@ -306,12 +311,14 @@ def _decode_read_lac_response(data: memoryview) -> m.ReadLacResponse:
 
 
 def _encode_write_lac_request(r: m.WriteLacRequest) -> bytes:
-    return pb.WriteLacRequest(
-        bookie_id=r.bookie_id,
-        ledger_id=r.ledger_id,
-        last_add_confirmed=r.last_add_confirmed,
-        token=r.token,
-    ).SerializeToString()
+    return bytes(
+        pb.WriteLacRequest(
+            bookie_id=r.bookie_id,
+            ledger_id=r.ledger_id,
+            last_add_confirmed=r.last_add_confirmed,
+            token=r.token,
+        ).SerializeToString()
+    )
 
 
 def _decode_write_lac_request(data: memoryview) -> m.WriteLacRequest:
@@ -320,9 +327,11 @@ def _decode_write_lac_request(data: memoryview) -> m.WriteLacRequest:
 
 
 def _encode_write_lac_response(r: m.WriteLacResponse) -> bytes:
-    return pb.WriteLacResponse(
-        status=int(r.status), retry_after_ms=r.retry_after_ms, reason=r.reason
-    ).SerializeToString()
+    return bytes(
+        pb.WriteLacResponse(
+            status=int(r.status), retry_after_ms=r.retry_after_ms, reason=r.reason
+        ).SerializeToString()
+    )
 
 
 def _decode_write_lac_response(data: memoryview) -> m.WriteLacResponse:
@@ -331,7 +340,7 @@ def _decode_write_lac_response(data: memoryview) -> m.WriteLacResponse:
 
 
 def _encode_info_request(r: m.InfoRequest) -> bytes:
-    return pb.InfoRequest(bookie_id=r.bookie_id).SerializeToString()
+    return bytes(pb.InfoRequest(bookie_id=r.bookie_id).SerializeToString())
 
 
 def _decode_info_request(data: memoryview) -> m.InfoRequest:
@@ -339,17 +348,19 @@ def _decode_info_request(data: memoryview) -> m.InfoRequest:
 
 
 def _encode_info_response(r: m.InfoResponse) -> bytes:
-    return pb.InfoResponse(
-        status=int(r.status),
-        bookie_id=r.bookie_id,
-        state=r.state,
-        reason=r.reason,
-        free_bytes=r.free_bytes,
-        total_bytes=r.total_bytes,
-        ledgers=r.ledgers,
-        entry_bytes_max=r.entry_bytes_max,
-        version=r.version,
-    ).SerializeToString()
+    return bytes(
+        pb.InfoResponse(
+            status=int(r.status),
+            bookie_id=r.bookie_id,
+            state=r.state,
+            reason=r.reason,
+            free_bytes=r.free_bytes,
+            total_bytes=r.total_bytes,
+            ledgers=r.ledgers,
+            entry_bytes_max=r.entry_bytes_max,
+            version=r.version,
+        ).SerializeToString()
+    )
 
 
 def _decode_info_response(data: memoryview) -> m.InfoResponse:

@@ -40,7 +40,7 @@ assert _BODY.size + _CRC.size == HEADER_BYTES
 
 
 class BadEntry(Exception):
-    """Bytes that are not a whole, undamaged entry: damaged on a disk, on the way, or by a writer."""
+    """Bytes that are not a whole, undamaged entry."""
 
 
 class EntryHeader(NamedTuple):
