@@ -1,0 +1,73 @@
+"""How settings are read: a toml file, then overrides, checked against a pydantic class.
+
+Always true: a key that the class does not know is refused with the nearest one that it does; an
+override wins over the file, the file over the default; nothing is read from anywhere else.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class BadSettings(ValueError):
+    """A file, a key or a value that is no setting; the text names it and what is near it."""
+
+
+class Settings(BaseModel):
+    """Base of every class of settings: unknown keys refused, values fixed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def load(kind: type[S], file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> S:
+    """The settings of `kind` from `file` (None: defaults only) and `overrides`.
+
+    Raises BadSettings, with one line per thing that is wrong.
+    """
+    values = {**(_read(file) if file else {}), **(overrides or {})}
+    source = str(file) if file else "settings"
+    unknown = [_unknown(key, kind) for key in values if key not in kind.model_fields]
+    if unknown:
+        raise BadSettings(f"{source}: " + "; ".join(unknown))
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        problems = "; ".join(_problem(detail) for detail in error.errors())
+        raise BadSettings(f"{source}: {problems}") from None
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
+    """`key=value` texts as a mapping. Raises BadSettings for one without "="."""
+    overrides = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadSettings(f"a setting is given as key=value, got {pair!r}")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSettings(f"{file} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{file} is no toml file: {error}") from None
+
+
+def _unknown(key: str, kind: type[Settings]) -> str:
+    near = difflib.get_close_matches(key, kind.model_fields, n=1, cutoff=0.0)
+    return f"unknown setting {key!r}; the nearest is {near[0]!r}" if near else f"unknown {key!r}"
+
+
+def _problem(detail: Any) -> str:
+    name = ".".join(str(part) for part in detail["loc"]) or "settings"
+    return f"{name}: {detail['msg']}, got {detail.get('input')!r}"

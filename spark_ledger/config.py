@@ -1,0 +1,106 @@
+"""Every setting of a client, with its unit, default and meaning; conf/client.toml lists them.
+
+Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else LEDGER_SERVICE_URL, else
+the default.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from bookie_server.api.settings import BadSettings, Settings, load
+from spark_ledger.errors import BadConfig
+
+DEFAULT_SERVICE_URL = "zk://127.0.0.1:2281/ledger"
+SERVICE_URL_VARIABLE = "LEDGER_SERVICE_URL"
+MIB = 1024 * 1024
+
+
+class ClientConfig(Settings):
+    """What a ledger client and the topic layer above it may be told. Sizes are bytes, times
+    seconds."""
+
+    service_url: str = Field(
+        DEFAULT_SERVICE_URL,
+        description="Where the cluster is: zk://host:port[,host:port...]/root.",
+    )
+
+    ensemble_size: int = Field(
+        3, ge=1, description="E: bookies that the entries of a ledger are striped over."
+    )
+    write_quorum: int = Field(3, ge=1, description="Qw: copies of every entry.")
+    ack_quorum: int = Field(
+        2, ge=1, description="Qa: copies on disk before an entry counts as written."
+    )
+
+    add_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds for one append as a whole, all ensemble changes included."
+    )
+    replica_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds for one send to one bookie, after which its slot failed."
+    )
+    read_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds for one read request to one bookie."
+    )
+    recovery_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds for the recovery of one ledger as a whole."
+    )
+    metadata_timeout_s: float = Field(
+        15.0, gt=0, description="Seconds for one call to the metadata store."
+    )
+    session_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
+    )
+    connect_timeout_s: float = Field(
+        10.0, gt=0, description="Seconds to reach the metadata store when a client starts."
+    )
+
+    inflight_bytes: int = Field(
+        16 * MIB, gt=0, description="Bytes appended to one ledger and not yet acknowledged."
+    )
+    read_ahead_bytes: int = Field(
+        16 * MIB, gt=0, description="Bytes that one reader fetches ahead of its user."
+    )
+    read_request_bytes: int = Field(
+        4 * MIB, gt=0, description="Bytes asked of one bookie in one read request."
+    )
+    frame_bytes_max: int = Field(
+        4 * MIB, gt=0, description="Bytes of adds packed into one message to one bookie."
+    )
+    frames_in_flight: int = Field(
+        4, ge=1, description="Messages with adds under way to one bookie at a time."
+    )
+    entry_bytes_max: int = Field(
+        16 * MIB, gt=0, description="Bytes of the largest entry; bookies have their own limit."
+    )
+    fragments_max: int = Field(
+        64, ge=1, description="Fragments (ensemble changes) after which a ledger is rolled."
+    )
+
+    @model_validator(mode="after")
+    def _quorums(self) -> "ClientConfig":
+        if not self.ensemble_size >= self.write_quorum >= self.ack_quorum:
+            raise ValueError("ensemble_size >= write_quorum >= ack_quorum does not hold")
+        return self
+
+
+def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
+    """The client's settings; `service_url` comes from the environment where nobody gives it.
+
+    Raises errors.BadConfig naming the setting.
+    """
+    given = {key: value for key, value in overrides.items() if value is not None}
+    from_environment = os.environ.get(SERVICE_URL_VARIABLE)
+    if from_environment and file is None:
+        given.setdefault("service_url", from_environment)
+    try:
+        return load(ClientConfig, file, given)
+    except BadSettings as error:
+        raise BadConfig(str(error)) from None
+
+
+def resolve_service_url(given: str | None = None) -> str:
+    """The service URL to use: `given`, else LEDGER_SERVICE_URL, else the default."""
+    return given or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
