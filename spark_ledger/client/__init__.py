@@ -1,0 +1,1 @@
+"""Blocking faces of the asyncio core, for threads, notebooks and Spark's Python workers."""
