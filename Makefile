@@ -1,0 +1,36 @@
+# Both of these work as the first command in a fresh clone:
+#   make demo     the main job: real flights through a replicated ledger, by Spark, exactly once
+#   make test     everything the project checks, in order, with the time of each step
+PYTHON ?= python3
+VENV_PYTHON := .venv/bin/python
+HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
+
+.PHONY: demo test chaos bench lint clean setup
+
+demo: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py demo
+	@$(VENV_PYTHON) -m spark_ledger.cli.main demo $(ARGS)
+
+test: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) scripts/check.py $(ARGS)
+
+chaos: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
+
+bench: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py bench
+	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
+
+lint: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) scripts/check.py lint format types tidy
+
+setup: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist artifacts demo-output
+	rm -rf spark-warehouse metastore_db derby.log *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""Runs every check of the project in order, cheap ones first, and prints how long each took.
+
+    python scripts/check.py                 all of them
+    python scripts/check.py tidy unit       these only
+
+Stops at the first that fails and exits with its status.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
+SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts"]
+PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
+
+
+def ruff(*arguments: str) -> list[str]:
+    return ["-m", "ruff", *arguments, *SOURCES]
+
+
+STEPS: dict[str, list[str]] = {
+    "lint": ruff("check", "--quiet"),
+    "format": ruff("format", "--check", "--quiet"),
+    "types": ["-m", "mypy", *(word for name in PACKAGES for word in ("-p", name))],
+    "tidy": [*PYTEST, "-s", "tests/tidy"],
+    "unit": [*PYTEST, "-n", "2", "tests/unit"],
+    "simulation": [*PYTEST, "tests/simulation"],
+    "integration": [*PYTEST, "tests/integration"],
+    "spark": [*PYTEST, "tests/spark"],
+    "crash": [*PYTEST, "-s", "tests/crash"],
+}
+
+
+def run_step(name: str) -> tuple[int, float]:
+    print(f"\n== {name}", flush=True)
+    started = time.monotonic()
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable)
+    status = subprocess.call([sys.executable, *STEPS[name]], cwd=ROOT, env=environment)
+    return status, time.monotonic() - started
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(STEPS)
+    unknown = [name for name in names if name not in STEPS]
+    if unknown:
+        print(f"unknown check {unknown[0]!r}; there are: {', '.join(STEPS)}", file=sys.stderr)
+        return 2
+    durations = {}
+    for name in names:
+        status, durations[name] = run_step(name)
+        if status:
+            print(f"\n{name} FAILED after {durations[name]:.0f} s", file=sys.stderr)
+            return status
+    print("\n" + "  ".join(f"{name} {seconds:.0f} s" for name, seconds in durations.items()))
+    print(f"all {len(durations)} checks passed in {sum(durations.values()):.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

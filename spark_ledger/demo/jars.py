@@ -1,0 +1,139 @@
+"""Delta Lake's jars, fetched once by the Ivy among pyspark's jars: later runs need no network.
+
+    python -m spark_ledger.demo.jars        fetch them now; says in one line what is missing
+
+Always true: the folder exists under its final name only when every jar is in it. Only jars that
+pyspark does not bring itself are fetched: an older twin of a Spark jar on the class path helps
+nobody.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DELTA = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
+COORDINATE = ":".join(DELTA)
+MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
+FETCH_TIMEOUT_S = 300
+# Groups that Spark's own folder of jars already holds, newer than Delta asks for.
+IN_SPARK = (
+    "com.fasterxml.jackson.*",
+    "org.apache.*",
+    "org.scala-lang",
+    "org.slf4j",
+    "com.github.luben",
+    "org.xerial.snappy",
+    "org.roaringbitmap",
+    "org.locationtech.jts",
+    "io.airlift",
+    "commons-*",
+)
+
+
+class JarsMissing(RuntimeError):
+    """The jars are not there and could not be fetched; the text says why, in one line."""
+
+
+def spark_jars() -> Path:
+    """The folder of jars inside the installed pyspark, found without importing it."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise JarsMissing("pyspark is not installed here: pip install 'spark-ledger[demo]'")
+    return Path(spec.origin).parent / "jars"
+
+
+def java() -> str:
+    """The java that Spark would run: JAVA_HOME first, then PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if not found:
+        raise JarsMissing("Java 17 or newer is needed; no java found on PATH, JAVA_HOME not set")
+    return found
+
+
+def delta_folder() -> Path:
+    """Where the jars are kept: in the environment that uses them, so removing it removes them."""
+    base = Path(sys.prefix) / "share"
+    if not os.access(sys.prefix, os.W_OK):
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return base / "spark-ledger" / "jars" / f"delta-{DELTA[2]}"
+
+
+def delta_jars() -> list[Path]:
+    """The jars to put on Spark's class path, fetched first if they are not there yet."""
+    folder = delta_folder()
+    if not folder.is_dir():
+        _fetch(folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def _fetch(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetching-") as scratch:
+        work = Path(scratch)
+        (work / "ivy.xml").write_text(_module())
+        (work / "settings.xml").write_text(_settings())
+        _run_ivy(work)
+        if not folder.is_dir():  # another process may have been quicker
+            (work / "jars").rename(folder)
+
+
+def _run_ivy(work: Path) -> None:
+    command = [java(), "-cp", f"{spark_jars()}/*", "org.apache.ivy.Main", "-warn"]
+    command += ["-settings", str(work / "settings.xml"), "-ivy", str(work / "ivy.xml")]
+    command += ["-cache", str(work / "cache"), "-types", "jar", "bundle"]
+    command += ["-retrieve", str(work / "jars" / "[artifact]-[revision].[ext]")]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise JarsMissing(f"no network: {COORDINATE} not fetched in {FETCH_TIMEOUT_S} s") from None
+    if done.returncode or not any((work / "jars").glob("delta-spark*.jar")):
+        raise JarsMissing(_why(done.stdout + done.stderr))
+
+
+def _why(output: str) -> str:
+    if "No space left" in output:
+        return f"the disk is full: {COORDINATE} could not be stored"
+    if any(sign in output for sign in ("not found. url", "Server access error", "timed out")):
+        return f"no network: {COORDINATE} could not be fetched from {_repository()}"
+    last = [line.strip() for line in output.splitlines() if line.strip()]
+    return f"{COORDINATE} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
+
+
+def _repository() -> str:
+    """Spark's own variable for a mirror, else Maven Central."""
+    return os.environ.get("DEFAULT_ARTIFACT_REPOSITORY", MAVEN_CENTRAL)
+
+
+def _settings() -> str:
+    return (
+        '<ivysettings><settings defaultResolver="central"/><resolvers>'
+        f'<ibiblio name="central" m2compatible="true" root="{_repository()}"/>'
+        "</resolvers></ivysettings>"
+    )
+
+
+def _module() -> str:
+    group, artifact, version = DELTA
+    excludes = "".join(f'<exclude org="{name}" matcher="glob"/>' for name in IN_SPARK)
+    return (
+        '<ivy-module version="2.0"><info organisation="spark-ledger" module="demo"/>'
+        '<configurations><conf name="default"/></configurations><dependencies>'
+        f'<dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default">'
+        f"{excludes}</dependency></dependencies></ivy-module>"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        for jar in delta_jars():
+            print(jar)
+    except JarsMissing as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from None
