@@ -1,0 +1,377 @@
+"""The metadata store in ZooKeeper, over kazoo; the only file that knows kazoo.
+
+Always true:
+- answers, watch events and changes of the session reach the event loop in the order in which
+  ZooKeeper sent them: all three are handed over by kazoo's connection thread, one after another;
+- a write is sent at most once; once sent, losing the connection, the session or patience before
+  its answer is OutcomeUnknown; before it is sent, StoreUnavailable;
+- a watch asked for twice by the same function on the same path is one watch.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.states import KazooState
+
+from spark_ledger.errors import Unavailable
+from spark_ledger.metadata import service_url as urls
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    OutcomeUnknown,
+    SessionState,
+    Set,
+    StoreError,
+    StoreUnavailable,
+    Versioned,
+    Watcher,
+)
+
+CALL_TIMEOUT_S = 15.0
+CLOSE_TIMEOUT_S = 5.0
+RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
+
+_LOST_CONTACT = (zk.ConnectionLoss, zk.SessionExpiredError, zk.OperationTimeoutError)
+_MEANINGS: tuple[tuple[type[Exception], type[StoreError]], ...] = (
+    (zk.NoNodeError, NoNode),
+    (zk.NodeExistsError, NodeExists),
+    (zk.BadVersionError, BadVersion),
+    (zk.NotEmptyError, NotEmpty),
+)
+_STATES = {
+    KazooState.CONNECTED: SessionState.CONNECTED,
+    KazooState.SUSPENDED: SessionState.SUSPENDED,
+    KazooState.LOST: SessionState.LOST,
+}
+
+
+async def connect(
+    service_url: str,
+    *,
+    session_timeout_s: float = 30,
+    connect_timeout_s: float = 10,
+    call_timeout_s: float = CALL_TIMEOUT_S,
+) -> "ZooKeeperStore":
+    """A store over the cluster that `service_url` names; its root is made if absent.
+
+    Raises errors.Unavailable, which names the URL, when there is no answer in
+    `connect_timeout_s`, and errors.BadConfig when it is no service URL.
+    """
+    url = urls.parse(service_url)
+    store = ZooKeeperStore(url, session_timeout_s, call_timeout_s)
+    try:
+        async with asyncio.timeout(connect_timeout_s):
+            await store.start()
+    except (TimeoutError, StoreError) as error:
+        store.abandon()
+        raise Unavailable(
+            f"no ZooKeeper answers at {url} within {connect_timeout_s:g} s", service_url=str(url)
+        ) from error
+    except BaseException:
+        store.abandon()
+        raise
+    return store
+
+
+class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
+    """Runs callbacks at once, on the connection's thread, instead of on a thread for each kind:
+    a watch event then never overtakes the answer that was sent before it. Our callbacks only
+    hand over to the event loop."""
+
+    @property
+    def running(self) -> bool:
+        return False
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def dispatch_callback(self, callback: Any) -> None:
+        callback.func(*callback.args)
+
+
+class _Watch:
+    """A watcher as kazoo keeps it: equal for the same watcher, so that it is kept once."""
+
+    __slots__ = ("_deliver", "_watcher")
+
+    def __init__(self, deliver: Callable[..., None], watcher: Watcher) -> None:
+        self._deliver = deliver
+        self._watcher = watcher
+
+    def __call__(self, _event: object) -> None:
+        self._deliver(self._watcher)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Watch) and other._watcher == self._watcher
+
+    def __hash__(self) -> int:
+        return hash(self._watcher)
+
+
+class ZooKeeperStore:
+    """A MetadataStore (see store.py) of one event loop and one ZooKeeper session at a time."""
+
+    def __init__(
+        self, url: urls.ServiceUrl, session_timeout_s: float, call_timeout_s: float
+    ) -> None:
+        _quieten_kazoo()
+        self._root = url.root
+        self._call_timeout_s = call_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._connected = asyncio.Event()
+        self._state = SessionState.LOST
+        self._session_id = 0
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._closed = False
+        self._client = KazooClient(
+            hosts=",".join(url.hosts),
+            timeout=session_timeout_s,
+            handler=_InOrder(),
+            connection_retry=RECONNECT,
+        )
+        self._client.add_listener(self._heard_of_session)
+
+    async def start(self) -> None:
+        """Open the session and make the cluster's root. Without a bound of its own."""
+        self._client.start_async()
+        await self._connected.wait()
+        await self._make_parents(f"{self._root}/")
+
+    # -- the session ------------------------------------------------------------------------
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._state
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append(listener)
+
+    def _heard_of_session(self, state: str) -> None:
+        identity = self._client.client_id  # known while connected
+        self._deliver(self._change_state, _STATES[state], int(identity[0]) if identity else 0)
+
+    def _change_state(self, state: SessionState, session_id: int) -> None:
+        self._state = state
+        if state is SessionState.CONNECTED:
+            self._session_id = session_id
+            self._connected.set()
+        elif not self._closed:
+            self._connected.clear()
+        for listener in list(self._listeners):
+            listener(state)
+
+    def _deliver(self, function: Callable[..., None], *arguments: object) -> None:
+        """Run on the event loop; kazoo's thread may outlive the loop, then nobody listens."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    # -- reads ------------------------------------------------------------------------------
+
+    async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
+        full, kept = self._full(path), self._watch(watch)
+        while True:
+            try:
+                value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
+                return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner)
+            except NoNode:
+                if watch is None or not await self._exists(path, kept):
+                    raise
+
+    async def _exists(self, path: str, watch: _Watch | None) -> bool:
+        """A failed get leaves no watch behind in ZooKeeper; a failed exists does."""
+        full = self._full(path)
+        return await self._read(path, lambda: self._client.exists_async(full, watch)) is not None
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        full, kept = self._full(path), self._watch(watch)
+        names = await self._read(path, lambda: self._client.get_children_async(full, kept))
+        return sorted(names)
+
+    async def sync(self, path: str = "/") -> None:
+        full = self._full(path)
+        await self._read(path, lambda: self._client.sync_async(full))
+
+    # -- writes -----------------------------------------------------------------------------
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, parents: bool = False
+    ) -> None:
+        full = self._full(path)
+
+        def send() -> Any:
+            return self._client.create_async(full, value, ephemeral=ephemeral)
+
+        try:
+            await self._write(path, send)
+        except NoNode:
+            if not parents:
+                raise
+            await self._make_parents(full)
+            await self._write(path, send)
+
+    async def _make_parents(self, full: str) -> None:
+        names = full.split("/")[1:-1]
+        for depth in range(1, len(names) + 1):
+            parent = "/" + "/".join(names[:depth])
+            try:
+                await self._write(parent, partial(self._client.create_async, parent))
+            except NodeExists:
+                continue
+
+    async def set(self, path: str, value: bytes, version: int) -> int:
+        full = self._full(path)
+        stat = await self._write(path, lambda: self._client.set_async(full, value, version))
+        return int(stat.version)
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        full = self._full(path)
+        await self._write(path, lambda: self._client.delete_async(full, version))
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        if not operations:
+            return
+        results = await self._write(
+            operations[0].path, lambda: self._transaction(operations).commit_async()
+        )
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and not isinstance(result, zk.RolledBackError):
+                raise MultiFailed(index, _meaning(result, operations[index].path))
+
+    def _transaction(self, operations: Sequence[Operation]) -> TransactionRequest:
+        request = self._client.transaction()
+        for operation in operations:
+            full = self._full(operation.path)
+            match operation:
+                case Create(_, value):
+                    request.create(full, value)
+                case Set(_, value, version):
+                    request.set_data(full, value, version)
+                case Delete(_, version):
+                    request.delete(full, version)
+                case Check(_, version):
+                    request.check(full, version)
+        return request
+
+    # -- calls ------------------------------------------------------------------------------
+
+    async def _read(self, path: str, send: Callable[[], Any]) -> Any:
+        """The answer; asked again when contact was lost. Raises StoreUnavailable."""
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                while True:
+                    with contextlib.suppress(*_LOST_CONTACT):
+                        return await self._answer(send)
+        except TimeoutError as error:
+            raise self._unavailable(path, error) from error
+        except zk.ZookeeperError as error:
+            raise _meaning(error, path) from error
+
+    async def _write(self, path: str, send: Callable[[], Any]) -> Any:
+        """The answer. Raises OutcomeUnknown if it was lost after the write was sent."""
+        sent = False
+
+        def send_once() -> Any:
+            nonlocal sent
+            sent = True
+            return send()
+
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                return await self._answer(send_once)
+        except (TimeoutError, *_LOST_CONTACT) as error:
+            if not sent:
+                raise self._unavailable(path, error) from error
+            raise OutcomeUnknown(f"the answer to a write of {path} was lost: {error!r}") from error
+        except zk.ZookeeperError as error:
+            raise _meaning(error, path) from error
+
+    async def _answer(self, send: Callable[[], Any]) -> Any:
+        """Send when connected; what kazoo's result will hold. Raises kazoo's exceptions."""
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        await self._connected.wait()
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        send().rawlink(lambda result: self._deliver(_settle, answer, result))
+        return await answer
+
+    def _unavailable(self, path: str, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"ZooKeeper did not answer for {path}: {error!r}")
+
+    def _full(self, path: str) -> str:
+        return self._root if path == "/" else self._root + path
+
+    def _watch(self, watcher: Watcher | None) -> _Watch | None:
+        return _Watch(self._deliver, watcher) if watcher else None
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """End the session, waiting at most CLOSE_TIMEOUT_S for ZooKeeper to say so."""
+        if self._closed:
+            return
+        ended = asyncio.Event()
+        self.abandon(lambda: self._deliver(ended.set))
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await ended.wait()
+        except TimeoutError:
+            return  # ZooKeeper ends the session by itself when it does not hear of us
+
+    def abandon(self, then: Callable[[], None] = lambda: None) -> None:
+        """End the session in the background; kazoo blocks while it does."""
+        self._closed = True
+        self._connected.set()  # whoever waits to send meets the closed client
+
+        def end() -> None:
+            self._client.stop()
+            self._client.close()
+            then()
+
+        threading.Thread(target=end, name="zookeeper-close", daemon=True).start()
+
+
+def _settle(answer: "asyncio.Future[Any]", result: Any) -> None:
+    if answer.done():
+        return
+    try:
+        answer.set_result(result.get_nowait())
+    except Exception as error:
+        answer.set_exception(error)
+
+
+def _meaning(error: Exception, path: str) -> StoreError:
+    for theirs, ours in _MEANINGS:
+        if isinstance(error, theirs):
+            return ours(path)
+    return StoreError(f"ZooKeeper refused {path}: {error!r}")
+
+
+def _quieten_kazoo() -> None:
+    """kazoo warns at every attempt to reconnect; whoever wants that sets a level himself."""
+    logger = logging.getLogger("kazoo")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
