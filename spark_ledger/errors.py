@@ -134,3 +134,173 @@ class BadConfig(LedgerError):
     error_class = "LEDGER_CONFIG.INVALID"
     sql_state = "22023"
     remedy = "Correct the setting; conf/ lists every one with its meaning."
+
+
+# -- what a Spark user gives and reads ----------------------------------------------------------
+
+
+class OptionMissing(LedgerError):
+    error_class = "LEDGER_OPTION.MISSING"
+    sql_state = "22023"
+    remedy = "Add the option."
+
+
+class OptionInvalid(LedgerError):
+    error_class = "LEDGER_OPTION.INVALID_VALUE"
+    sql_state = "22023"
+    remedy = "Correct the option's value."
+
+
+class OptionUnknown(LedgerError):
+    error_class = "LEDGER_OPTION.UNKNOWN"
+    sql_state = "42703"
+    remedy = "Correct its name or leave it out."
+
+
+class OptionConflict(LedgerError):
+    error_class = "LEDGER_OPTION.CONFLICT"
+    sql_state = "42613"
+    remedy = "Give one of them."
+
+
+class OffsetsMalformed(LedgerError):
+    error_class = "LEDGER_OFFSETS.MALFORMED"
+    sql_state = "22023"
+    remedy = 'Give earliest, latest or JSON like {"topic":{"0":23,"1":-2}} (-2 earliest, -1 latest).'
+
+
+class OffsetsNotAssigned(LedgerError):
+    """Offsets name a topic or partition that is not read, or miss one that is."""
+
+    error_class = "LEDGER_OFFSETS.NOT_ASSIGNED"
+    sql_state = "22023"
+    remedy = "Name each partition of each topic that is read, and no other."
+
+
+class OffsetsOutOfRange(LedgerError):
+    error_class = "LEDGER_OFFSETS.OUT_OF_RANGE"
+    sql_state = "22003"
+    remedy = "Start within the rows that the topic has, or at earliest or latest."
+
+
+class OffsetsStartAfterEnd(LedgerError):
+    error_class = "LEDGER_OFFSETS.START_AFTER_END"
+    sql_state = "22003"
+    remedy = "Give startingOffsets at or before endingOffsets."
+
+
+class DataLossTopicDeleted(LedgerError):
+    error_class = "LEDGER_DATA_LOSS.TOPIC_DELETED"
+    sql_state = "22000"
+    remedy = "Create the topic and start with a new checkpoint."
+
+
+class DataLossTopicRecreated(LedgerError):
+    error_class = "LEDGER_DATA_LOSS.TOPIC_RECREATED"
+    sql_state = "22000"
+    remedy = "Start with a new checkpoint; offsets of the old topic mean nothing in the new one."
+
+
+class DataLossTrimmed(LedgerError):
+    error_class = "LEDGER_DATA_LOSS.TRIMMED"
+    sql_state = "22000"
+    remedy = "Set failOnDataLoss to false to go on without exactly these rows."
+
+
+class DataLossLedgerTooShort(LedgerError):
+    """A ledger was closed below rows that had been committed."""
+
+    error_class = "LEDGER_DATA_LOSS.LEDGER_TOO_SHORT"
+    sql_state = "22000"
+    remedy = "Set failOnDataLoss to false to go on without exactly these rows."
+
+
+class SchemaMissingColumn(LedgerError):
+    error_class = "LEDGER_SCHEMA.MISSING_COLUMN"
+    sql_state = "42703"
+    remedy = "Select it, for example with selectExpr('key', 'to_json(struct(*)) AS value')."
+
+
+class SchemaUnknownColumn(LedgerError):
+    error_class = "LEDGER_SCHEMA.UNKNOWN_COLUMN"
+    sql_state = "42703"
+    remedy = "Leave it out or pack it into value."
+
+
+class SchemaTypeMismatch(LedgerError):
+    error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
+    sql_state = "42K09"
+    remedy = "Cast the column."
+
+
+# -- topics -----------------------------------------------------------------------------------
+
+
+class TopicNameInvalid(LedgerError):
+    error_class = "LEDGER_TOPIC.INVALID_NAME"
+    sql_state = "42K05"
+    remedy = "A topic is `name` or `persistent://tenant/namespace/name`."
+
+
+class TopicNotFound(LedgerError):
+    error_class = "LEDGER_TOPIC.NOT_FOUND"
+    sql_state = "42704"
+    remedy = "Create it with `spark-ledger topic create NAME`, or correct the name."
+
+
+class TopicExists(LedgerError):
+    error_class = "LEDGER_TOPIC.ALREADY_EXISTS"
+    sql_state = "42710"
+    remedy = "Choose another name, or use the topic that is there."
+
+
+class TopicDeleted(LedgerError):
+    """The topic was deleted while it was in use."""
+
+    error_class = "LEDGER_DATA_LOSS.TOPIC_DELETED"
+    sql_state = "22000"
+    remedy = "Create the topic again and start with a new checkpoint."
+
+
+class TopicRecreated(LedgerError):
+    """The name now means another topic than the one whose offsets or rows are at hand."""
+
+    error_class = "LEDGER_DATA_LOSS.TOPIC_RECREATED"
+    sql_state = "22000"
+    remedy = "Start with a new checkpoint: offsets of the old topic mean nothing in the new one."
+
+
+class RowsLost(LedgerError):
+    """Committed rows lie beyond the end of a closed ledger. `facts` says which rows."""
+
+    error_class = "LEDGER_DATA_LOSS.ROWS_MISSING"
+    sql_state = "22000"
+    remedy = "Restore the bookies' disks, or read on with failOnDataLoss=false."
+
+
+class UnsupportedFormat(LedgerError):
+    """A record was written by a newer version, or is damaged: nothing of it is guessed."""
+
+    error_class = "LEDGER_TOPIC.UNSUPPORTED_FORMAT"
+    sql_state = "0A000"
+    remedy = "Upgrade spark-ledger to the version that writes this cluster."
+
+
+class CommitContended(LedgerError):
+    """Other writers won every time. Nothing was committed."""
+
+    error_class = "LEDGER_TXN.CONFLICT"
+    sql_state = "40001"
+    remedy = "Run the batch again, or commit to this topic from fewer jobs at once."
+
+
+class CommitTooBig(LedgerError):
+    error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
+    sql_state = "54000"
+    remedy = "Write with fewer tasks or partitions per batch."
+
+
+class ColumnTypeMismatch(LedgerError):
+    error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
+    sql_state = "42K09"
+    remedy = "Cast key and value to STRING or BINARY."
