@@ -1,0 +1,94 @@
+"""Who may import whom, and the one place of every dependency."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.tidy.sources import OTHERS, PACKAGES, ROOT, below, sources
+
+ONE_PLACE = {
+    "kazoo": ("spark_ledger/metadata/zookeeper.py",),
+    "grpc": ("bookie_server/service.py", "spark_ledger/bookies/grpc_network.py"),
+    "grpc_reflection": ("bookie_server/service.py",),
+    "rocksdict": ("bookie_server/rocks_index.py",),
+    "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger/demo/"),
+    "delta": ("spark_ledger/demo/",),
+    "matplotlib": ("spark_ledger/demo/",),
+    "typer": ("spark_ledger/cli/",),
+}
+
+
+def is_bookie_entry_point(path: str) -> bool:
+    """`python -m bookie_server` puts the parts together, so it may know the real ZooKeeper."""
+    return path == "bookie_server/__main__.py"
+
+
+def test_the_storage_node_knows_of_the_client_only_its_metadata_interface():
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources("bookie_server")
+        for module, line in source.imports()
+        if below(module, "spark_ledger")
+        and not below(module, "spark_ledger.metadata")
+        and module != "spark_ledger"
+        and not is_bookie_entry_point(source.path)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_others_know_of_the_storage_node_only_its_api():
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources("spark_ledger", "pyspark_ledger", "benchmarks", "scripts")
+        for module, line in source.imports()
+        if below(module, "bookie_server")
+        and not below(module, "bookie_server.api")
+        and module != "bookie_server"
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("dependency", ONE_PLACE)
+def test_a_dependency_is_imported_in_its_one_place_only(dependency):
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources(*PACKAGES)
+        for module, line in source.imports()
+        if below(module, dependency) and not source.path.startswith(ONE_PLACE[dependency])
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_lower_layers_do_not_import_higher_ones():
+    layers = ["metadata", "bookies", "ledger", "topic", "spark", "demo"]
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for height, layer in enumerate(layers)
+        for source in sources(f"spark_ledger/{layer}")
+        for module, line in source.imports()
+        if any(below(module, f"spark_ledger.{higher}") for higher in layers[height + 1 :])
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_product_code_does_not_import_tests_or_benchmarks():
+    found = [
+        f"{source.path}:{line} imports {module}"
+        for source in sources(*PACKAGES)
+        for module, line in source.imports()
+        if any(below(module, other) for other in OTHERS)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", ["spark_ledger", "pyspark_ledger"])
+def test_importing_a_package_loads_neither_pyspark_nor_grpc(package):
+    heavy = ("pyspark", "grpc", "kazoo", "pyarrow", "numpy", "rocksdict")
+    code = f"import sys, {package}; print([m for m in {heavy} if m in sys.modules])"
+    if package == "pyspark_ledger":  # Spark itself imports it, so pyspark may be there
+        code = code.replace("'pyspark', ", "")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,87 @@
+"""What may not appear: clocks and chance in code that decides, and paths of somebody's machine."""
+
+import ast
+import re
+
+import pytest
+
+from tests.tidy.sources import ROOT, Source, sources, tracked_files
+
+DECIDING = ("bookie_server", "spark_ledger/ledger", "spark_ledger/topic", "spark_ledger/bookies")
+# These files touch the world for everybody else, or run only in the process that starts them.
+EDGES = (
+    "bookie_server/__main__.py",
+    "bookie_server/service.py",
+    "bookie_server/identity.py",
+    "bookie_server/registration.py",
+    "bookie_server/os_disk.py",
+    "bookie_server/rocks_index.py",
+    "spark_ledger/bookies/grpc_network.py",
+    "spark_ledger/ledger/connect.py",
+)
+FORBIDDEN = {
+    "time.time",
+    "time.time_ns",
+    "time.monotonic",
+    "time.sleep",
+    "uuid.uuid4",
+    "uuid.uuid1",
+    "uuid4",
+    "datetime.now",
+    "datetime.datetime.now",
+    "datetime.utcnow",
+    "asyncio.wait",
+    "os.urandom",
+    "secrets.token_bytes",
+    "threading.Thread",
+}
+RANDOM_MODULE = re.compile(r"random\.(?!Random$)\w+")
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def forbidden_calls(source: Source):
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if name in FORBIDDEN or RANDOM_MODULE.fullmatch(name):
+                yield f"{source.path}:{node.lineno} calls {name}"
+
+
+def iterated_sets(source: Source):
+    for node in ast.walk(source.tree):
+        is_loop = isinstance(node, ast.For | ast.comprehension)
+        if is_loop and isinstance(node.iter, ast.Set | ast.SetComp):
+            yield f"{source.path}:{node.iter.lineno} iterates over a set"
+        if is_loop and isinstance(node.iter, ast.Call) and dotted(node.iter.func) == "set":
+            yield f"{source.path}:{node.iter.lineno} iterates over a set"
+
+
+@pytest.mark.parametrize("package", DECIDING)
+def test_code_that_decides_asks_no_clock_and_no_chance(package):
+    deciding = [source for source in sources(package) if source.path not in EDGES]
+    found = [call for source in deciding for call in forbidden_calls(source)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("package", DECIDING)
+def test_nothing_unordered_decides(package):
+    found = [place for source in sources(package) for place in iterated_sets(source)]
+    assert not found, "\n".join(found)
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    private = re.compile(
+        r"/(?:work|root|home/\w+)/|(?<![\w/.-])shared/(?:design|style|refer|peers)"
+    )
+    found = []
+    for path in tracked_files():
+        if path == "tests/tidy/test_words.py":
+            continue
+        text = (ROOT / path).read_bytes().decode(errors="replace")
+        found += [f"{path}: {match.group(0)}" for match in private.finditer(text)]
+    assert not found, "\n".join(found)
