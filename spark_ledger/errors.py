@@ -166,7 +166,7 @@ class OptionConflict(LedgerError):
 class OffsetsMalformed(LedgerError):
     error_class = "LEDGER_OFFSETS.MALFORMED"
     sql_state = "22023"
-    remedy = 'Give earliest, latest or JSON like {"topic":{"0":23,"1":-2}} (-2 earliest, -1 latest).'
+    remedy = 'Give earliest, latest or JSON as {"topic":{"0":23,"1":-2}} (-2 earliest, -1 latest).'
 
 
 class OffsetsNotAssigned(LedgerError):

@@ -1,0 +1,1 @@
+"""format("ledger"): the only package, besides the demo, that imports pyspark."""
