@@ -189,32 +189,6 @@ class OffsetsStartAfterEnd(LedgerError):
     remedy = "Give startingOffsets at or before endingOffsets."
 
 
-class DataLossTopicDeleted(LedgerError):
-    error_class = "LEDGER_DATA_LOSS.TOPIC_DELETED"
-    sql_state = "22000"
-    remedy = "Create the topic and start with a new checkpoint."
-
-
-class DataLossTopicRecreated(LedgerError):
-    error_class = "LEDGER_DATA_LOSS.TOPIC_RECREATED"
-    sql_state = "22000"
-    remedy = "Start with a new checkpoint; offsets of the old topic mean nothing in the new one."
-
-
-class DataLossTrimmed(LedgerError):
-    error_class = "LEDGER_DATA_LOSS.TRIMMED"
-    sql_state = "22000"
-    remedy = "Set failOnDataLoss to false to go on without exactly these rows."
-
-
-class DataLossLedgerTooShort(LedgerError):
-    """A ledger was closed below rows that had been committed."""
-
-    error_class = "LEDGER_DATA_LOSS.LEDGER_TOO_SHORT"
-    sql_state = "22000"
-    remedy = "Set failOnDataLoss to false to go on without exactly these rows."
-
-
 class SchemaMissingColumn(LedgerError):
     error_class = "LEDGER_SCHEMA.MISSING_COLUMN"
     sql_state = "42703"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger.errors import (
-    DataLossTopicRecreated,
     OffsetsMalformed,
     OffsetsNotAssigned,
     OffsetsOutOfRange,
     OffsetsStartAfterEnd,
+    TopicRecreated,
 )
 
 IDS = "_ids"
@@ -55,7 +55,7 @@ def decode(offset: Mapping[str, Any], known: Ends) -> Positions:
     """An offset that this source once returned, or text like it, as positions.
 
     A partition that the topic has got since then starts at its beginning. Raises
-    DataLossTopicRecreated, OffsetsMalformed, OffsetsNotAssigned.
+    TopicRecreated, OffsetsMalformed, OffsetsNotAssigned.
     """
     _check_shape(offset, "the offset in the checkpoint")
     _check_topics(offset, known, "the offset in the checkpoint")
@@ -74,7 +74,7 @@ def resolve(text: str, option: str, known: Ends) -> Positions:
     -1 (latest) for each partition.
 
     `known` must have been read after the user could know of it. Raises OffsetsMalformed,
-    OffsetsNotAssigned, OffsetsOutOfRange, DataLossTopicRecreated.
+    OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated.
     """
     named = _NAMED.get(text.strip().lower())
     if named is not None:
@@ -202,7 +202,7 @@ def _check_topics(offset: Mapping[str, Any], known: Ends, what: str) -> None:
             raise OffsetsNotAssigned(f"{what} does not name topic {topic!r}, which is read")
     for topic, topic_id in offset.get(IDS, {}).items():
         if topic in known and known[topic].topic_id != topic_id:
-            raise DataLossTopicRecreated(
+            raise TopicRecreated(
                 f"{what} is of topic {topic!r} with id {topic_id}; "
                 f"the topic of that name now has id {known[topic].topic_id}"
             )

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.errors import (
-    DataLossTopicRecreated,
     OffsetsMalformed,
     OffsetsNotAssigned,
     OffsetsOutOfRange,
     OffsetsStartAfterEnd,
+    TopicRecreated,
 )
 from spark_ledger.spark import offsets
 from spark_ledger.spark.offsets import TopicEnds
@@ -34,7 +34,7 @@ def test_a_partition_that_came_later_starts_at_its_beginning():
 
 
 def test_offsets_of_a_topic_made_anew_are_refused():
-    with pytest.raises(DataLossTopicRecreated, match=r"id-0.*id-1"):
+    with pytest.raises(TopicRecreated, match=r"id-0.*id-1"):
         offsets.decode({"_ids": {"t": "id-0"}, "t": {"0": 7, "1": 0}}, T)
 
 
@@ -68,7 +68,7 @@ def test_the_text_of_a_progress_report_is_taken():
         ('{"t":{"0":6,"1":0,"2":0}}', OffsetsNotAssigned, "partition 2"),
         ('{"t":{"0":11,"1":0}}', OffsetsOutOfRange, "ends at 10"),
         ('{"t":{"0":4,"1":0}}', OffsetsOutOfRange, "begins at 5"),
-        ('{"_ids":{"t":"id-0"},"t":{"0":6,"1":0}}', DataLossTopicRecreated, "id-0"),
+        ('{"_ids":{"t":"id-0"},"t":{"0":6,"1":0}}', TopicRecreated, "id-0"),
     ],
 )
 def test_bad_offsets_are_refused_with_what_is_wrong(text, kind, says):
