@@ -1,0 +1,347 @@
+"""A disk that forgets what was not synced: page cache and durable image, file by file.
+
+Always true:
+- reads see the page cache; `crash` falls back to the durable image plus a random subset of the
+  writes since the last sync, each of them whole, gone, or torn at 512 or 4,096 bytes;
+- a name made, renamed or removed is durable only after `sync_dir` of its folder; at a crash each
+  such change is kept or reverted by chance;
+- a failed write or sync is final for its file, and what it covered is not durable;
+- after a crash, files opened before it raise DiskFailed: they belong to a dead process.
+
+    disk = SimDisk(random.Random(7))
+    bookie = await Bookie.start(..., disk, ...)
+    disk.crash()                       # power loss; or crash(keep="all") for a mere kill -9
+    bookie = await Bookie.start(..., disk, ...)
+
+Faults: `disk.faults.sync_fails` (the next syncs raise), `.bytes_max` (ENOSPC), `.sync_s` and
+`.read_s` (slow). For tests to damage and see: `flip_bit`, `truncate`, `wipe`, `content`, `paths`.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from bookie_server.api.entry import Buffer
+from bookie_server.disk import DiskFailed, NoSuchFile
+
+Keep = Literal["random", "none", "all"]
+
+
+@dataclass
+class DiskFaults:
+    """What goes wrong; times in simulated seconds, (shortest, longest)."""
+
+    sync_s: tuple[float, float] = (0.0005, 0.003)
+    read_s: tuple[float, float] = (0.0, 0.0)
+    sync_fails: int = 0
+    """How many of the next syncs raise EIO."""
+    append_fails: int = 0
+    bytes_max: int = 1 << 40
+    """Capacity: an append or reservation beyond it raises ENOSPC."""
+
+
+class _Inode:
+    """A file's bytes, whatever its names are."""
+
+    def __init__(self, reserved: int) -> None:
+        self.cache = bytearray()
+        self.durable = bytearray()
+        self.reserved = reserved
+        self.reserved_durably = False
+        self.unsynced: list[tuple[int, bytes]] = []
+        self.dead = False
+
+    def write(self, position: int, data: bytes) -> None:
+        _put(self.cache, position, data)
+        self.unsynced.append((position, data))
+
+    def size(self) -> int:
+        """What stat would say: reserved blocks count, as after posix_fallocate."""
+        return max(len(self.cache), self.reserved)
+
+    def sync(self, writes: int) -> None:
+        """Make the first `writes` unsynced writes durable."""
+        for position, data in self.unsynced[:writes]:
+            _put(self.durable, position, data)
+        del self.unsynced[:writes]
+        self.reserved_durably = True
+
+    def crash(self, rng: random.Random, keep: Keep) -> None:
+        """Fall back to what a power loss leaves."""
+        for position, data in self.unsynced:
+            for offset, part in _survivors(rng, position, data, keep):
+                _put(self.durable, offset, part)
+        self.unsynced.clear()
+        if not self.reserved_durably and keep != "all" and (keep == "none" or rng.random() < 0.5):
+            self.reserved = 0
+        self.cache = bytearray(self.durable)
+
+
+def _put(image: bytearray, position: int, data: bytes) -> None:
+    if len(image) < position:
+        image.extend(bytes(position - len(image)))
+    image[position : position + len(data)] = data
+
+
+def _survivors(
+    rng: random.Random, position: int, data: bytes, keep: Keep
+) -> list[tuple[int, bytes]]:
+    """The parts of one unsynced write that reached the disk."""
+    if keep == "all":
+        return [(position, data)]
+    if keep == "none":
+        return []
+    fate = rng.random()
+    if fate < 0.35:
+        return [(position, data)]
+    if fate < 0.7:
+        return []
+    sector = 512 if fate < 0.85 else 4096
+    parts, start = [], position
+    while start < position + len(data):
+        end = min(position + len(data), (start // sector + 1) * sector)
+        if rng.random() < 0.5:
+            parts.append((start, data[start - position : end - position]))
+        start = end
+    return parts
+
+
+class SimFile:
+    """An open file of a SimDisk; see bookie_server.disk.File."""
+
+    def __init__(self, disk: "SimDisk", path: str, inode: _Inode, end: int) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+        self._end = end
+        self._boot = disk.boots
+        self._appending = False
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
+        self._check()
+        assert not self._appending, f"two tasks append to {self.path} at once"
+        data = b"".join(buffers)
+        position = self._end
+        self._disk.take_append(self._inode, len(data))
+        self._inode.write(position, data)
+        self._end += len(data)
+        if sync:
+            self._appending = True
+            try:
+                await self.sync()
+            except BaseException:
+                self._inode.dead = True  # a cancelled caller does not know what is durable either
+                raise
+            finally:
+                self._appending = False
+        return position
+
+    async def sync(self) -> None:
+        self._check()
+        covered = len(self._inode.unsynced)
+        await self._disk.pause(self._disk.faults.sync_s)
+        self._check()
+        faults = self._disk.faults
+        if faults.sync_fails > 0:
+            faults.sync_fails -= 1
+            self._inode.dead = True
+            raise DiskFailed(f"EIO on sync of {self.path}")
+        self._inode.sync(min(covered, len(self._inode.unsynced)))
+        self._disk.syncs += 1
+
+    async def read(self, position: int, length: int) -> bytes:
+        self._check(reading=True)
+        await self._disk.pause(self._disk.faults.read_s)
+        self._check(reading=True)
+        data = bytes(self._inode.cache[position : position + length])
+        reserved = min(position + length, self._inode.size()) - position - len(data)
+        return data + bytes(max(0, reserved))
+
+    async def close(self) -> None:
+        """Nothing is synced by closing."""
+
+    def _check(self, reading: bool = False) -> None:
+        if self._boot != self._disk.boots:
+            raise DiskFailed(f"{self.path}: opened by a process that is dead")
+        if self._inode.dead and not reading:
+            raise DiskFailed(f"{self.path}: an earlier write or sync failed")
+
+
+@dataclass(frozen=True)
+class _NameChange:
+    """`path` names `inode` (None: nothing); `gone` is the old name of a rename."""
+
+    path: str
+    inode: _Inode | None
+    gone: str = ""
+
+    def folders(self) -> tuple[str, str]:
+        return _folder(self.path), _folder(self.gone or self.path)
+
+    def apply(self, names: dict[str, _Inode]) -> None:
+        if self.inode is None:
+            names.pop(self.path, None)
+            return
+        if self.gone:
+            names.pop(self.gone, None)
+        names[self.path] = self.inode
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class SimDisk:
+    """One folder's disk; see bookie_server.disk.Disk. All chance comes from `rng`."""
+
+    def __init__(self, rng: random.Random | None = None, faults: DiskFaults | None = None) -> None:
+        self.faults = faults or DiskFaults()
+        self.boots = 0
+        self.syncs = 0
+        """File syncs that succeeded; lets a test ask whether a reply came after one."""
+        self._rng = rng or random.Random(0)
+        self._names: dict[str, _Inode] = {}
+        self._durable_names: dict[str, _Inode] = {}
+        self._changes: list[_NameChange] = []
+        self._folders: dict[str, None] = {"": None}
+
+    # -- Disk --------------------------------------------------------------------------------
+
+    async def create(self, path: str, reserve_bytes: int = 0) -> SimFile:
+        if path in self._names:
+            raise DiskFailed(f"{path}: exists already")
+        self._require_folder(path)
+        if self._used() + reserve_bytes > self.faults.bytes_max:
+            raise DiskFailed(f"ENOSPC: {reserve_bytes} bytes for {path}")
+        inode = _Inode(reserve_bytes)
+        self._change(_NameChange(path, inode))
+        return SimFile(self, path, inode, 0)
+
+    async def open(self, path: str) -> SimFile:
+        inode = self._inode(path)
+        return SimFile(self, path, inode, inode.size())
+
+    async def list(self, folder: str = "") -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        names = [*self._names, *(name for name in self._folders if name)]
+        inside = (name[len(prefix) :] for name in names if name.startswith(prefix))
+        return sorted({rest.split("/")[0] for rest in inside if rest})
+
+    async def rename(self, old: str, new: str) -> None:
+        inode = self._inode(old)
+        self._require_folder(new)
+        self._change(_NameChange(new, inode, gone=old))
+
+    async def remove(self, path: str) -> None:
+        self._inode(path)
+        self._change(_NameChange(path, None))
+
+    async def make_folder(self, path: str) -> None:
+        parts = path.split("/")
+        for count in range(1, len(parts) + 1):
+            self._folders["/".join(parts[:count])] = None
+
+    async def sync_dir(self, folder: str = "") -> None:
+        covered = [change for change in self._changes if folder in change.folders()]
+        await self.pause(self.faults.sync_s)
+        for change in covered:
+            if change in self._changes:
+                self._changes.remove(change)
+                change.apply(self._durable_names)
+
+    async def free_bytes(self) -> int:
+        return max(0, self.faults.bytes_max - self._used())
+
+    async def total_bytes(self) -> int:
+        return self.faults.bytes_max
+
+    # -- faults, and what tests look at ------------------------------------------------------
+
+    def crash(self, keep: Keep = "random") -> None:
+        """The process that had this disk is gone, and with it what `keep` does not spare:
+        "random" is a power loss, "none" the worst one, "all" a kill -9 with the power on."""
+        self.boots += 1
+        for change in self._changes:
+            if keep == "all" or (keep == "random" and self._rng.random() < 0.5):
+                change.apply(self._durable_names)
+        self._changes.clear()
+        self._names = dict(self._durable_names)
+        crashed: dict[int, None] = {}
+        for _, inode in sorted(self._names.items()):
+            if id(inode) not in crashed:  # one inode may have two names; order is by name
+                crashed[id(inode)] = None
+                inode.crash(self._rng, keep)
+                inode.dead = False
+
+    def wipe(self) -> None:
+        """A blank disk."""
+        self.boots += 1
+        self._names.clear()
+        self._durable_names.clear()
+        self._changes.clear()
+        self._folders = {"": None}
+
+    def paths(self) -> Sequence[str]:
+        return sorted(self._names)
+
+    def content(self, path: str) -> bytes:
+        """What a read of the whole file returns."""
+        return bytes(self._inode(path).cache)
+
+    def durable(self, path: str) -> bytes:
+        """What survives the worst crash; b"" when the name does not."""
+        inode = self._durable_names.get(path)
+        return b"" if inode is None else bytes(inode.durable)
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """Rot: one bit of the file, on the platter and in the cache."""
+        inode = self._inode(path)
+        for image in (inode.cache, inode.durable):
+            if bit // 8 < len(image):
+                image[bit // 8] ^= 1 << (bit % 8)
+
+    def truncate(self, path: str, length: int) -> None:
+        """Damage: the file ends after `length` bytes."""
+        inode = self._inode(path)
+        del inode.cache[length:], inode.durable[length:]
+        inode.reserved = min(inode.reserved, length)
+
+    # -- for SimFile ---------------------------------------------------------------------------
+
+    def take_append(self, inode: _Inode, length: int) -> None:
+        """Raise DiskFailed when an append of `length` bytes does not succeed."""
+        full = self._used() + length > self.faults.bytes_max
+        if self.faults.append_fails > 0 or full:
+            self.faults.append_fails = max(0, self.faults.append_fails - 1)
+            inode.dead = True
+            raise DiskFailed("ENOSPC on append" if full else "EIO on append")
+
+    async def pause(self, between_s: tuple[float, float]) -> None:
+        shortest, longest = between_s
+        if longest > 0:
+            await asyncio.sleep(self._rng.uniform(shortest, longest))
+
+    def _used(self) -> int:
+        if self.faults.bytes_max >= 1 << 40:
+            return 0
+        return sum(inode.size() for inode in self._names.values())
+
+    def _inode(self, path: str) -> _Inode:
+        inode = self._names.get(path)
+        if inode is None:
+            raise NoSuchFile(f"{path}: no such file")
+        return inode
+
+    def _require_folder(self, path: str) -> None:
+        if _folder(path) not in self._folders:
+            raise DiskFailed(f"{path}: its folder does not exist")
+
+    def _change(self, change: _NameChange) -> None:
+        change.apply(self._names)
+        self._changes.append(change)

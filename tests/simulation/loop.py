@@ -1,0 +1,308 @@
+"""An asyncio event loop whose clock jumps to the next timer, so a run is fast and repeats exactly.
+
+Always true:
+- time moves only when nothing is ready to run, and then to the earliest timer; equal timers run in
+  the order they were set;
+- nothing outside the run is met: no sockets, no threads, no executors, no wall clock;
+- a run in which nothing is ready and no timer is set, while the main coroutine has not ended, is a
+  deadlock and raises `Deadlock`;
+- the same coroutine and seed run the same steps in the same order. The garbage collector is off
+  during a run, for a collection at another moment would end generators in another order.
+
+    def test_something():
+        async def main() -> None:
+            await asyncio.sleep(3600)  # takes no time
+            assert current().time() == 3600
+        run(main(), seed=7)
+
+A `Process` groups tasks, so that they can be killed together: every task made by a task of the
+process belongs to it. A killed process runs its `finally` blocks (Python gives no way round that),
+so whoever kills it shuts its doors first: disk, network and store refuse what a dead process asks.
+"""
+
+import asyncio
+import gc
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+STEPS_MAX = 5_000_000  # callbacks of one run; more is a livelock
+
+_PROCESS: ContextVar["Process | None"] = ContextVar("simulated process", default=None)
+
+
+class Deadlock(AssertionError):
+    """Nothing can ever happen again, and the run has not ended."""
+
+
+class Livelock(AssertionError):
+    """The run did not end within its number of steps or its simulated time."""
+
+
+class RealWorld(RuntimeError):
+    """Simulated code asked for a thread, a socket or another thing outside the run."""
+
+
+class Process:
+    """Tasks that live and die together; made by `SimLoop.process`."""
+
+    def __init__(self, loop: "SimLoop", name: str) -> None:
+        self.name = name
+        self.alive = True
+        self._loop = loop
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._context: Context = copy_context()
+        self._context.run(_PROCESS.set, self)
+
+    def spawn(self, coro: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T]":
+        """Run `coro` as a task of this process. A dead process runs nothing (the task ends
+        cancelled)."""
+        return self._loop.create_task(coro, name=name or None, context=self._context)
+
+    def kill(self) -> None:
+        """Cancel every task, in the order of their making; further ones are still-born."""
+        self.alive = False
+        for task in list(self._tasks):
+            task.cancel()
+
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Called by the loop for each task made inside this process."""
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        if not self.alive:
+            task.cancel()
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
+
+
+def current_process() -> Process | None:
+    """The process the running task belongs to; None for the test itself."""
+    return _PROCESS.get()
+
+
+class SimLoop(asyncio.AbstractEventLoop):
+    """The loop. `seed` only feeds `random_for`; order never depends on chance."""
+
+    def __init__(self, seed: int = 0, *, steps_max: int = STEPS_MAX) -> None:
+        self.seed = seed
+        self.steps = 0
+        self.failures: list[dict[str, Any]] = []
+        """Contexts of callbacks that raised and of tasks whose exception nobody took."""
+        self.outside = Context()
+        """The context of what belongs to no process: messages on their way."""
+        self._steps_max = steps_max
+        self._now = 0.0
+        self._sequence = 0
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._running = False
+        self._closed = False
+
+    def random_for(self, name: str) -> random.Random:
+        """A generator of its own for each part, so that a new draw in one reshuffles no other."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def process(self, name: str) -> Process:
+        return Process(self, name)
+
+    # -- what asyncio asks of a loop -------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._sequence += 1
+        heapq.heappush(self._timers, (when, self._sequence, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **_: Any,
+    ) -> "asyncio.Task[T]":
+        self._sequence += 1
+        label = name or f"task {self._sequence}"
+        task = asyncio.Task(coro, loop=self, name=label, context=context)
+        process = context.get(_PROCESS) if context is not None else _PROCESS.get()
+        if process is not None:
+            process.adopt(task)
+        number = self._sequence
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def set_debug(self, enabled: bool) -> None:
+        """Not offered: debug mode reads the wall clock."""
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def stop(self) -> None:
+        raise RealWorld("a simulated run ends when its main coroutine ends")
+
+    def close(self) -> None:
+        self._closed = True
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self._closed:
+            self.failures.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.failures.append(context)
+
+    async def shutdown_asyncgens(self) -> None: ...
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None: ...
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:  # type: ignore[override]
+        raise RealWorld(f"{func} wants a thread; simulated code has none")
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> NoReturn:
+        raise RealWorld(f"{callback} comes from another thread; simulated code has none")
+
+    # -- running ---------------------------------------------------------------------------
+
+    def run_until_complete(self, main: Any, *, time_max_s: float = float("inf")) -> Any:
+        """Run until `main` ends; returns its result or raises its exception, Deadlock, Livelock."""
+        asyncio._set_running_loop(self)
+        self._running = True
+        try:
+            task = main if isinstance(main, asyncio.Future) else self.create_task(main, name="main")
+            self._run_until(task, time_max_s)
+            return task.result()
+        finally:
+            self._running = False
+            asyncio._set_running_loop(None)
+
+    def _run_until(self, task: "asyncio.Future[Any]", time_max_s: float) -> None:
+        ready = self._ready
+        while not task.done():
+            if not ready:
+                self._advance(time_max_s)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle._cancelled:
+                    handle._run()
+                    self.steps += 1
+            if self.steps > self._steps_max:
+                raise Livelock(f"{self.steps} steps by simulated second {self._now:.3f}")
+
+    def _advance(self, time_max_s: float) -> None:
+        """Jump to the next timer and make every timer of that moment ready."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            raise Deadlock(f"nothing is scheduled at {self._now:.3f} s; waiting: {self.waiting()}")
+        self._now = max(self._now, timers[0][0])
+        if self._now > time_max_s:
+            raise Livelock(f"not done by simulated second {time_max_s}; waiting: {self.waiting()}")
+        while timers and timers[0][0] <= self._now:
+            self._ready.append(heapq.heappop(timers)[2])
+
+    def waiting(self) -> list[str]:
+        """Names of the tasks that have not ended, in the order of their making."""
+        return [f"{task.get_name()}: {_where(task)}" for task in self._tasks.values()]
+
+    def shut(self) -> None:
+        """Cancel what is left and let it end; then the loop is closed."""
+        self._running = True
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(100):
+                left = list(self._tasks.values())
+                for task in left:
+                    task.cancel()
+                while self._ready:
+                    handle = self._ready.popleft()
+                    if not handle._cancelled:
+                        handle._run()
+                if not self._tasks:
+                    break
+        finally:
+            self._running = False
+            asyncio._set_running_loop(None)
+            self.close()
+
+
+def _where(task: "asyncio.Task[Any]") -> str:
+    frames = task.get_stack(limit=1)
+    return f"{frames[-1].f_code.co_qualname}:{frames[-1].f_lineno}" if frames else "?"
+
+
+def current() -> SimLoop:
+    """The simulated loop that runs now."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop), "this needs the simulated loop: use simulation.loop.run"
+    return loop
+
+
+def run(
+    main: Coroutine[Any, Any, T],
+    seed: int = 0,
+    *,
+    time_max_s: float = float("inf"),
+    steps_max: int = STEPS_MAX,
+) -> T:
+    """Run a coroutine in simulated time and return its result.
+
+    `seed` is what `current().random_for(name)` splits. Raises what the coroutine raises; Deadlock,
+    Livelock; AssertionError when a callback raised, for nobody else would see it.
+    """
+    loop = SimLoop(seed, steps_max=steps_max)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        result = loop.run_until_complete(main, time_max_s=time_max_s)
+        raised = [f for f in loop.failures if f.get("handle") is not None]
+        assert not raised, f"a callback raised: {raised}"
+        return result
+    finally:
+        loop.shut()
+        if collecting:
+            gc.enable()

@@ -1,0 +1,221 @@
+"""A network that delays, loses, repeats and cuts, call by call.
+
+Always true:
+- a caller learns of a loss only by CallFailed at its own time-out; the request may have been
+  carried out (the answer was lost) or not (the request was);
+- calls overtake each other: each way of each call has its own delay;
+- what is sent to a killed server is never carried out, and its answers never arrive;
+- a handler that raises is a defect: the caller meets CallFailed and `defects` keeps the exception.
+
+    network = SimNetwork(random.Random(7))
+    network.serve("b1:1", functools.partial(handle_bytes, bookie), process)
+    client = network.client("writer")          # a spark_ledger.bookies.network.Network
+    answer = await client.call("b1:1", "Add", request, timeout_s=5)
+    network.cut("writer", "b1:1")              # requests are lost; cut("b1:1", "writer"): answers
+    network.heal()
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from spark_ledger.bookies.network import CallFailed
+from tests.simulation.loop import Process, SimLoop
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+ANY = "*"
+
+
+@dataclass
+class NetworkFaults:
+    """Delays in simulated seconds, one way; the rest are chances between 0 and 1 of one way."""
+
+    delay_s: tuple[float, float] = (0.0002, 0.002)
+    slow: float = 0.0
+    slow_s: tuple[float, float] = (0.05, 8.0)
+    loss: float = 0.0
+    duplicate: float = 0.0
+    """The request is carried out twice; the second answer goes nowhere."""
+    reset: float = 0.8
+    """How often a caller is told at once that the server died under its call."""
+
+
+@dataclass
+class _Server:
+    handler: Handler
+    process: Process | None
+
+
+class _Call:
+    """One call under way."""
+
+    __slots__ = ("address", "answer", "caller", "method", "request", "server")
+
+    def __init__(
+        self, caller: str, address: str, method: str, request: bytes, answer: "asyncio.Future[Any]"
+    ) -> None:
+        self.caller = caller
+        self.address = address
+        self.method = method
+        self.request = request
+        self.answer = answer
+        self.server: _Server | None = None
+
+
+class SimNetwork:
+    """All addresses and callers. All chance comes from `rng`."""
+
+    def __init__(
+        self, rng: random.Random | None = None, faults: NetworkFaults | None = None
+    ) -> None:
+        self.faults = faults or NetworkFaults()
+        self.defects: list[BaseException] = []
+        self.calls = 0
+        self.taps: list[Callable[[str, str, str, bytes, bytes | None], None]] = []
+        """Called as tap(caller, address, method, request, answer): with answer None when a server
+        begins a request, then with its answer as it leaves the server, lost or not."""
+        self._rng = rng or random.Random(0)
+        self._servers: dict[str, _Server] = {}
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._under_way: dict[_Call, None] = {}
+
+    # -- servers -----------------------------------------------------------------------------
+
+    def serve(self, address: str, handler: Handler, process: Process | None = None) -> None:
+        """`handler(method, request)` answers for the address, as tasks of `process` if given."""
+        self._servers[address] = _Server(handler, process)
+
+    def down(self, address: str) -> None:
+        """Nobody answers at the address any more; calls under way there fail, soon or at their
+        time-out."""
+        server = self._servers.pop(address, None)
+        for call in list(self._under_way):
+            if server is not None and call.server is server:
+                call.server = None
+                if self._rng.random() < self.faults.reset:
+                    self._later(self._fail, call, f"{address} reset the connection")
+
+    def client(self, caller: str) -> "SimClient":
+        """The network as the process `caller` sees it."""
+        return SimClient(self, caller)
+
+    # -- faults ------------------------------------------------------------------------------
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Lose everything from one to the other, one way; ANY stands for everybody."""
+        self._cuts[sender, receiver] = None
+
+    def heal(self, sender: str = ANY, receiver: str = ANY) -> None:
+        """Undo the cuts that match."""
+        for pair in list(self._cuts):
+            if sender in (ANY, pair[0]) and receiver in (ANY, pair[1]):
+                del self._cuts[pair]
+
+    def calm(self) -> None:
+        """No losses, no cuts, no slow ways: for the healing phase."""
+        self.faults = NetworkFaults()
+        self._cuts.clear()
+
+    # -- one call ------------------------------------------------------------------------------
+
+    async def call(
+        self, caller: str, address: str, method: str, request: bytes, timeout_s: float
+    ) -> bytes:
+        loop = asyncio.get_running_loop()
+        self.calls += 1
+        call = _Call(caller, address, method, bytes(request), loop.create_future())
+        self._under_way[call] = None
+        timer = loop.call_later(timeout_s, self._fail, call, f"no answer in {timeout_s} s")
+        if not self._lost(caller, address):
+            self._later(self._arrive, call)
+        try:
+            return await call.answer
+        finally:
+            timer.cancel()
+            self._under_way.pop(call, None)
+
+    def _arrive(self, call: _Call) -> None:
+        server = self._servers.get(call.address)
+        if server is None:
+            self._later(self._fail, call, f"{call.address} refused the connection")
+            return
+        call.server = server
+        self._start(call, server)
+        if self.faults.duplicate and self._rng.random() < self.faults.duplicate:
+            self._later(self._again, call, server)
+
+    def _again(self, call: _Call, server: _Server) -> None:
+        if self._servers.get(call.address) is server:
+            self._start(call, server, answers=False)
+
+    def _start(self, call: _Call, server: _Server, answers: bool = True) -> None:
+        work = self._work(call, server, answers)
+        if server.process is not None:
+            server.process.spawn(work, name=f"{call.method} at {call.address}")
+        else:
+            asyncio.get_running_loop().create_task(work)
+
+    async def _work(self, call: _Call, server: _Server, answers: bool) -> None:
+        for tap in self.taps:
+            tap(call.caller, call.address, call.method, call.request, None)
+        try:
+            answer = bytes(await server.handler(call.method, call.request))
+        except Exception as error:
+            if self._servers.get(call.address) is server:
+                self.defects.append(error)
+                self._later(self._fail, call, f"{call.address} failed: {error!r}")
+            return
+        if self._servers.get(call.address) is not server:
+            return  # killed meanwhile
+        for tap in self.taps:
+            tap(call.caller, call.address, call.method, call.request, answer)
+        if answers and not self._lost(call.address, call.caller):
+            self._later(self._answer, call, answer)
+
+    def _answer(self, call: _Call, answer: bytes) -> None:
+        if not call.answer.done():
+            call.answer.set_result(answer)
+
+    def _fail(self, call: _Call, why: str) -> None:
+        if not call.answer.done():
+            call.answer.set_exception(CallFailed(f"{call.method} to {call.address}: {why}"))
+
+    def _lost(self, sender: str, receiver: str) -> bool:
+        if self.faults.loss and self._rng.random() < self.faults.loss:
+            return True
+        if not self._cuts:
+            return False
+        pairs = ((sender, receiver), (sender, ANY), (ANY, receiver), (ANY, ANY))
+        return any(pair in self._cuts for pair in pairs)
+
+    def _later(self, callback: Callable[..., None], *args: Any) -> None:
+        between = self.faults.delay_s
+        if self.faults.slow and self._rng.random() < self.faults.slow:
+            between = self.faults.slow_s
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._rng.uniform(*between), callback, *args, context=_outside(loop))
+
+
+def _outside(loop: asyncio.AbstractEventLoop) -> Any:
+    """What is on its way belongs to no process: in simulated time, the loop's own context."""
+    return loop.outside if isinstance(loop, SimLoop) else None
+
+
+class SimClient:
+    """spark_ledger.bookies.network.Network for one caller."""
+
+    def __init__(self, network: SimNetwork, caller: str) -> None:
+        self._network = network
+        self._caller = caller
+        self._closed = False
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        if self._closed:
+            raise CallFailed("the network is closed")
+        return await self._network.call(self._caller, address, method, request, timeout_s)
+
+    async def close(self) -> None:
+        """Calls made from now on fail."""
+        self._closed = True

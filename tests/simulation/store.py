@@ -1,0 +1,618 @@
+"""A model of ZooKeeper: linearizable writes, reads that lag, outcomes that get lost.
+
+Always true:
+- writes are applied one at a time in one order (the zxid); each sees all before it;
+- a session reads from a replica that may lag behind, never goes back, contains the session's own
+  writes, and after `sync` every write acknowledged before the sync was called;
+- one session's requests are carried out in the order they were made;
+- a write whose answer is lost raises OutcomeUnknown and was applied or not, by chance; it is never
+  applied after the session reconnected;
+- watches fire once, before the session can read what they announce; a suspended or lost session
+  fires them all; ephemerals go when the *server* expires the session, which its client may learn
+  later.
+
+    store = SimStore(random.Random(7))
+    metadata = store.session("writer")           # a MetadataStore
+    store.faults.lag_s = 2.0                     # followers lag up to two seconds
+    store.faults.unknown = 0.1                   # one write in ten has an unknown outcome
+    metadata.suspend(5.0); metadata.expire(); store.stall(10.0)
+    store.peek("/x")                             # the truth, at once
+    store.listeners.append(lambda commit: ...)   # every applied write, for checkers
+
+Works on the simulated loop; on a real one too, with real milliseconds.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Operation,
+    OutcomeUnknown,
+    SessionState,
+    Set,
+    StoreError,
+    StoreUnavailable,
+    Versioned,
+    Watcher,
+)
+from tests.simulation.network import _outside
+
+_Watches = dict[str, list[tuple[Watcher, Context]]]
+"""By path: who waits, and in whose context (process) it is told."""
+EPOCH_MS = 1_700_000_000_000  # what the store's clock shows when simulated time is 0
+
+
+@dataclass
+class StoreFaults:
+    """Times in simulated seconds; `unknown` is a chance between 0 and 1 of each write."""
+
+    delay_s: tuple[float, float] = (0.0002, 0.002)
+    lag_s: float = 0.0
+    """How far a replica may be behind, at most."""
+    unknown: float = 0.0
+    session_timeout_s: float = 30.0
+    request_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One node before and after; None is absent."""
+
+    path: str
+    before: Versioned | None
+    after: Versioned | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One applied write. `session` is the name of who asked ("" = the server itself)."""
+
+    zxid: int
+    time: float
+    session: str
+    changes: tuple[Change, ...]
+
+
+class _Tree:
+    """Nodes by path, and each node's children."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Versioned] = {"/": Versioned(b"", 0)}
+        self.children: dict[str, dict[str, None]] = {"/": {}}
+
+    def put(self, path: str, node: Versioned | None) -> None:
+        parent, name = _split(path)
+        if node is None:
+            self.nodes.pop(path, None)
+            self.children.pop(path, None)
+            self.children.get(parent, {}).pop(name, None)
+            return
+        if path not in self.nodes:
+            self.children[path] = {}
+            self.children[parent][name] = None
+        self.nodes[path] = node
+
+    def get(self, path: str) -> Versioned:
+        node = self.nodes.get(path)
+        if node is None:
+            raise NoNode(path)
+        return node
+
+
+def _split(path: str) -> tuple[str, str]:
+    parent, _, name = path.rpartition("/")
+    return parent or "/", name
+
+
+class _Write:
+    """A transaction being evaluated on the leader's tree; `undo` takes it back."""
+
+    def __init__(self, tree: _Tree, now_ms: int) -> None:
+        self._tree = tree
+        self._now_ms = now_ms
+        self.changes: list[Change] = []
+
+    def create(self, path: str, value: bytes, owner: int = 0) -> None:
+        if path in self._tree.nodes:
+            raise NodeExists(path)
+        self._tree.get(_split(path)[0])
+        self._put(path, Versioned(bytes(value), 0, self._now_ms, owner))
+
+    def create_parents(self, path: str) -> None:
+        parent = _split(path)[0]
+        if parent not in self._tree.nodes:
+            self.create_parents(parent)
+            self.create(parent, b"")
+
+    def check(self, path: str, version: int) -> Versioned:
+        node = self._tree.get(path)
+        if version not in (ANY_VERSION, node.version):
+            raise BadVersion(f"{path}: version is {node.version}, not {version}")
+        return node
+
+    def set(self, path: str, value: bytes, version: int) -> int:
+        node = self.check(path, version)
+        new = Versioned(bytes(value), node.version + 1, node.created_ms, node.owner)
+        self._put(path, new)
+        return new.version
+
+    def delete(self, path: str, version: int) -> None:
+        self.check(path, version)
+        if self._tree.children[path]:
+            raise NotEmpty(path)
+        self._put(path, None)
+
+    def run(self, operation: Operation) -> None:
+        if isinstance(operation, Create):
+            self.create(operation.path, operation.value)
+        elif isinstance(operation, Set):
+            self.set(operation.path, operation.value, operation.version)
+        elif isinstance(operation, Delete):
+            self.delete(operation.path, operation.version)
+        else:
+            assert isinstance(operation, Check)
+            self.check(operation.path, operation.version)
+
+    def undo(self) -> None:
+        for change in reversed(self.changes):
+            self._tree.put(change.path, change.before)
+        self.changes.clear()
+
+    def _put(self, path: str, node: Versioned | None) -> None:
+        self.changes.append(Change(path, self._tree.nodes.get(path), node))
+        self._tree.put(path, node)
+
+
+class SimStore:
+    """The ensemble: the truth, its history and its sessions. All chance comes from `rng`."""
+
+    def __init__(self, rng: random.Random | None = None, faults: StoreFaults | None = None) -> None:
+        self.faults = faults or StoreFaults()
+        self.rng = rng or random.Random(0)
+        self.log: list[Commit] = []
+        self.listeners: list[Callable[[Commit], None]] = []
+        self.sessions: list[SimSession] = []
+        self.stalled_until = 0.0
+        self._tree = _Tree()
+        self._next_session = 1
+
+    def session(self, name: str = "session") -> "SimSession":
+        """A connected client; `name` shows in commits."""
+        session = SimSession(self, name)
+        self.sessions.append(session)
+        return session
+
+    def stall(self, seconds: float) -> None:
+        """Nothing is answered until then; what arrives is carried out afterwards."""
+        self.stalled_until = asyncio.get_running_loop().time() + seconds
+
+    def calm(self) -> None:
+        """No lag, no unknown outcomes, no stall: for the healing phase."""
+        self.faults.lag_s = self.faults.unknown = self.stalled_until = 0.0
+
+    @property
+    def zxid(self) -> int:
+        return len(self.log)
+
+    def peek(self, path: str) -> Versioned | None:
+        """The truth about a node now, without a session."""
+        return self._tree.nodes.get(path)
+
+    def peek_children(self, path: str) -> list[str]:
+        return sorted(self._tree.children.get(path, ()))
+
+    def walk(self, path: str = "/") -> list[tuple[str, Versioned]]:
+        """Every node at or below `path`, in the order of paths."""
+        prefix = path.rstrip("/") + "/"
+        nodes = self._tree.nodes.items()
+        return sorted((p, n) for p, n in nodes if p == path or p.startswith(prefix))
+
+    # -- for sessions --------------------------------------------------------------------------
+
+    def new_session_id(self) -> int:
+        self._next_session += 1
+        return self._next_session
+
+    def write(self, session: str, evaluate: Callable[[_Write], Any]) -> Any:
+        """Apply one transaction, or raise and change nothing."""
+        now = asyncio.get_running_loop().time()
+        write = _Write(self._tree, EPOCH_MS + int(now * 1000))
+        try:
+            result = evaluate(write)
+        except StoreError:
+            write.undo()
+            raise
+        if write.changes:
+            commit = Commit(self.zxid + 1, now, session, tuple(write.changes))
+            self.log.append(commit)
+            for other in self.sessions:
+                other.notice(commit)
+            for listener in self.listeners:
+                listener(commit)
+        return result
+
+    def drop_ephemerals(self, owner: int) -> None:
+        """The server ends a session."""
+        mine = [path for path, node in self._tree.nodes.items() if node.owner == owner]
+        for path in sorted(mine, reverse=True):
+            self.write("", lambda write, path=path: write.delete(path, ANY_VERSION))
+
+
+@dataclass(eq=False)
+class _Request:
+    action: Callable[[], Any]
+    write: bool
+    answer: "asyncio.Future[Any]"
+    deadline: float
+    dropped: bool = field(default=False)
+
+
+class SimSession:
+    """spark_ledger.metadata.store.MetadataStore for one client."""
+
+    def __init__(self, store: SimStore, name: str) -> None:
+        self.name = name
+        self._store = store
+        self._id = store.new_session_id()
+        self._state = SessionState.CONNECTED
+        self._listeners: list[tuple[Callable[[SessionState], None], Context]] = []
+        self._replica = _Tree()
+        self._seen = 0
+        """The zxid the replica has reached."""
+        self._data_watches: _Watches = {}
+        self._child_watches: _Watches = {}
+        self._requests: dict[_Request, None] = {}
+        self._last_arrival = self._last_answer = 0.0
+        self._expired = False  # by the server; the client may not know yet
+        self._ended = False
+        self._suspensions = 0
+
+    # -- MetadataStore -------------------------------------------------------------------------
+
+    @property
+    def session_state(self) -> SessionState:
+        return self._state
+
+    @property
+    def session_id(self) -> int:
+        return self._id
+
+    def add_session_listener(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append((listener, copy_context()))
+
+    async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
+        context = copy_context()
+
+        def read() -> Versioned:
+            if watch is not None:
+                self._data_watches.setdefault(path, []).append((watch, context))
+            return self._replica.get(path)
+
+        return await self._read(read)  # type: ignore[no-any-return]
+
+    async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
+        context = copy_context()
+
+        def read() -> list[str]:
+            self._replica.get(path)
+            if watch is not None:
+                self._child_watches.setdefault(path, []).append((watch, context))
+            return sorted(self._replica.children[path])
+
+        return await self._read(read)  # type: ignore[no-any-return]
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, parents: bool = False
+    ) -> None:
+        def evaluate(write: _Write) -> None:
+            if parents:
+                write.create_parents(path)
+            write.create(path, value, self._id if ephemeral else 0)
+
+        await self._write(evaluate)
+
+    async def set(self, path: str, value: bytes, version: int) -> int:
+        return await self._write(lambda write: write.set(path, value, version))  # type: ignore[no-any-return]
+
+    async def delete(self, path: str, version: int = ANY_VERSION) -> None:
+        await self._write(lambda write: write.delete(path, version))
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        listed = tuple(operations)
+
+        def evaluate(write: _Write) -> None:
+            for index, operation in enumerate(listed):
+                try:
+                    write.run(operation)
+                except StoreError as error:
+                    raise MultiFailed(index, error) from error
+
+        await self._write(evaluate)
+
+    async def sync(self, path: str = "/") -> None:
+        await self._submit(lambda: self._catch_up(self._store.zxid), write=False)
+
+    async def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._store.drop_ephemerals(self._id)
+            self._drop_requests(StoreUnavailable("the session is closed"))
+            self._enter(SessionState.LOST)
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def suspend(self, seconds: float) -> None:
+        """Lose the connection for that long; beyond the time-out the server expires the session."""
+        if self._ended or self._state is not SessionState.CONNECTED:
+            return
+        loop = asyncio.get_running_loop()
+        self._suspensions += 1
+        self._enter(SessionState.SUSPENDED)
+        self._interrupt()
+        timeout = self._store.faults.session_timeout_s
+        if seconds > timeout:
+            loop.call_later(timeout, self._expire_at_server, self._id, context=_outside(loop))
+        loop.call_later(seconds, self._reconnect, context=_outside(loop))
+
+    def expire(self) -> None:
+        """The server ends the session now; the client learns it at its next request."""
+        if not self._ended:
+            self._expire_at_server(self._id)
+
+    def abandon(self) -> None:
+        """The client was killed: nothing more is answered, its ephemerals go at the time-out."""
+        if self._ended:
+            return
+        self._ended = True
+        for request in list(self._requests):
+            self._decide_lost(request)
+        self._requests.clear()
+        self._data_watches.clear()
+        self._child_watches.clear()
+        loop = asyncio.get_running_loop()
+        timeout = self._store.faults.session_timeout_s
+        loop.call_later(timeout, self._expire_at_server, self._id, context=_outside(loop))
+
+    # -- requests ------------------------------------------------------------------------------
+
+    async def _read(self, read: Callable[[], Any]) -> Any:
+        def on_replica() -> Any:
+            self._catch_up(self._drawn_zxid())
+            return read()
+
+        return await self._submit(on_replica, write=False)
+
+    async def _write(self, evaluate: Callable[[_Write], Any]) -> Any:
+        def on_leader() -> Any:
+            try:
+                return self._store.write(self.name, evaluate)
+            finally:
+                self._catch_up(self._store.zxid)
+
+        return await self._submit(on_leader, write=True)
+
+    async def _submit(self, action: Callable[[], Any], *, write: bool) -> Any:
+        if self._ended:
+            raise StoreUnavailable("the session is closed")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._store.faults.request_timeout_s
+        request = _Request(action, write, loop.create_future(), deadline)
+        self._requests[request] = None
+        self._send(request)
+        try:
+            return await request.answer
+        finally:
+            self._requests.pop(request, None)
+
+    def _send(self, request: _Request) -> None:
+        """Put the request on the wire; while disconnected it waits for the connection."""
+        loop = asyncio.get_running_loop()
+        if self._state is not SessionState.CONNECTED:
+            why = StoreUnavailable("not connected to the metadata store")
+            loop.call_at(request.deadline, self._fail_waiting, request, why, self._suspensions)
+            return
+        self._last_arrival = max(self._last_arrival, loop.time() + self._delay())
+        loop.call_at(
+            self._last_arrival, self._arrive, request, self._suspensions, context=_outside(loop)
+        )
+
+    def _fail_waiting(self, request: _Request, why: StoreError, suspensions: int) -> None:
+        """The request never left: the connection did not come back in time."""
+        if self._suspensions == suspensions and self._state is not SessionState.CONNECTED:
+            _settle(request, why)
+
+    def _arrive(self, request: _Request, suspensions: int) -> None:
+        if request.dropped or suspensions != self._suspensions:
+            return
+        loop = asyncio.get_running_loop()
+        stalled = self._store.stalled_until
+        if loop.time() < stalled:
+            loop.call_at(stalled, self._arrive, request, suspensions, context=_outside(loop))
+            if request.deadline < stalled:
+                loop.call_at(request.deadline, self._time_out, request)
+            return
+        if self._expired:
+            self._learn_expiry()
+            return
+        if request.write and self._store.rng.random() < self._store.faults.unknown:
+            self.suspend(self._store.rng.uniform(0.01, 3.0))
+            return
+        self._carry_out(request, suspensions)
+
+    def _carry_out(self, request: _Request, suspensions: int) -> None:
+        try:
+            outcome = request.action()
+        except StoreError as error:
+            outcome = error
+        request.dropped = True  # decided: never again
+        loop = asyncio.get_running_loop()
+        self._last_answer = max(self._last_answer, loop.time() + self._delay())
+        loop.call_at(
+            self._last_answer, self._deliver, request, outcome, suspensions, context=_outside(loop)
+        )
+
+    def _deliver(self, request: _Request, outcome: Any, suspensions: int) -> None:
+        if suspensions == self._suspensions and not self._ended:
+            _settle(request, outcome)
+
+    def _time_out(self, request: _Request) -> None:
+        why = OutcomeUnknown if request.write else StoreUnavailable
+        _settle(request, why("the metadata store did not answer in time"))
+
+    def _interrupt(self) -> None:
+        """The connection broke: decide what was on its way; reads wait for the next connection."""
+        for request in list(self._requests):
+            if request.answer.done():
+                continue
+            if request.write:
+                self._decide_lost(request)
+                _settle(request, OutcomeUnknown("the connection to the metadata store broke"))
+            else:
+                request.dropped = False
+                self._send(request)
+
+    def _decide_lost(self, request: _Request) -> None:
+        """A write whose answer will not come: applied or not, by chance."""
+        applies = request.write and not request.dropped and not self._expired
+        request.dropped = True
+        if applies and self._store.rng.random() < 0.5:
+            with _ignored():
+                request.action()
+
+    def _drop_requests(self, why: StoreError) -> None:
+        for request in list(self._requests):
+            request.dropped = True
+            _settle(request, why)
+
+    # -- the session's life ----------------------------------------------------------------------
+
+    def _reconnect(self) -> None:
+        if self._ended:
+            return
+        if self._expired:
+            self._renew()
+            return
+        self._enter(SessionState.CONNECTED)
+        self._resend()
+
+    def _learn_expiry(self) -> None:
+        """A request met the news that the session is gone: writes were not applied, but the client
+        cannot tell that from a lost answer."""
+        self._suspensions += 1
+        self._enter(SessionState.SUSPENDED)
+        self._interrupt()
+        self._renew()
+
+    def _renew(self) -> None:
+        self._enter(SessionState.LOST)
+        self._expired = False
+        self._id = self._store.new_session_id()
+        self._enter(SessionState.CONNECTED)
+        self._resend()
+
+    def _resend(self) -> None:
+        for request in list(self._requests):
+            if not request.answer.done() and not request.dropped:
+                self._send(request)
+
+    def _expire_at_server(self, session_id: int) -> None:
+        if session_id == self._id and not self._expired:
+            self._expired = True
+            self._store.drop_ephemerals(session_id)
+
+    def _enter(self, state: SessionState) -> None:
+        self._state = state
+        if state is not SessionState.CONNECTED:
+            for watches in (self._data_watches, self._child_watches):
+                for path in list(watches):
+                    self._fire(watches, path)
+        loop = asyncio.get_running_loop()
+        for listener, context in self._listeners:
+            loop.call_soon(listener, state, context=context)
+
+    # -- the replica -------------------------------------------------------------------------
+
+    def notice(self, commit: Commit) -> None:
+        """The leader committed: if a watch waits for it, the replica hears in time."""
+        if self._ended or not (self._data_watches or self._child_watches):
+            return
+        if any(self._watched(change) for change in commit.changes):
+            loop = asyncio.get_running_loop()
+            lag = self._store.rng.uniform(0, self._store.faults.lag_s) + self._delay()
+            loop.call_later(lag, self._catch_up, commit.zxid, context=_outside(loop))
+
+    def _watched(self, change: Change) -> bool:
+        if change.path in self._data_watches:
+            return True
+        appears_or_goes = (change.before is None) != (change.after is None)
+        return appears_or_goes and (
+            _split(change.path)[0] in self._child_watches or change.path in self._child_watches
+        )
+
+    def _drawn_zxid(self) -> int:
+        """How far the replica is when a read meets it."""
+        lag = self._store.faults.lag_s
+        if lag <= 0:
+            return self._store.zxid
+        horizon = asyncio.get_running_loop().time() - self._store.rng.uniform(0, lag)
+        zxid = self._seen
+        while zxid < self._store.zxid and self._store.log[zxid].time <= horizon:
+            zxid += 1
+        return zxid
+
+    def _catch_up(self, zxid: int) -> None:
+        if self._ended:
+            return
+        while self._seen < zxid:
+            commit = self._store.log[self._seen]
+            self._seen += 1
+            for change in commit.changes:
+                self._replica.put(change.path, change.after)
+            for change in commit.changes:
+                self._fire_for(change)
+
+    def _fire_for(self, change: Change) -> None:
+        self._fire(self._data_watches, change.path)
+        if (change.before is None) != (change.after is None):
+            self._fire(self._child_watches, _split(change.path)[0])
+        if change.after is None:
+            self._fire(self._child_watches, change.path)
+
+    def _fire(self, watches: _Watches, path: str) -> None:
+        loop = asyncio.get_running_loop()
+        for watcher, context in watches.pop(path, ()):
+            loop.call_soon(watcher, context=context)
+
+    def _delay(self) -> float:
+        return self._store.rng.uniform(*self._store.faults.delay_s)
+
+
+def _settle(request: _Request, outcome: Any) -> None:
+    if request.answer.done():
+        return
+    if isinstance(outcome, StoreError):
+        request.answer.set_exception(outcome)
+    else:
+        request.answer.set_result(outcome)
+
+
+class _ignored:
+    """Errors of a write nobody hears of."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        return isinstance(error, StoreError)

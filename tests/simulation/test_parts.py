@@ -1,0 +1,450 @@
+"""The simulated world's own parts keep their promises; otherwise a clean run proves nothing."""
+
+import asyncio
+import random
+
+import pytest
+
+from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.entry_index import LedgerState, Location
+from spark_ledger.bookies.network import CallFailed
+from spark_ledger.metadata.store import (
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    NoNode,
+    OutcomeUnknown,
+    SessionState,
+    Set,
+    StoreUnavailable,
+)
+from tests.simulation.disk import DiskFaults, SimDisk
+from tests.simulation.index import SimIndex
+from tests.simulation.loop import Deadlock, Livelock, RealWorld, current, run
+from tests.simulation.network import SimNetwork
+from tests.simulation.store import SimStore, StoreFaults
+
+# -- loop --------------------------------------------------------------------------------------
+
+
+def test_an_hour_of_sleep_takes_no_time_and_timers_fire_in_order():
+    async def main() -> list[str]:
+        seen: list[str] = []
+
+        async def after(seconds: float, name: str) -> None:
+            await asyncio.sleep(seconds)
+            seen.append(name)
+
+        await asyncio.gather(after(3600, "late"), after(1, "first"), after(1, "second"))
+        assert current().time() == 3600
+        return seen
+
+    assert run(main()) == ["first", "second", "late"]
+
+
+def test_a_run_in_which_nothing_can_happen_any_more_is_a_deadlock():
+    async def main() -> None:
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(Deadlock, match="main"):
+        run(main())
+
+
+def test_a_run_that_never_ends_is_a_livelock():
+    async def main() -> None:
+        for _ in range(1000):
+            await asyncio.sleep(1)
+
+    with pytest.raises(Livelock):
+        run(main(), time_max_s=100)
+
+
+def test_threads_are_refused():
+    async def main() -> None:
+        await asyncio.to_thread(print)
+
+    with pytest.raises(RealWorld):
+        run(main())
+
+
+def test_time_outs_and_cancellation_work_in_simulated_time():
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await asyncio.sleep(6)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(10), 1)
+        assert current().time() == 6
+
+    run(main())
+
+
+def test_a_callback_that_raises_fails_the_run():
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(1)
+
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        run(main())
+
+
+def test_a_killed_process_ends_with_all_the_tasks_it_made():
+    async def main() -> None:
+        process = current().process("victim")
+        steps: list[int] = []
+
+        async def forever() -> None:
+            while True:
+                await asyncio.sleep(1)
+                steps.append(1)
+
+        async def parent() -> None:
+            asyncio.create_task(forever()).add_done_callback(lambda _: None)
+            await forever()
+
+        task = process.spawn(parent())
+        await asyncio.sleep(3.5)
+        process.kill()
+        await asyncio.sleep(10)
+        assert len(steps) == 6
+        assert task.cancelled()
+        assert not [name for name in current().waiting() if "forever" in name]
+
+    run(main())
+
+
+# -- disk --------------------------------------------------------------------------------------
+
+
+def test_what_was_synced_survives_the_worst_crash_and_the_rest_does_not():
+    async def main() -> None:
+        disk = SimDisk()
+        file = await disk.create("a")
+        await disk.sync_dir()
+        assert await file.append([b"kept", b"!"], sync=True) == 0
+        assert await file.append([b"lost"]) == 5
+        assert await file.read(0, 100) == b"kept!lost"
+        disk.crash("none")
+        with pytest.raises(DiskFailed):
+            await file.read(0, 1)
+        again = await disk.open("a")
+        assert await again.read(0, 100) == b"kept!"
+        assert again.end == 5
+
+    run(main())
+
+
+def test_a_write_under_way_at_a_crash_is_whole_gone_or_torn_at_a_sector():
+    outcomes = {"whole": 0, "gone": 0, "torn": 0}
+
+    async def main(seed: int) -> None:
+        disk = SimDisk(random.Random(seed))
+        file = await disk.create("a")
+        await disk.sync_dir()
+        data = b"x" * 10_000
+        await file.append([data])
+        disk.crash()
+        left = disk.content("a")
+        if left == data:
+            outcomes["whole"] += 1
+        elif not left:
+            outcomes["gone"] += 1
+        else:
+            outcomes["torn"] += 1
+            assert len(left) % 512 == 0 or len(left) == len(data)
+
+    for seed in range(50):
+        run(main(seed))
+    assert min(outcomes.values()) > 3
+
+
+def test_a_name_is_durable_only_after_the_sync_of_its_folder():
+    async def main() -> None:
+        disk = SimDisk()
+        await disk.make_folder("f")
+        await (await disk.create("f/a")).append([b"a"], sync=True)
+        disk.crash("none")
+        with pytest.raises(NoSuchFile):
+            await disk.open("f/a")
+        await (await disk.create("f/a")).append([b"a"], sync=True)
+        await disk.sync_dir("f")
+        await disk.rename("f/a", "f/b")
+        assert await disk.list("f") == ["b"]
+        disk.crash("none")
+        assert await disk.list("f") == ["a"]
+
+    run(main())
+
+
+def test_a_failed_sync_is_final_for_its_file_and_makes_nothing_durable():
+    async def main() -> None:
+        disk = SimDisk(faults=DiskFaults(sync_fails=1))
+        file = await disk.create("a")
+        with pytest.raises(DiskFailed, match="EIO"):
+            await file.append([b"x"], sync=True)
+        with pytest.raises(DiskFailed):
+            await file.sync()
+        assert disk.durable("a") == b""
+
+    run(main())
+
+
+def test_a_full_disk_refuses_appends_and_reserved_space_reads_as_zeros():
+    async def main() -> None:
+        disk = SimDisk(faults=DiskFaults(bytes_max=100))
+        file = await disk.create("a", reserve_bytes=64)
+        await file.append([b"abc"], sync=True)
+        assert file.end == 3
+        assert (await disk.open("a")).end == 64
+        assert await file.read(0, 100) == b"abc" + bytes(61)
+        with pytest.raises(DiskFailed, match="ENOSPC"):
+            await (await disk.create("b")).append([bytes(40)])
+
+    run(main())
+
+
+# -- index -------------------------------------------------------------------------------------
+
+
+def test_the_index_finds_again_after_a_crash_what_put_returned_for():
+    async def main() -> None:
+        disk = SimDisk()
+        index = await SimIndex.open(disk)
+        await index.put([Location(1, entry, 0, entry * 100, 100) for entry in (3, 1, 2)])
+        await index.put_ledgers([LedgerState(1, fenced=True)])
+        late = asyncio.create_task(index.put([Location(1, 9, 0, 900, 100)]))
+        await asyncio.sleep(0)
+        disk.crash("none")
+        late.cancel()
+        index = await SimIndex.open(disk)
+        assert [found.entry_id for found in await index.range(1, 0, 99, 1 << 20)] == [1, 2, 3]
+        assert [found.entry_id for found in await index.range(1, 2, 99, 1)] == [2]
+        assert await index.last(1) == 3
+        assert await index.get(1, 9) is None
+        assert await index.ledgers() == [LedgerState(1, fenced=True)]
+
+    run(main())
+
+
+# -- network -----------------------------------------------------------------------------------
+
+
+async def _echo(method: str, request: bytes) -> bytes:
+    await asyncio.sleep(0.001)
+    return method.encode() + request
+
+
+def test_a_call_brings_the_answer_and_a_cut_only_a_time_out():
+    async def main() -> None:
+        network = SimNetwork()
+        network.serve("b:1", _echo)
+        client = network.client("c")
+        assert await client.call("b:1", "Add", b"1", 5) == b"Add1"
+        network.cut("c", "b:1")
+        begun = current().time()
+        with pytest.raises(CallFailed):
+            await client.call("b:1", "Add", b"2", 5)
+        assert current().time() - begun == pytest.approx(5)
+        network.heal()
+        assert await client.call("b:1", "Add", b"3", 5) == b"Add3"
+        with pytest.raises(CallFailed, match="refused"):
+            await client.call("b:2", "Add", b"", 5)
+
+    run(main())
+
+
+def test_a_lost_answer_leaves_the_request_carried_out():
+    async def main() -> None:
+        network = SimNetwork()
+        carried_out: list[bytes] = []
+
+        async def keep(method: str, request: bytes) -> bytes:
+            carried_out.append(request)
+            return b""
+
+        network.serve("b:1", keep)
+        network.cut("b:1", "c")
+        with pytest.raises(CallFailed):
+            await network.client("c").call("b:1", "Add", b"x", 1)
+        assert carried_out == [b"x"]
+
+    run(main())
+
+
+def test_calls_to_a_killed_server_fail_and_its_work_stops():
+    async def main() -> None:
+        network = SimNetwork()
+        process = current().process("server")
+        ended: list[int] = []
+
+        async def slow(method: str, request: bytes) -> bytes:
+            await asyncio.sleep(3)
+            ended.append(1)
+            return b""
+
+        network.serve("b:1", slow, process)
+        call = asyncio.create_task(network.client("c").call("b:1", "Add", b"", 60))
+        await asyncio.sleep(1)
+        network.down("b:1")
+        process.kill()
+        with pytest.raises(CallFailed):
+            await call
+        await asyncio.sleep(10)
+        assert not ended
+        assert not network.defects
+
+    run(main())
+
+
+# -- store -------------------------------------------------------------------------------------
+
+
+def test_a_replica_lags_until_sync_but_sees_its_own_writes():
+    async def main() -> None:
+        store = SimStore(faults=StoreFaults(lag_s=1000.0))
+        writer, reader = store.session("writer"), store.session("reader")
+        await writer.create("/a", b"0")
+        await writer.set("/a", b"1", 0)
+        assert (await writer.get("/a")).value == b"1"
+        with pytest.raises(NoNode):
+            await reader.get("/a")
+        await reader.sync()
+        assert (await reader.get("/a")).value == b"1"
+        with pytest.raises(BadVersion):
+            await reader.set("/a", b"2", 0)
+
+    run(main())
+
+
+def test_a_multi_is_applied_whole_or_not_at_all():
+    async def main() -> None:
+        store = SimStore()
+        session = store.session()
+        await session.create("/a", b"0")
+        with pytest.raises(MultiFailed) as failed:
+            await session.multi([Create("/b"), Set("/a", b"1", 0), Check("/a", 0)])
+        assert failed.value.index == 2
+        assert isinstance(failed.value.cause, BadVersion)
+        assert store.peek("/b") is None
+        await session.multi([Create("/b"), Create("/b/c"), Set("/a", b"1", 0), Delete("/b/c", 0)])
+        assert await session.children("/") == ["a", "b"]
+        assert len(store.log) == 2
+
+    run(main())
+
+
+def test_an_unknown_outcome_was_applied_or_not_and_never_later():
+    applied = []
+
+    async def main(seed: int) -> None:
+        store = SimStore(random.Random(seed), StoreFaults(unknown=1.0))
+        session = store.session()
+        with pytest.raises(OutcomeUnknown):
+            await session.create("/a")
+        store.faults.unknown = 0
+        await session.sync()
+        then = store.peek("/a") is not None
+        await asyncio.sleep(100)
+        assert then == (store.peek("/a") is not None)
+        applied.append(then)
+
+    for seed in range(20):
+        run(main(seed))
+    assert True in applied
+    assert False in applied
+
+
+def test_watches_fire_once_on_change_creation_and_suspension():
+    async def main() -> None:
+        store = SimStore()
+        session, other = store.session(), store.session()
+        seen: list[str] = []
+        with pytest.raises(NoNode):
+            await session.get("/a", lambda: seen.append("created"))
+        await other.create("/a")
+        await asyncio.sleep(1)
+        assert seen == ["created"]
+        await session.get("/a", lambda: seen.append("changed"))
+        await session.children("/", lambda: seen.append("children"))
+        await other.set("/a", b"1", 0)
+        await other.set("/a", b"2", 1)
+        await asyncio.sleep(1)
+        assert seen == ["created", "changed"]
+        session.suspend(1.0)
+        await asyncio.sleep(0.5)
+        assert session.session_state is SessionState.SUSPENDED
+        assert seen == ["created", "changed", "children"]
+        assert (await session.get("/a")).value == b"2"
+        assert session.session_state is SessionState.CONNECTED
+
+    run(main())
+
+
+def test_an_expired_session_loses_its_ephemerals_before_its_client_knows():
+    async def main() -> None:
+        store = SimStore()
+        session, other = store.session(), store.session()
+        states: list[SessionState] = []
+        session.add_session_listener(states.append)
+        await session.create("/e", ephemeral=True)
+        assert (await other.get("/e")).owner == session.session_id
+        session.expire()
+        assert session.session_state is SessionState.CONNECTED
+        with pytest.raises(NoNode):
+            await other.get("/e")
+        with pytest.raises(OutcomeUnknown):
+            await session.create("/f")
+        await session.create("/f", ephemeral=True)
+        await asyncio.sleep(1)
+        assert SessionState.LOST in states
+        assert (await other.get("/f")).owner == session.session_id
+        await session.close()
+        with pytest.raises(NoNode):
+            await other.get("/f")
+
+    run(main())
+
+
+def test_an_abandoned_sessions_ephemerals_go_at_its_time_out():
+    async def main() -> None:
+        store = SimStore()
+        session = store.session()
+        await session.create("/e", ephemeral=True)
+        session.abandon()
+        await asyncio.sleep(29)
+        assert store.peek("/e")
+        await asyncio.sleep(2)
+        assert not store.peek("/e")
+
+    run(main())
+
+
+def test_a_stalled_store_times_out_writes_whose_outcome_is_unknown():
+    async def main() -> None:
+        store = SimStore()
+        session = store.session()
+        store.stall(15)
+        begun = current().time()
+        with pytest.raises(OutcomeUnknown):
+            await session.create("/a")
+        assert current().time() - begun == pytest.approx(10)
+        await session.sync()
+        assert store.peek("/a")
+
+    run(main())
+
+
+def test_requests_while_suspended_wait_and_then_were_certainly_not_carried_out():
+    async def main() -> None:
+        store = SimStore()
+        session = store.session()
+        session.suspend(25)
+        with pytest.raises(StoreUnavailable):
+            await session.create("/a")
+        await asyncio.sleep(30)
+        assert not store.peek("/a")
+        await session.create("/a")
+
+    run(main())
