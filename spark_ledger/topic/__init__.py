@@ -1,0 +1,1 @@
+"""Topics: logs made of ledger segments; a batch of rows becomes visible by one atomic commit."""

@@ -1,0 +1,79 @@
+"""Names of topics, and names of anything as one level of a metadata path.
+
+Always true: a topic has one full name, `persistent://tenant/namespace/name`; a bare `name` means
+tenant `public`, namespace `default`. `escape` is one-to-one, so two app ids never share a record.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+
+DEFAULT_TENANT = "public"
+DEFAULT_NAMESPACE = "default"
+NAME_CHARS_MAX = 200
+
+_SCHEME = "persistent://"
+_PART = re.compile(r"[-=:.\w]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicName:
+    tenant: str
+    namespace: str
+    name: str
+
+    @property
+    def full(self) -> str:
+        return f"{_SCHEME}{self.tenant}/{self.namespace}/{self.name}"
+
+    @property
+    def short(self) -> str:
+        """What a user types: the bare name in the default namespace, else the full name."""
+        default = (self.tenant, self.namespace) == (DEFAULT_TENANT, DEFAULT_NAMESPACE)
+        return self.name if default else self.full
+
+    @property
+    def path(self) -> str:
+        """Where the metadata store keeps the topic's id."""
+        return paths.topic_name(self.tenant, self.namespace, self.name)
+
+    def __str__(self) -> str:
+        return self.short
+
+
+def parse_topic(text: str) -> TopicName:
+    """The topic that `text` names: `name`, `tenant/namespace/name`, or that with the scheme.
+
+    Raises errors.TopicNameInvalid.
+    """
+    parts = text.removeprefix(_SCHEME).split("/")
+    if len(parts) == 1 and not text.startswith(_SCHEME):
+        parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]
+    if len(parts) != 3 or not all(_good(part) for part in parts):
+        raise errors.TopicNameInvalid(
+            f"'{text}' is no name of a topic: letters, digits and -=:._ up to"
+            f" {NAME_CHARS_MAX} characters",
+            topic=text,
+        )
+    return TopicName(*parts)
+
+
+def _good(part: str) -> bool:
+    plain = _PART.fullmatch(part) is not None and len(part) <= NAME_CHARS_MAX
+    return plain and part not in (".", "..")
+
+
+def escape(text: str) -> str:
+    """`text` as one level of a path, in percent form. Raises ValueError for the empty text."""
+    if not text:
+        raise ValueError("an empty text names nothing")
+    if not text.strip("."):
+        return text.replace(".", "%2E")
+    return quote(text, safe="")
+
+
+def unescape(level: str) -> str:
+    return unquote(level)
