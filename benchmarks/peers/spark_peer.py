@@ -13,12 +13,12 @@ import tempfile
 import uuid
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from benchmarks import workload
 from benchmarks.peers import kafka_topic
 
+HERE = Path(__file__).resolve().parent
 DELTA = {
     "spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
