@@ -1,0 +1,105 @@
+"""The embedded cluster: ZooKeeper and bookies as processes on this machine.
+
+Always true: everything listens on the loopback interface; no process outlives the one that made
+the cluster, even if that is killed with SIGKILL; without a data_dir nothing stays on disk.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
+from spark_ledger.local.local_bookie import LocalBookie
+
+ROOT = "/ledger"
+
+
+class LocalCluster:
+    """A context manager; started when it is made, stopped when it is left.
+
+    `bookies`: how many there are at least. `data_dir`: where everything is kept; a folder of an
+    earlier cluster is taken up again with the same bookies (all of them). None: a temporary folder
+    that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
+    conf/bookie.toml for every bookie.
+
+    Raises errors.BadConfig (Java missing or too old, port taken) and errors.Unavailable (a process
+    did not come up; quotes its log).
+    """
+
+    def __init__(
+        self,
+        bookies: int = 3,
+        data_dir: str | Path | None = None,
+        *,
+        port: int | None = None,
+        bookie_settings: dict[str, object] | None = None,
+    ) -> None:
+        self._temporary = data_dir is None
+        self._owner = os.getpid()
+        if data_dir is None:
+            self.data_dir = Path(tempfile.mkdtemp(prefix="spark-ledger-"))
+        else:
+            self.data_dir = Path(data_dir).absolute()
+        self._settings = bookie_settings or {}
+        self.bookies: list[LocalBookie] = []
+        self.zookeeper = EmbeddedZooKeeper(
+            self.data_dir / "zookeeper", port, self.data_dir if self._temporary else None
+        )
+        atexit.register(self.stop)
+        try:
+            self._start(bookies)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def service_url(self) -> str:
+        return f"zk://{self.zookeeper.address}{ROOT}"
+
+    def add_bookie(self) -> LocalBookie:
+        """One more bookie on an empty folder; returns when it is registered as writable."""
+        bookie = self._new_bookie(len(self.bookies))
+        bookie.start()
+        self.bookies.append(bookie)
+        return bookie
+
+    def stop(self) -> None:
+        """End all processes in good order, wait for them, and delete a temporary folder."""
+        if os.getpid() != self._owner:
+            return  # a fork of the process that made the cluster
+        atexit.unregister(self.stop)
+        for bookie in self.bookies:
+            bookie.ask_to_stop()
+        for bookie in self.bookies:
+            bookie.wait_until_stopped()
+        self.zookeeper.stop()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self, count: int) -> None:
+        self.zookeeper.start()
+        found = [path.name for path in (self.data_dir / "bookies").glob("*") if path.name.isdigit()]
+        for number in range(max([count, *(int(name) + 1 for name in found)])):
+            bookie = self._new_bookie(number)
+            self.bookies.append(bookie)
+            bookie.launch()
+        for bookie in self.bookies:
+            bookie.wait_until_registered()
+
+    def _new_bookie(self, number: int) -> LocalBookie:
+        folder = self.data_dir / "bookies" / str(number)
+        return LocalBookie(folder, self.service_url, self._settings)

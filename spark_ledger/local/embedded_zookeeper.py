@@ -1,0 +1,165 @@
+"""The ZooKeeper server that is inside pyspark's own jars, as a child process.
+
+Always true: it listens on the loopback interface only and fsyncs every change; it is this main
+class, not ZooKeeperServerMain, because this one purges old snapshots.
+"""
+
+import random
+import socket
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from spark_ledger.errors import BadConfig, Unavailable
+from spark_ledger.local.child import Child
+from spark_ledger.local.java import find_java
+
+HOST = "127.0.0.1"
+MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+HEAP = "-Xmx256m"
+JVM_OPTIONS = (  # one small server that should start fast
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+)
+JARS = ("zookeeper", "slf4j-api", "log4j-", "netty-", "metrics-core", "snappy-java")
+START_TIMEOUT_S, STOP_TIMEOUT_S, PORT_TRIES, POLL_S = 30.0, 10.0, 3, 0.02
+PORTS = range(20000, 32000)
+CONFIG = """\
+dataDir={folder}
+clientPort={port}
+clientPortAddress={host}
+tickTime=1000
+minSessionTimeout=2000
+maxSessionTimeout=60000
+maxClientCnxns=0
+admin.enableServer=false
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+4lw.commands.whitelist=ruok,srvr
+"""
+
+
+class EmbeddedZooKeeper:
+    """A ZooKeeper on a port of its own; `folder` keeps its data, configuration and log.
+
+    `delete_with_parent` is a folder that is deleted if our own process dies without stopping it.
+    """
+
+    def __init__(
+        self, folder: Path, port: int | None = None, delete_with_parent: Path | None = None
+    ) -> None:
+        self._folder = folder
+        self._delete = delete_with_parent
+        self._wanted = port
+        self._port = port or 0
+        self._child: Child | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that guards the server, None when not running."""
+        return self._child.pid if self._child and self._child.running else None
+
+    def start(self) -> None:
+        """Start and return when it answers; a port once taken is kept over restarts.
+
+        Raises errors.BadConfig (no Java, port taken), errors.Unavailable (it does not come up).
+        """
+        java = find_java()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._port:
+            if not port_is_free(self._port):
+                raise BadConfig(f"port {self._port} is taken", "Choose another with --port.")
+            self._run(java)
+            return
+        for attempt in range(1, PORT_TRIES + 1):
+            self._port = free_port()
+            try:
+                self._run(java)
+                return
+            except Unavailable:  # somebody may have taken the port meanwhile
+                if attempt == PORT_TRIES:
+                    raise
+
+    def kill(self) -> None:
+        """SIGKILL, server included; returns when it has ended."""
+        if self._child:
+            self._child.kill()
+
+    def stop(self) -> None:
+        """End it in good order; returns when it has ended."""
+        if self._child:
+            self._child.terminate()
+            self._child.wait(STOP_TIMEOUT_S)
+
+    def _run(self, java: str) -> None:
+        config = self._folder / "zoo.cfg"
+        config.write_text(
+            CONFIG.format(folder=self._folder / "data", port=self._port, host=HOST),
+            encoding="utf-8",
+        )
+        guardian = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py"))]
+        delete = ["--delete", str(self._delete)] if self._delete else []
+        server = [java, HEAP, *JVM_OPTIONS, "-cp", _class_path(), MAIN, str(config)]
+        self._child = Child(
+            "ZooKeeper", [*guardian, *delete, "--", *server], self._folder / "zookeeper.log"
+        )
+        self._wait_until_it_answers(self._child)
+
+    def _wait_until_it_answers(self, child: Child) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _answers(self._port):
+            if not child.running:
+                raise child.failed(f"ended with exit status {child.exit_code}")
+            if time.monotonic() > deadline:
+                child.kill()
+                raise child.failed(f"did not answer within {START_TIMEOUT_S:g} s")
+            time.sleep(POLL_S)
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A free port below those that the kernel gives to outgoing connections: while the server is
+    down, a client that tries again and again could otherwise be given the very port it calls, and
+    be connected to itself."""
+    for port in random.sample(PORTS, len(PORTS)):
+        if port_is_free(port):
+            return port
+    raise Unavailable(f"no port between {PORTS.start} and {PORTS.stop} is free")
+
+
+def _answers(port: int) -> bool:
+    """Whether a ZooKeeper there says that it serves."""
+    try:
+        with socket.create_connection((HOST, port), timeout=1) as connection:
+            connection.sendall(b"srvr")
+            return b"Mode: " in connection.makefile("rb").read()
+    except OSError:
+        return False
+
+
+def _class_path() -> str:
+    """Only the jars that the server needs: naming all of Spark's doubles the time to start."""
+    spec = find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise BadConfig("pyspark is not installed, and ZooKeeper is in its jars", "Install it.")
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    jars = sorted(jar for jar in folder.glob("*.jar") if jar.name.startswith(JARS))
+    if not any(jar.name.startswith("zookeeper") for jar in jars):
+        raise BadConfig(f"there is no ZooKeeper in {folder}", "Install pyspark 4.2.0.")
+    return ":".join(map(str, jars))

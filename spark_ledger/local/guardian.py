@@ -1,0 +1,70 @@
+"""Runs one command and ends it when the parent is gone: `guardian.py [--delete FOLDER] -- CMD`.
+
+Always true: the command does not outlive this process (on Linux the kernel sees to it, even when
+this process is killed), and this process ends when its standard input is closed, which the kernel
+does when the parent dies. SIGTERM is passed on. FOLDER is deleted when the parent died, and only
+then. Imports nothing of the project: it is run with `python -I -S`, to start fast and stay small.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+PR_SET_PDEATHSIG = 1
+DELETE_TRIES, DELETE_PAUSE_S = 50, 0.1
+
+
+def main(arguments: list[str]) -> int:
+    split = arguments.index("--")
+    options, command = arguments[:split], arguments[split + 1 :]
+    folder = options[1] if options[:1] == ["--delete"] else None
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_die_with_parent()
+    )
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    threading.Thread(target=_watch_parent, args=(child, folder), daemon=True).start()
+    return child.wait()
+
+
+def _die_with_parent() -> "Callable[[], None] | None":
+    """What the child does before it becomes the command: asks to be killed when we die."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
+
+
+def _watch_parent(child: "subprocess.Popen[bytes]", folder: "str | None") -> None:
+    while os.read(0, 4096):
+        pass
+    child.kill()
+    child.wait()
+    if folder:
+        _delete(folder)
+    os._exit(1)
+
+
+def _delete(folder: str) -> None:
+    """Others in the folder are ending too, and may still write into it for a moment."""
+    for _ in range(DELETE_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        time.sleep(DELETE_PAUSE_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""One bookie of the embedded cluster: a process of its own on a folder of its own."""
+
+import json
+import sys
+from pathlib import Path
+
+from spark_ledger.errors import Unavailable
+from spark_ledger.local.child import Child
+
+START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
+
+
+class LocalBookie:
+    """`folder` keeps its disks and its log; what is on them makes it the bookie that it is."""
+
+    def __init__(self, folder: Path, service_url: str, settings: dict[str, object]) -> None:
+        self.folder = folder
+        self._service_url = service_url
+        self._settings = settings
+        self._child: Child | None = None
+        self._id = ""
+        self._address = ""
+
+    @property
+    def id(self) -> str:
+        """The bookie's UUID; empty before its first start."""
+        return self._id
+
+    @property
+    def pid(self) -> int | None:
+        """None when it is not running."""
+        return self._child.pid if self._child and self._child.running else None
+
+    @property
+    def address(self) -> str:
+        """host:port that it serves, or last served, on."""
+        return self._address
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "bookie.log"
+
+    def start(self) -> None:
+        """Start it; returns when it is registered as writable. Raises errors.Unavailable."""
+        self.launch()
+        self.wait_until_registered()
+
+    def launch(self) -> None:
+        """Start it and return at once; to be followed by `wait_until_registered`."""
+        if self.running:
+            raise ValueError(f"bookie {self._id} is running already")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._child = Child(f"bookie in {self.folder.name}", self._command(), self.log)
+
+    def wait_until_registered(self) -> None:
+        if self._child is None:
+            raise Unavailable(f"the bookie in {self.folder} was not started")
+        said = json.loads(self._child.first_line(START_TIMEOUT_S))
+        self._id, self._address = said["bookie_id"], said["address"]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has ended."""
+        if self._child:
+            self._child.kill()
+
+    def stop(self) -> None:
+        """End it in good order: deregistered, flushed, sealed; and wait until it has ended."""
+        self.ask_to_stop()
+        self.wait_until_stopped()
+
+    def ask_to_stop(self) -> None:
+        if self._child:
+            self._child.terminate()
+
+    def wait_until_stopped(self) -> None:
+        if self._child:
+            self._child.wait(STOP_TIMEOUT_S)
+
+    def _command(self) -> list[str]:
+        settings = {
+            "service_url": self._service_url,
+            "listen": "127.0.0.1:0",
+            "journal_directory": self.folder / "journal",
+            "ledger_directory": self.folder / "ledgers",
+            **self._settings,
+        }
+        overrides = [part for key in settings for part in ("--set", f"{key}={settings[key]}")]
+        return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]

@@ -1,0 +1,80 @@
+"""The record of the cluster itself, and the folders that are there from its first moment.
+
+Always true: the id is written once, by whoever starts the cluster first; a bookie's disk remembers
+it and serves no other cluster. The epoch counts re-creations from a backup.
+"""
+
+import json
+from dataclasses import dataclass
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
+
+FORMAT = 1
+FOLDERS = (
+    paths.BOOKIES_AVAILABLE,
+    paths.BOOKIES_READONLY,
+    paths.BOOKIES_KNOWN,
+    paths.LEDGERS,
+)
+
+
+class BadClusterRecord(ValueError):
+    """Bytes that are no record of a cluster, or one of a format this version does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`cluster_id` is a UUID in text."""
+
+    cluster_id: str
+    epoch: int = 0
+
+
+def encode(cluster: Cluster) -> bytes:
+    plain = {"id": cluster.cluster_id, "epoch": cluster.epoch, "format": FORMAT}
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode(value: bytes) -> Cluster:
+    """Raises BadClusterRecord."""
+    try:
+        plain = json.loads(value)
+        if plain["format"] != FORMAT:
+            raise BadClusterRecord(f"the cluster's record has format {plain['format']}")
+        return Cluster(str(plain["id"]), int(plain["epoch"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadClusterRecord(f"not a cluster's record: {error}") from error
+
+
+async def read(store: MetadataStore) -> Cluster | None:
+    """The cluster at the store's root, None when nobody has started one there."""
+    await store.sync()
+    try:
+        return decode((await store.get(paths.CLUSTER)).value)
+    except NoNode:
+        return None
+
+
+async def ensure(store: MetadataStore, new_id: str) -> Cluster:
+    """The cluster at the store's root; one with the id `new_id` is made if there is none."""
+    for folder in FOLDERS:
+        await _make(store, folder, b"")
+    found = await read(store)
+    if found is None:
+        await _make(store, paths.CLUSTER, encode(Cluster(new_id)))
+        found = await read(store)
+    assert found is not None, "made, or made by somebody else, and never deleted"
+    return found
+
+
+async def _make(store: MetadataStore, path: str, value: bytes) -> None:
+    """Present when it returns, made by us or not: whoever reads it back sees whose it is."""
+    for _ in range(2):
+        try:
+            return await store.create(path, value, parents=True)
+        except NodeExists:
+            return None
+        except OutcomeUnknown:
+            await store.sync()
+    raise OutcomeUnknown(path)
