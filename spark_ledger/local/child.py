@@ -73,10 +73,14 @@ class Child:
         return Unavailable(f"{self.name} {what}{quoted}", f"See {self._log}.")
 
     def kill(self) -> None:
-        """SIGKILL to the process and whatever shares its session's first group; waits."""
-        if self.running:
-            os.killpg(self.pid, signal.SIGKILL)
+        """SIGKILL to the process and its group; waits."""
+        self.signal(signal.SIGKILL)
         self._end()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the signal to the process and its group; does not wait."""
+        if self.running:
+            os.killpg(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM; does not wait."""

@@ -5,6 +5,7 @@ class, not ZooKeeperServerMain, because this one purges old snapshots.
 """
 
 import random
+import signal
 import socket
 import sys
 import time
@@ -91,6 +92,11 @@ class EmbeddedZooKeeper:
         """SIGKILL, server included; returns when it has ended."""
         if self._child:
             self._child.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
+        if self._child:
+            self._child.signal(number)
 
     def stop(self) -> None:
         """End it in good order; returns when it has ended."""

@@ -1,6 +1,7 @@
 """One bookie of the embedded cluster: a process of its own on a folder of its own."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -66,6 +67,11 @@ class LocalBookie:
         """SIGKILL, and wait until it has ended."""
         if self._child:
             self._child.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
+        if self._child:
+            self._child.signal(number)
 
     def stop(self) -> None:
         """End it in good order: deregistered, flushed, sealed; and wait until it has ended."""

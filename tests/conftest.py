@@ -1,0 +1,32 @@
+"""What all tests share: clusters that are always cleaned up, and the interpreter Spark runs."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from spark_ledger.local import LocalCluster
+
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """Three bookies, shared by all tests of the session: leave them running as you found them."""
+    with LocalCluster(bookies=3) as shared:
+        yield shared
+
+
+@pytest.fixture
+def fresh_cluster() -> Iterator[Callable[..., LocalCluster]]:
+    """Makes clusters of the test's own, with LocalCluster's arguments."""
+    made: list[LocalCluster] = []
+
+    def make(*arguments, **settings) -> LocalCluster:
+        made.append(LocalCluster(*arguments, **settings))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()

@@ -1,0 +1,182 @@
+"""The contract of the metadata store over a real ZooKeeper, and what only a real one can show."""
+
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from spark_ledger.errors import Unavailable
+from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper, free_port
+from spark_ledger.metadata.store import (
+    NoNode,
+    OutcomeUnknown,
+    SessionState,
+    StoreError,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.zookeeper import ZooKeeperStore, connect
+from tests.store_contract import CONTRACT, PATIENCE_S, Bell
+
+_roots = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    server = EmbeddedZooKeeper(Path(tmp_path_factory.mktemp("zookeeper")))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def url(zookeeper: EmbeddedZooKeeper) -> str:
+    return f"zk://{zookeeper.address}/tests/root-{next(_roots)}"
+
+
+@pytest.mark.parametrize("sentence", CONTRACT)
+def test_zookeeper_keeps_the_contract(sentence: str, url: str) -> None:
+    asyncio.run(CONTRACT[sentence](lambda: connect(url)))
+
+
+def test_a_url_where_nobody_answers_is_named_in_the_error() -> None:
+    url = f"zk://127.0.0.1:{free_port()}/ledger"
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match=url):
+        asyncio.run(connect(url, connect_timeout_s=1))
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_two_roots_are_two_clusters(zookeeper: EmbeddedZooKeeper) -> None:
+    async def scenario() -> None:
+        one = await connect(f"zk://{zookeeper.address}/one")
+        two = await connect(f"zk://{zookeeper.address}/two/deep")
+        await one.create("/a", b"")
+        with pytest.raises(NoNode):
+            await two.get("/a")
+        await one.close()
+        await two.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_store_says_so(url: str) -> None:
+    async def scenario() -> None:
+        store = await connect(url)
+        await store.close()
+        await store.close()
+        with pytest.raises(StoreUnavailable):
+            await store.get("/")
+        with pytest.raises(StoreUnavailable):
+            await store.create("/a")
+
+    asyncio.run(scenario())
+
+
+def frozen(server: EmbeddedZooKeeper):
+    """The processes of the server take no step inside the with-block."""
+    return _Frozen(server)
+
+
+class _Frozen:
+    def __init__(self, server: EmbeddedZooKeeper) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        self._server.signal(signal.SIGSTOP)
+
+    def __exit__(self, *_: object) -> None:
+        self._server.signal(signal.SIGCONT)
+
+
+def test_a_write_without_an_answer_is_unknown_and_a_read_unavailable(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store = await connect(url, call_timeout_s=1)
+        await store.create("/a", b"")
+        with frozen(zookeeper):
+            with pytest.raises(OutcomeUnknown):
+                await store.set("/a", b"?", 0)
+            with pytest.raises(StoreUnavailable):
+                await store.get("/a")
+        await store.sync()
+        assert (await store.get("/a")).value == b"?"
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_of_zookeeper_suspends_the_session_rings_its_watches_and_keeps_its_nodes(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store, states, bell = await connect(url), [], Bell()
+        store.add_session_listener(states.append)
+        await store.create("/mine", b"", ephemeral=True)
+        await store.get("/mine", bell)
+        await asyncio.to_thread(zookeeper.kill)
+        await bell.rung()
+        assert store.session_state is SessionState.SUSPENDED
+        await asyncio.to_thread(zookeeper.start)
+        assert (await store.get("/mine")).owner == store.session_id
+        assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_session_is_told_and_followed_by_a_new_one(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store, states, bell = await connect(url, session_timeout_s=2), [], Bell()
+        other, renewed = await connect(url), Bell()
+
+        def hear(state: SessionState) -> None:
+            states.append(state)
+            if SessionState.LOST in states and state is SessionState.CONNECTED:
+                renewed()
+
+        store.add_session_listener(hear)
+        await store.create("/mine", b"", ephemeral=True)
+        first = store.session_id
+        await store.get("/mine", bell)
+        await other.sync()
+        gone = Bell()
+        await other.get("/mine", gone)
+        await asyncio.to_thread(end_session, zookeeper, store)
+        await gone.rung()
+        await bell.rung()
+        await renewed.rung()
+        assert store.session_id not in (0, first)
+        assert states[-2:] == [SessionState.LOST, SessionState.CONNECTED]
+        with pytest.raises(NoNode):
+            await store.get("/mine")
+        await store.close()
+        await other.close()
+
+    asyncio.run(scenario())
+
+
+def end_session(zookeeper: EmbeddedZooKeeper, store: ZooKeeperStore) -> None:
+    """From outside, as if it had expired: whoever knows a session's password may close it."""
+    double = KazooClient(zookeeper.address, client_id=store._client.client_id)
+    double.start()
+    double.stop()
+    double.close()
+
+
+def test_a_value_over_zookeepers_limit_is_an_error_and_the_store_goes_on(url: str) -> None:
+    async def scenario() -> None:
+        store = await connect(url)
+        with pytest.raises(StoreError):
+            await store.create("/big", bytes(2 << 20))
+        await store.create("/small", b"")
+        await store.close()
+
+    asyncio.run(scenario())
