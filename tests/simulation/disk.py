@@ -25,6 +25,7 @@ from typing import Literal
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed, NoSuchFile
+from tests.simulation.loop import current_process
 
 Keep = Literal["random", "none", "all"]
 
@@ -343,5 +344,8 @@ class SimDisk:
             raise DiskFailed(f"{path}: its folder does not exist")
 
     def _change(self, change: _NameChange) -> None:
+        process = current_process()
+        if process is not None and not process.alive:
+            raise DiskFailed(f"{change.path}: changed by a process that is dead")
         change.apply(self._names)
         self._changes.append(change)

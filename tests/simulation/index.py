@@ -27,7 +27,7 @@ from bookie_server.entry_index import (
 
 _FRAME = struct.Struct("<II")
 _ENTRY, _LEDGER = b"E", b"L"
-_KEY_BYTES = 16
+_KEY_BYTES = len(entry_key(0, 0))
 
 
 class SimIndex:

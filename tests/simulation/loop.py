@@ -54,6 +54,8 @@ class Process:
     def __init__(self, loop: "SimLoop", name: str) -> None:
         self.name = name
         self.alive = True
+        self.paused = False
+        self.backlog: list[asyncio.Handle] = []
         self._loop = loop
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._context: Context = copy_context()
@@ -66,9 +68,24 @@ class Process:
 
     def kill(self) -> None:
         """Cancel every task, in the order of their making; further ones are still-born."""
+        self.resume()
         self.alive = False
         for task in list(self._tasks):
             task.cancel()
+
+    def pause(self) -> None:
+        """As SIGSTOP: nothing of the process runs, and what becomes ready waits, until `resume`."""
+        if self.alive and not self.paused:
+            self.paused = True
+            self._loop.paused += 1
+
+    def resume(self) -> None:
+        """As SIGCONT: all that became ready meanwhile runs, in its order."""
+        if self.paused:
+            self.paused = False
+            self._loop.paused -= 1
+            self._loop.requeue(self.backlog)
+            self.backlog.clear()
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Called by the loop for each task made inside this process."""
@@ -96,6 +113,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Contexts of callbacks that raised and of tasks whose exception nobody took."""
         self.outside = Context()
         """The context of what belongs to no process: messages on their way."""
+        self.paused = 0
+        """How many processes are paused."""
         self._steps_max = steps_max
         self._now = 0.0
         self._sequence = 0
@@ -226,7 +245,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 self._advance(time_max_s)
             for _ in range(len(ready)):
                 handle = ready.popleft()
-                if not handle._cancelled:
+                if not handle._cancelled and not (self.paused and _held_back(handle)):
                     handle._run()
                     self.steps += 1
             if self.steps > self._steps_max:
@@ -244,6 +263,9 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise Livelock(f"not done by simulated second {time_max_s}; waiting: {self.waiting()}")
         while timers and timers[0][0] <= self._now:
             self._ready.append(heapq.heappop(timers)[2])
+
+    def requeue(self, handles: list[asyncio.Handle]) -> None:
+        self._ready.extend(handles)
 
     def waiting(self) -> list[str]:
         """Names of the tasks that have not ended, in the order of their making."""
@@ -268,6 +290,15 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._running = False
             asyncio._set_running_loop(None)
             self.close()
+
+
+def _held_back(handle: asyncio.Handle) -> bool:
+    """Keep the handle for later if it belongs to a paused process."""
+    process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+    if process is None or not process.paused:
+        return False
+    process.backlog.append(handle)
+    return True
 
 
 def _where(task: "asyncio.Task[Any]") -> str:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger.bookies.network import CallFailed
-from tests.simulation.loop import Process, SimLoop
+from tests.simulation.loop import Process, SimLoop, current_process
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 ANY = "*"
@@ -40,6 +40,20 @@ class NetworkFaults:
     """The request is carried out twice; the second answer goes nowhere."""
     reset: float = 0.8
     """How often a caller is told at once that the server died under its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request and its answer, as its server saw them. `begun` and `ended` are moments: numbers
+    that rise with every beginning and ending at any server."""
+
+    caller: str
+    address: str
+    method: str
+    request: bytes
+    answer: bytes
+    begun: int
+    ended: int
 
 
 @dataclass
@@ -73,9 +87,9 @@ class SimNetwork:
         self.faults = faults or NetworkFaults()
         self.defects: list[BaseException] = []
         self.calls = 0
-        self.taps: list[Callable[[str, str, str, bytes, bytes | None], None]] = []
-        """Called as tap(caller, address, method, request, answer): with answer None when a server
-        begins a request, then with its answer as it leaves the server, lost or not."""
+        self.taps: list[Callable[[Exchange], None]] = []
+        """Called with every answer as it leaves its server, lost on the way or not."""
+        self.moment = 0
         self._rng = rng or random.Random(0)
         self._servers: dict[str, _Server] = {}
         self._cuts: dict[tuple[str, str], None] = {}
@@ -96,6 +110,10 @@ class SimNetwork:
                 call.server = None
                 if self._rng.random() < self.faults.reset:
                     self._later(self._fail, call, f"{address} reset the connection")
+
+    def next_moment(self) -> int:
+        self.moment += 1
+        return self.moment
 
     def client(self, caller: str) -> "SimClient":
         """The network as the process `caller` sees it."""
@@ -158,8 +176,7 @@ class SimNetwork:
             asyncio.get_running_loop().create_task(work)
 
     async def _work(self, call: _Call, server: _Server, answers: bool) -> None:
-        for tap in self.taps:
-            tap(call.caller, call.address, call.method, call.request, None)
+        begun = self.next_moment()
         try:
             answer = bytes(await server.handler(call.method, call.request))
         except Exception as error:
@@ -169,8 +186,10 @@ class SimNetwork:
             return
         if self._servers.get(call.address) is not server:
             return  # killed meanwhile
+        where = (call.caller, call.address, call.method)
+        exchange = Exchange(*where, call.request, answer, begun, self.next_moment())
         for tap in self.taps:
-            tap(call.caller, call.address, call.method, call.request, answer)
+            tap(exchange)
         if answers and not self._lost(call.address, call.caller):
             self._later(self._answer, call, answer)
 
@@ -212,7 +231,8 @@ class SimClient:
         self._closed = False
 
     async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
-        if self._closed:
+        process = current_process()
+        if self._closed or (process is not None and not process.alive):
             raise CallFailed("the network is closed")
         return await self._network.call(self._caller, address, method, request, timeout_s)
 
