@@ -23,11 +23,11 @@ SPARKS_OWN = frozenset(
         "serialization.format",
     }
 )
-READ = ("serviceUrl", "subscribe", "topic", "path", "startingOffsets", "minPartitions")
-READ += ("failOnDataLoss",)
+READ: tuple[str, ...] = ("serviceUrl", "subscribe", "topic", "path", "startingOffsets")
+READ += ("minPartitions", "failOnDataLoss")
 BATCH_READ = (*READ, "endingOffsets")
 STREAM_READ = (*READ, "maxOffsetsPerTrigger")
-WRITE = ("serviceUrl", "topic", "path", "partitions", "compression")
+WRITE: tuple[str, ...] = ("serviceUrl", "topic", "path", "partitions", "compression")
 WRITE += ("ensembleSize", "writeQuorum", "ackQuorum")
 BATCH_WRITE = (*WRITE, "txnAppId", "txnVersion")
 STREAM_WRITE = WRITE

@@ -6,7 +6,6 @@ may have `key`, both STRING or BINARY, and nothing else.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from spark_ledger.errors import SchemaMissingColumn, SchemaTypeMismatch, SchemaUnknownColumn
+from spark_ledger.topic.slice_reader import Rows
 
 CREATE_TIME = 0
 """The timestampType of Kafka that says: the time the writer made the entry."""
@@ -74,24 +74,9 @@ def key_and_value(batch: pa.RecordBatch) -> tuple[pa.Array | None, pa.Array]:
     return None if key is None else _binary(key), _binary(columns["value"])
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Rows of one entry on their way to Spark: neighbours in one partition of one topic."""
-
-    key: pa.Array
-    value: pa.Array
-    topic: str
-    partition: int
-    first_offset: int
-    written_ms: int
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-
-def to_spark(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+def to_spark(rows: Rows, topic: str, schema: pa.Schema) -> pa.RecordBatch:
     """The columns that `schema` names; key and value are the entry's own memory."""
-    columns = [_COLUMNS[field.name.lower()](rows, field.type) for field in schema]
+    columns = [_COLUMNS[field.name.lower()](rows, topic, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -122,31 +107,33 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _offsets(rows: Rows, kind: pa.DataType) -> pa.Array:
-    first = rows.first_offset
-    return pa.array(np.arange(first, first + len(rows), dtype=np.int64))
+def _offsets(rows: Rows) -> pa.Array:
+    count = rows.record_batch.num_rows
+    return pa.array(np.arange(rows.offset, rows.offset + count, dtype=np.int64))
 
 
 def _times(rows: Rows, kind: pa.DataType) -> pa.Array:
-    return pa.array(np.full(len(rows), rows.written_ms * 1000, dtype=np.int64)).view(kind)
+    count = rows.record_batch.num_rows
+    return pa.array(np.full(count, rows.written_ms * 1000, dtype=np.int64)).view(kind)
 
 
 @lru_cache(maxsize=64)
-def _constant(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), rows)
+def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
-def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
-    """`value`, `rows` times: a slice of one that is kept, its length rounded up."""
-    return _constant(value, kind, max(1024, 1 << (rows - 1).bit_length())).slice(0, rows)
+def _repeated(value: str | int, kind: pa.DataType, rows: Rows) -> pa.Array:
+    """`value` for each row: a slice of a column that is kept, its length rounded up."""
+    count = rows.record_batch.num_rows
+    return _constant(value, kind, max(1024, 1 << (count - 1).bit_length())).slice(0, count)
 
 
-_COLUMNS: dict[str, Callable[[Rows, pa.DataType], pa.Array]] = {
-    "key": lambda rows, kind: _as(rows.key, kind),
-    "value": lambda rows, kind: _as(rows.value, kind),
-    "topic": lambda rows, kind: _repeated(rows.topic, kind, len(rows)),
-    "partition": lambda rows, kind: _repeated(rows.partition, kind, len(rows)),
-    "offset": _offsets,
-    "timestamp": _times,
-    "timestamptype": lambda rows, kind: _repeated(CREATE_TIME, kind, len(rows)),
+_COLUMNS: dict[str, Callable[[Rows, str, pa.DataType], pa.Array]] = {
+    "key": lambda rows, topic, kind: _as(rows.record_batch.column(0), kind),
+    "value": lambda rows, topic, kind: _as(rows.record_batch.column(1), kind),
+    "topic": lambda rows, topic, kind: _repeated(topic, kind, rows),
+    "partition": lambda rows, topic, kind: _repeated(rows.partition, kind, rows),
+    "offset": lambda rows, topic, kind: _offsets(rows),
+    "timestamp": lambda rows, topic, kind: _times(rows, kind),
+    "timestamptype": lambda rows, topic, kind: _repeated(CREATE_TIME, kind, rows),
 }

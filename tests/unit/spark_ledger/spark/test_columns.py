@@ -16,13 +16,14 @@ from pyspark.sql.types import (
 
 from spark_ledger.errors import SchemaMissingColumn, SchemaTypeMismatch, SchemaUnknownColumn
 from spark_ledger.spark import schema
-from spark_ledger.spark.schema import Rows
+from spark_ledger.topic.slice_reader import Rows
 
 
 def rows() -> Rows:
     key = pa.array([b"a", None, b"c"], pa.binary())
     value = pa.array([b"1", b"2", None], pa.binary())
-    return Rows(key, value, "t", 3, 40, 1_700_000_000_123)
+    columns = pa.record_batch({"key": key, "value": value})
+    return Rows(3, 40, 1_700_000_000_123, columns)
 
 
 KINDS = {
@@ -54,7 +55,7 @@ def test_the_default_schema_is_kafkas():
 
 
 def test_rows_become_the_columns_of_the_default_schema():
-    batch = schema.to_spark(rows(), arrow(schema.DEFAULT_SCHEMA))
+    batch = schema.to_spark(rows(), "t", arrow(schema.DEFAULT_SCHEMA))
     assert batch.schema.equals(arrow(schema.DEFAULT_SCHEMA))
     assert batch.column("key").to_pylist() == [b"a", None, b"c"]
     assert batch.column("value").to_pylist() == [b"1", b"2", None]
@@ -68,14 +69,17 @@ def test_rows_become_the_columns_of_the_default_schema():
 def test_a_declared_schema_is_a_projection_by_name_with_text_as_text():
     declared = ddl("Offset BIGINT, VALUE STRING")
     schema.check_projection(declared)
-    batch = schema.to_spark(rows(), arrow(declared))
+    batch = schema.to_spark(rows(), "t", arrow(declared))
     assert batch.to_pydict() == {"Offset": [40, 41, 42], "VALUE": ["1", "2", None]}
 
 
 def test_key_and_value_keep_the_entrys_memory():
     given = rows()
-    batch = schema.to_spark(given, arrow(ddl("value BINARY")))
-    assert batch.column(0).buffers()[2].address == given.value.buffers()[2].address
+    batch = schema.to_spark(given, "t", arrow(ddl("value BINARY")))
+    assert (
+        batch.column(0).buffers()[2].address
+        == given.record_batch.column("value").buffers()[2].address
+    )
 
 
 def test_a_declared_column_that_no_topic_has_is_refused_by_name():

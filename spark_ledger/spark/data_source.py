@@ -1,0 +1,48 @@
+"""format("ledger"): where Spark enters. Everything behind it is imported when it is needed, for
+this file is imported by every session that looks for any Python source."""
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+
+class LedgerDataSource(DataSource):
+    """Reads and writes topics, in batches and streams. docs/spark.md lists the options.
+
+    Spark makes one of these in several processes for one query; it holds the options only.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "ledger"
+
+    def schema(self) -> StructType:
+        from spark_ledger.spark.schema import DEFAULT_SCHEMA
+
+        return DEFAULT_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from spark_ledger.spark import batch, options
+
+        return batch.LedgerBatchReader(options.batch_read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_ledger.spark import options, source
+
+        return source.LedgerStreamReader(options.stream_read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_ledger.spark import batch, options
+
+        return batch.planned_writer(options.batch_write_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_ledger.spark import options, sink
+
+        written = options.stream_write_options(self.options)
+        return sink.LedgerStreamWriter(written, schema, overwrite)

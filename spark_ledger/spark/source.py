@@ -1,0 +1,107 @@
+"""The streaming source: what Spark asks the driver (offsets, tasks) and the tasks (rows).
+
+Always true: an offset never falls below the one Spark passed as start, and is that very one when
+there is nothing new; an idle poll is answered from memory; the first poll of a run, the first
+offset and the target of availableNow are read after a sync.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark import offsets, tasks
+from spark_ledger.spark.driver_state import TopicsRead
+from spark_ledger.spark.offsets import Positions, TopicEnds
+from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.schema import check_projection
+
+
+class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One lives in the source's own process as long as the query runs. Another is made where the
+    tasks are planned and sent to them: it never connects."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema)
+        self.options = options
+        self.schema = schema
+        self._topics: TopicsRead | None = None
+        self._target: Positions | None = None
+        self._polled = False
+        self._behind: Positions | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        known = self._opened().fresh_ends()
+        start = offsets.resolve(self.options.starting, "startingOffsets", known)
+        return offsets.encode(start, known)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows_max = self.options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = offsets.ends_of(self._opened().fresh_ends())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        known = self._known()
+        first = offsets.decode(start, known)
+        if not offsets.within(first, known):
+            known = self._opened().fresh_ends()
+            offsets.check_within(first, known, "the query's offset")
+        self._behind = first
+        end = self._bounded(first, known)
+        if isinstance(limit, ReadMaxRows):
+            end = offsets.admit(first, end, limit.max_rows)
+        return start if end == first else offsets.encode(end, known)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        known = self._known()
+        latest = offsets.encode(offsets.ends_of(known), known)
+        if self._behind is not None:
+            latest["_rowsBehind"] = offsets.rows_between(self._behind, offsets.ends_of(known))
+        return latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        known = self._known()
+        first, last = offsets.decode(start, known), offsets.decode(end, known)
+        if not offsets.within(last, known):
+            known = self._opened().fresh_ends()
+            offsets.check_within(last, known, "the offset to be read to")
+        offsets.check_order(first, last)
+        planned = self._opened().plan(
+            first, last, self.options.min_partitions or 1, self.options.fail_on_data_loss
+        )
+        return [InputPartition(task) for task in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return tasks.read_rows(self.options.service_url, partition.value, self.schema)
+
+    def _bounded(self, first: Positions, known: dict[str, TopicEnds]) -> Positions:
+        """All there is, or the target of availableNow; never below `first`."""
+        end = offsets.ends_of(known)
+        if self._target is not None:
+            end = offsets.nearest(end, self._target)
+        return offsets.furthest(first, end)
+
+    def _known(self) -> dict[str, TopicEnds]:
+        topics = self._opened()
+        if self._polled:
+            return topics.ends()
+        known = topics.fresh_ends()
+        self._polled = True
+        return known
+
+    def _opened(self) -> TopicsRead:
+        if self._topics is None:
+            topics = TopicsRead(self.options.service_url, self.options.topics)
+            topics.follow()
+            self._topics = topics
+        return self._topics

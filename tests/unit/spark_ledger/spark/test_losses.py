@@ -1,0 +1,39 @@
+"""Committed rows that are gone: told with their offsets, or left out exactly."""
+
+import pytest
+
+from spark_ledger.errors import RowsLost
+from spark_ledger.spark import losses
+from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask
+
+
+def task(ledger_id: int, entries: range, start: int) -> ReadTask:
+    """Ten rows an entry, from offset `start` on."""
+    pieces = tuple(
+        EntryPiece(entry, 10 * i, 0, 10, start + 10 * i) for i, entry in enumerate(entries)
+    )
+    part = ReadSlice("id-1", 2, ledger_id, 0, entries[-1], pieces, 1000)
+    return ReadTask("t", "id-1", 2, start, start + 10 * len(entries), (part,))
+
+
+def test_nothing_is_lost_where_ledgers_are_open_or_end_behind_the_rows():
+    tasks = [task(7, range(3, 5), 100), task(8, range(2), 120)]
+    assert losses.readable(tasks, {7: None, 8: 1}, True) == tasks
+
+
+def test_a_loss_is_told_with_its_rows_and_offsets():
+    with pytest.raises(RowsLost, match="20 committed rows are gone") as caught:
+        losses.readable([task(7, range(3, 6), 100)], {7: 3}, True)
+    assert "partition 2 offsets 110 to 129 (ledger 7)" in str(caught.value)
+
+
+def test_a_loss_that_is_accepted_leaves_out_exactly_these_rows():
+    (kept,) = losses.readable([task(7, range(3, 6), 100)], {7: 4}, False)
+    (part,) = kept.slices
+    assert [piece.offset for piece in part.pieces] == [100, 110]
+    assert part.known_confirmed == 4
+
+
+def test_a_task_whose_ledger_is_gone_has_nothing_left():
+    tasks = [task(7, range(2), 0), task(8, range(2), 20)]
+    assert losses.readable(tasks, {7: -1, 8: None}, False) == tasks[1:]
