@@ -12,7 +12,7 @@ from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import NO_ENTRY, Buffer, unpack_header
+from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
@@ -251,7 +251,7 @@ def _told(request: m.Request, response: m.Response) -> str:
             try:
                 header = unpack_header(_head(add.entry))
                 entry = f"{header.ledger_id}:{header.entry_id}"
-            except ValueError:
+            except BadEntry:
                 entry = "?"
             recovery = " recovery" if add.recovery else ""
             parts.append(f"{entry}{recovery} {result.status.name}")

@@ -298,7 +298,7 @@ class SimSession:
 
         def read() -> Versioned:
             if watch is not None:
-                self._data_watches.setdefault(path, []).append((watch, context))
+                _add_watch(self._data_watches, path, watch, context)
             return self._replica.get(path)
 
         return await self._read(read)  # type: ignore[no-any-return]
@@ -309,7 +309,7 @@ class SimSession:
         def read() -> list[str]:
             self._replica.get(path)
             if watch is not None:
-                self._child_watches.setdefault(path, []).append((watch, context))
+                _add_watch(self._child_watches, path, watch, context)
             return sorted(self._replica.children[path])
 
         return await self._read(read)  # type: ignore[no-any-return]
@@ -598,6 +598,13 @@ class SimSession:
 
     def _delay(self) -> float:
         return self._store.rng.uniform(*self._store.faults.delay_s)
+
+
+def _add_watch(watches: _Watches, path: str, watch: Watcher, context: Context) -> None:
+    """As ZooKeeper's clients do: the same watcher set twice on one path is one watch."""
+    waiting = watches.setdefault(path, [])
+    if all(known != watch for known, _ in waiting):
+        waiting.append((watch, context))
 
 
 def _settle(request: _Request, outcome: Any) -> None:

@@ -1,0 +1,359 @@
+"""A cluster in simulated time: bookies running the real Bookie, clients the real ledger code.
+
+Always true:
+- a bookie killed loses its memory and, by chance, what it had not synced; started again it is the
+  same identity on the same disk; `blank` gives its address a new disk and a new identity;
+- whatever a killed process still does reaches nobody: its doors are shut before its tasks end;
+- after each restart the bookie is asked for all it ever acknowledged (invariants 13, 15).
+"""
+
+import asyncio
+import functools
+import json
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from bookie_server.api import messages as m
+from bookie_server.bookie import Bookie
+from bookie_server.disk import DiskFailed
+from bookie_server.handler import handle_bytes
+from bookie_server.storage_config import StorageConfig
+from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.config import ClientConfig
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
+from tests.simulation import invariants
+from tests.simulation.disk import Keep, SimDisk
+from tests.simulation.ghost import Ghost
+from tests.simulation.index import SimIndex
+from tests.simulation.invariants import Violation
+from tests.simulation.loop import SimLoop, current
+from tests.simulation.network import SimNetwork
+from tests.simulation.observers import Observers
+from tests.simulation.store import SimStore
+from tests.simulation.trace import Trace
+
+KIB = 1024
+STORAGE = StorageConfig(
+    journal_bytes_max=256 * KIB,
+    journal_batch_bytes_max=64 * KIB,
+    journal_pending_bytes_max=160 * KIB,
+    recovery_reserve_bytes=64 * KIB,
+    write_cache_bytes=256 * KIB,
+    flush_interval_s=3.0,
+    flush_chunk_bytes=16 * KIB,
+    entry_log_bytes_max=64 * KIB,
+    entry_bytes_max=16 * KIB,
+    read_bytes_max=8 * KIB,
+    read_pending_bytes_max=160 * KIB,
+)
+CLIENT = ClientConfig(
+    inflight_bytes=32 * KIB,
+    read_ahead_bytes=16 * KIB,
+    read_request_bytes=4 * KIB,
+    frame_bytes_max=8 * KIB,
+    entry_bytes_max=16 * KIB,
+)
+REGISTER_RETRY_S = 1.0
+
+
+class World:
+    """The network, the store, the bookies, the clients, and who watches them."""
+
+    def __init__(self, storage: StorageConfig = STORAGE, config: ClientConfig = CLIENT) -> None:
+        self.loop: SimLoop = current()
+        self.storage = storage
+        self.config = config
+        self.network = SimNetwork(self.loop.random_for("network"))
+        self.store = SimStore(self.loop.random_for("store"))
+        self.ghost = Ghost()
+        self.trace = Trace()
+        self.observers = Observers(self.ghost, self.trace)
+        self.network.taps.append(self.observers.exchange)
+        self.store.listeners.append(self.observers.committed)
+        self.nodes: list[BookieNode] = []
+        self.clients: list[Client] = []
+        self._names: dict[str, int] = {}
+
+    async def prepare(self, bookies: int) -> None:
+        """The folders every cluster has, and so many bookies, registered."""
+        session = self.store.session("founder")
+        for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
+            await session.create(folder, parents=True)
+        await session.create(paths.LEDGERS)
+        await session.close()
+        self.nodes = [BookieNode(self, number + 1) for number in range(bookies)]
+        await asyncio.gather(*(node.start() for node in self.nodes))
+
+    async def client(self, name: str) -> "Client":
+        """A new process with a session and a ledger store of its own."""
+        count = self._names[name] = self._names.get(name, 0) + 1
+        client = Client(self, f"{name}.{count}")
+        self.clients.append(client)
+        await client.start()
+        return client
+
+    def check(self) -> None:
+        """Raise the first violation that observers saw, or a defect of a handler."""
+        if self.observers.violations:
+            raise self.observers.violations[0]
+        if self.network.defects:
+            defect = self.network.defects[0]
+            raise Violation("no defect", f"a bookie's handler raised {defect!r}") from defect
+
+    def calm(self) -> None:
+        """No fault from now on: every process runs, everything arrives."""
+        self.network.calm()
+        self.store.calm()
+        for node in self.nodes:
+            node.calm()
+        for client in self.clients:
+            client.process.resume()
+
+
+class BookieNode:
+    """One address, its disks and the identity on them; at most one living process."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.address = f"b{number}:1"
+        self.running = False
+        self.boots = 0
+        self._rng = world.loop.random_for(f"bookie {number}")
+        self._generation = 0
+        self._format()
+
+    def _format(self) -> None:
+        """A blank disk, and so a new identity."""
+        self._generation += 1
+        self.bookie_id = f"00000000-0000-0000-0000-0000000{self._generation:02d}{self.number:03d}"
+        seed = f"{self._rng.random()}"
+        self.journal_disk = SimDisk(random.Random(f"journal {seed}"))
+        self.ledger_disk = SimDisk(random.Random(f"ledger {seed}"))
+
+    async def start(self) -> None:
+        """Running and registered when it returns; a disk failure or a kill meanwhile ends it."""
+        assert not self.running
+        self.running = True
+        self.boots += 1
+        self.process = self.world.loop.process(f"{self.address}#{self.boots}")
+        self.session = self.world.store.session(self.address)
+        self.world.trace.note(self.address, f"starts as {self.bookie_id}")
+        boots = self.boots
+        try:
+            await self.process.spawn(self._boot(), name=f"{self.address} boots")
+        except asyncio.CancelledError:
+            if boots == self.boots and self.process.alive:
+                raise
+        except DiskFailed:
+            if boots == self.boots:
+                self.kill("random")
+
+    async def _boot(self) -> None:
+        index = await SimIndex.open(self.ledger_disk)
+        disks = (self.journal_disk, self.ledger_disk)
+        self.bookie = await Bookie.start(
+            self.bookie_id, *disks, index, self.session, self.world.storage
+        )
+        await self._check_promises()
+        self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
+        handler = functools.partial(handle_bytes, self.bookie)
+        self.world.network.serve(self.address, handler, self.process)
+        self.session.add_session_listener(self._session_changed)
+        await self._register()
+
+    async def _watch(self, bookie: Bookie) -> None:
+        """A bookie whose journal or storage failed exits."""
+        try:
+            await asyncio.shield(bookie.failed)
+        except Exception as error:
+            self.world.trace.note(self.address, f"exits: {error!r}")
+            self.world.ghost.meet("bookie exited by a failed disk")
+            self.world.loop.call_soon(self.kill, "random", context=self.world.loop.outside)
+
+    def kill(self, keep: Keep = "random") -> None:
+        """kill -9, and by `keep` the power with it."""
+        if not self.running:
+            return
+        self.running = False
+        self.world.trace.note(self.address, f"killed, keeps {keep}")
+        self.world.network.down(self.address)
+        self.session.abandon()
+        self.journal_disk.crash(keep)
+        self.ledger_disk.crash(keep)
+        self.process.kill()
+
+    def blank(self) -> None:
+        """The disk is lost for good: what was on it counts as one loss. The node must be down."""
+        assert not self.running
+        self.world.trace.note(self.address, "gets a blank disk")
+        self.world.ghost.bookie(self.bookie_id).wiped = True
+        self._format()
+
+    def calm(self) -> None:
+        for disk in (self.journal_disk, self.ledger_disk):
+            disk.faults.sync_fails = disk.faults.append_fails = 0
+            disk.faults.sync_s = (0.0005, 0.003)
+
+    # -- what it promised before ---------------------------------------------------------------
+
+    async def _check_promises(self) -> None:
+        """Ask the restarted bookie, past the network, for all it acknowledged and fenced."""
+        ghost = self.world.ghost
+        mine = ghost.bookie(self.bookie_id)
+        for ledger_id in mine.fence_replied:
+            if self._exists(ledger_id):
+                request = m.ReadLacRequest(self.bookie_id, ledger_id)
+                answer = await self.bookie.handle(request)
+                assert isinstance(answer, m.ReadLacResponse)
+                self._judge(invariants.a_fence_survives_a_crash, ledger_id, answer.fenced)
+        spans: dict[int, list[int]] = {}
+        for ledger_id, entry_id in mine.stored:
+            spans.setdefault(ledger_id, []).append(entry_id)
+        for ledger_id, entries in spans.items():
+            if self._exists(ledger_id):
+                await self._check_entries(ledger_id, sorted(entries))
+
+    async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
+        served: dict[int, str] = {}
+        at = entries[0]
+        while at <= entries[-1]:
+            request = m.ReadRequest(self.bookie_id, ledger_id, at, entries[-1], 1 << 20)
+            answer = await self.bookie.handle(request)
+            assert isinstance(answer, m.ReadResponse)
+            if not answer.results:
+                break
+            for result in answer.results:
+                served[at] = result.status.name
+                at += 1
+        for entry_id in entries:
+            status = served.get(entry_id, answer.status.name)
+            judge = invariants.an_acknowledged_add_survives_a_crash
+            self._judge(judge, ledger_id, entry_id, status)
+
+    def _judge(self, judge: Any, *args: Any) -> None:
+        ghost = self.world.ghost
+        try:
+            judge(ghost, ghost.bookie(self.bookie_id), *args)
+        except Violation as violation:
+            self.world.observers.violated(violation)
+
+    def _exists(self, ledger_id: int) -> bool:
+        """A ledger that is deleted may be forgotten."""
+        return self.world.store.peek(paths.ledger(ledger_id)) is not None
+
+    # -- registration --------------------------------------------------------------------------
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED and self.process.alive:
+            self.process.spawn(self._register(), name=f"{self.address} registers")
+
+    async def _register(self) -> None:
+        """As registration.py: an ephemeral node of ours, whatever was there before."""
+        plain = {"address": self.address, "rack": "", "free_bytes": 1 << 30}
+        record = json.dumps({**plain, "total_bytes": 1 << 31, "version": 1}, sort_keys=True)
+        while True:
+            try:
+                await self._publish(record.encode())
+                return
+            except StoreError:
+                await asyncio.sleep(REGISTER_RETRY_S)
+
+    async def _publish(self, record: bytes) -> None:
+        known = f"{paths.BOOKIES_KNOWN}/{self.bookie_id}"
+        here = f"{paths.BOOKIES_AVAILABLE}/{self.bookie_id}"
+        try:
+            await self.session.create(known, record)
+        except NodeExists:
+            await self.session.sync(here)
+        try:
+            found = await self.session.get(here)
+        except NoNode:
+            await self.session.create(here, record, ephemeral=True)
+            return
+        if found.owner != self.session.session_id:
+            await self.session.delete(here, found.version)
+            await self.session.create(here, record, ephemeral=True)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a client's task ended, when it was not by a result."""
+
+    error: BaseException
+
+
+class Client:
+    """A process that uses ledgers: a session, a network, a LedgerStore."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.process = world.loop.process(name)
+        self.session = world.store.session(name)
+        self.rng = world.loop.random_for(name)
+
+    async def start(self) -> None:
+        await self.process.spawn(self._start(), name=f"{self.name} starts")
+
+    async def _start(self) -> None:
+        world = self.world
+        self.directory = BookieDirectory(self.session)
+        await self.directory.start()
+        network = world.network.client(self.name)
+        self.bookies = BookieClient(network, self.directory, world.config)
+        store = WatchedLedgerStore(
+            self.session, self.bookies, self.directory, world.config, self.rng
+        )
+        store.observers = world.observers
+        self.ledgers = store
+
+    def run(self, work: Coroutine[Any, Any, Any], name: str = "") -> "asyncio.Task[Any]":
+        """Run `work` as a task of this process."""
+        return self.process.spawn(work, name=f"{self.name} {name}".strip())
+
+    def kill(self) -> None:
+        """kill -9: nothing it has under way is answered to anybody."""
+        self.world.trace.note(self.name, "killed")
+        self.session.abandon()
+        self.process.kill()
+
+
+class WatchedLedgerStore(LedgerStore):
+    """A LedgerStore whose writers tell the observers what is appended and what becomes of it."""
+
+    observers: Observers
+
+    async def create(self, *args: Any, **options: Any) -> Any:
+        writer = await super().create(*args, **options)
+        watch_writer(writer, self.observers)
+        return writer
+
+    async def delete(self, ledger_id: int) -> None:
+        await super().delete(ledger_id)
+        ledger = self.observers.ghost.ledgers.get(ledger_id)
+        if ledger is not None:
+            ledger.delete_returned = True
+
+
+def watch_writer(writer: Any, observers: Observers) -> None:
+    """Let the observers hear of every append of the writer and of its end."""
+    plain_append = writer.append
+    ledger_id, pushed = writer.ledger_id, writer.last_add_pushed
+
+    def append(payload: Any, rows: int = 0) -> "asyncio.Future[int]":
+        nonlocal pushed
+        future = plain_append(payload, rows)
+        if writer.last_add_pushed == pushed:
+            return future  # refused before it had an id
+        pushed = writer.last_add_pushed
+        observers.submitted(ledger_id, payload, rows)
+        future.add_done_callback(functools.partial(observers.appended, ledger_id, pushed))
+        return future
+
+    writer.append = append
