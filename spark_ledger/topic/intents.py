@@ -8,16 +8,40 @@ zombie that mints again finds its own, ended. One query on one target has one cu
 run's intent condemns the older one's as superseded, in one multi (hazard 11).
 """
 
+import asyncio
 import random
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.topic.records import IntentState
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    BadVersion,
+    Check,
+    Create,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoreUnavailable,
+    Versioned,
+)
+from spark_ledger.topic import records
+from spark_ledger.topic.names import escape
+from spark_ledger.topic.records import IdBlock, IntentRecord, IntentState, QueryPointer, TxnRecord
+from spark_ledger.topic.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
 
 SUPERSEDED = "superseded"
 STALE = "stale"
+QUERY = "query"
+BATCH = "batch"
 IDS_PER_BLOCK = 8
+HEARTBEAT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +50,49 @@ class Intent:
     that of its node: while it stands, the intent is in the state seen."""
 
     id: str
-    kind: str
-    app_id: str
-    run_id: str
-    target: str
-    w0: int
-    generation: int
-    state: IntentState
-    why: str
+    record: IntentRecord
     version: int
 
     @property
     def open(self) -> bool:
-        return self.state is IntentState.OPEN
+        return self.record.state is IntentState.OPEN
+
+    def ended(self) -> errors.Fenced:
+        """The error of whoever goes on under an intent that is not open."""
+        state, why = self.record.state.value, self.record.why
+        return errors.Fenced(
+            f"the run {self.record.run_id} may not write to '{self.record.target}' any more:"
+            f" its intent {self.id} is {state}" + (f" ({why})" if why else ""),
+            intent=self.id,
+            why=why,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """A query's pointer as it was read; absent: version None."""
+
+    path: str
+    named: QueryPointer | None = None
+    version: int | None = None
+
+    def moved_to(self, pointer: QueryPointer) -> Operation:
+        value = records.encode_query_pointer(pointer)
+        if self.version is None:
+            return Create(self.path, value)
+        return Set(self.path, value, self.version)
 
 
 class Intents:
+    """All methods raise errors.Unavailable when the metadata store does not answer."""
+
     def __init__(self, store: MetadataStore, ledgers: LedgerStore, rng: random.Random) -> None:
         self.store = store
+        self._ledgers = ledgers
+        self._rng = rng
+        self._ids: dict[str, deque[int]] = {}
+        self._allocating = asyncio.Lock()
+        self._beaten: dict[str, float] = {}
 
     async def open_query_intent(self, query_id: str, run_id: str, target: str) -> Intent:
         """The open intent of a streaming query's run on `target`, made if it is not there.
@@ -52,31 +101,185 @@ class Intents:
         run condemns the older run's. A run condemned as stale goes on under a new generation.
         Raises errors.Fenced when a newer run has taken over.
         """
-        raise NotImplementedError
+        path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
+        wanted = IntentRecord(QUERY, query_id, run_id, target, w0=records.NO_VERSION)
+        with reachable(f"opening the intent of query {query_id}"):
+            for tries in range(TRIES_MAX):
+                pointer = await self._pointer(path)
+                current = await self._current(pointer, wanted)
+                if current is not None:
+                    return current
+                await self._mint_query(pointer, wanted)
+                if tries:
+                    await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(path)
+        raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
-    async def open_batch_intent(self, app_id: str, run_id: str, target: str) -> Intent:
-        """A new intent of a batch job; the driver makes it and sends it to its tasks."""
-        raise NotImplementedError
+    async def open_batch_intent(
+        self, app_id: str, target: str, *, run_id: str | None = None
+    ) -> Intent:
+        """A new intent of a batch job; the driver makes it and sends it to its tasks. The run id
+        is drawn when none is given."""
+        token = f"{self._rng.getrandbits(128):032x}"
+        record = IntentRecord(BATCH, app_id, run_id or token, target, w0=records.NO_VERSION)
+        with reachable(f"opening the intent of batch job {app_id}"):
+            await ensure(self.store, paths.INTENTS)
+            for tries in range(TRIES_MAX):
+                await self._mint(f"batch-{token}", record, [])
+                made = await read(self.store, paths.intent(f"batch-{token}"))
+                if made is not None:
+                    return _decoded(f"batch-{token}", made)
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(paths.INTENTS)
+        raise errors.CommitContended(f"other jobs committed as {app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.Fenced when there is none."""
-        raise NotImplementedError
+        with reachable(f"reading intent {intent_id}"):
+            node = await read(self.store, paths.intent(intent_id))
+        if node is None:
+            raise errors.Fenced(f"there is no intent {intent_id}", intent=intent_id)
+        return _decoded(intent_id, node)
 
     async def heartbeat(self, intent: Intent) -> None:
-        """Show that somebody works under the intent. Failures of the store are no error."""
-        raise NotImplementedError
+        """Show that somebody works under the intent, at most every HEARTBEAT_S from this process.
+        The store's failures are no error: who cannot commit will hear of it then."""
+        now = asyncio.get_running_loop().time()
+        if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
+            return
+        self._beaten[intent.id] = now
+        try:
+            await self.store.set(paths.intent_heartbeat(intent.id), b"", ANY_VERSION)
+        except (NoNode, OutcomeUnknown, StoreUnavailable):
+            return
 
-    async def finish(self, intent: Intent) -> None:
+    async def finish(self, intent: Intent) -> Intent:
         """Set it to done if it is open: its unreferenced ledgers may go."""
-        raise NotImplementedError
+        return await self._end(intent.id, IntentState.DONE, "")
 
     async def condemn(self, intent_id: str, why: str) -> Intent:
         """Condemn it if it is open; returns it as it ended. Raises errors.Fenced if absent."""
-        raise NotImplementedError
+        return await self._end(intent_id, IntentState.CONDEMNED, why)
 
     async def ledger_id(self, intent: Intent) -> int:
         """A ledger id that only this intent may use, out of a block recorded under it.
 
         Raises errors.Fenced when the intent is not open any more.
         """
-        raise NotImplementedError
+        with reachable(f"taking ledger ids for intent {intent.id}"):
+            async with self._allocating:
+                ids = self._ids.setdefault(intent.id, deque())
+                if not ids:
+                    ids.extend(await self._record_block(intent))
+                return ids.popleft()
+
+    async def _record_block(self, intent: Intent) -> range:
+        """New ids, recorded under the intent while it is open."""
+        ids = await self._ledgers.allocate_ids(IDS_PER_BLOCK)
+        path = f"{paths.intent_blocks(intent.id)}/{ids.start:019d}"
+        block = Create(path, records.encode_block(IdBlock(ids.start, len(ids))))
+        check = Check(paths.intent(intent.id), intent.version)
+        for _ in range(TRIES_MAX):
+            try:
+                await self.store.multi([check, block])
+                return ids
+            except MultiFailed as failed:
+                if failed.index == 1:  # there already: an answer that was lost said so
+                    return ids
+                await self.store.sync(path)
+                raise (await self.get(intent.id)).ended() from failed
+            except OutcomeUnknown:
+                await self.store.sync(path)
+        raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+
+    async def _end(self, intent_id: str, state: IntentState, why: str) -> Intent:
+        with reachable(f"ending intent {intent_id}"):
+            for _ in range(TRIES_MAX):
+                await self.store.sync(paths.intent(intent_id))
+                intent = await self.get(intent_id)
+                if not intent.open:
+                    return intent
+                record = replace(intent.record, state=state, why=why)
+                value = records.encode_intent(record)
+                try:
+                    version = await self.store.set(paths.intent(intent_id), value, intent.version)
+                    return Intent(intent_id, record, version)
+                except (BadVersion, OutcomeUnknown):
+                    continue
+            raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+
+    async def _pointer(self, path: str) -> _Pointer:
+        node = await read(self.store, path)
+        if node is None:
+            return _Pointer(path)
+        return _Pointer(path, records.decode_query_pointer(node.value), node.version)
+
+    async def _current(self, pointer: _Pointer, wanted: IntentRecord) -> Intent | None:
+        """The run's open intent; None when one must be minted. Raises errors.Fenced."""
+        named = pointer.named
+        if named is not None and named.run_id == wanted.run_id:
+            intent = await self.get(named.intent)
+            if intent.open:
+                return intent
+            if intent.record.why != STALE:
+                raise intent.ended()
+            return None
+        earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
+        if earlier is not None:  # made once, and the pointer has moved on since
+            raise _superseded(_decoded(_query_intent_id(wanted), earlier))
+        return None
+
+    async def _mint_query(self, pointer: _Pointer, wanted: IntentRecord) -> None:
+        """Try once to make the run's next intent the query's current one."""
+        named = pointer.named
+        operations: list[Operation] = []
+        if named is not None and named.run_id == wanted.run_id:
+            wanted = replace(wanted, generation=named.generation + 1)
+        elif named is not None:
+            older = await self.get(named.intent)
+            if older.open:
+                ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
+                value = records.encode_intent(ended)
+                operations.append(Set(paths.intent(older.id), value, older.version))
+        intent_id = _query_intent_id(wanted)
+        target = QueryPointer(intent_id, wanted.run_id, wanted.generation)
+        await ensure(self.store, paths.INTENTS)
+        await ensure(self.store, paths.QUERIES)
+        await self._mint(intent_id, wanted, [*operations, pointer.moved_to(target)])
+
+    async def _mint(
+        self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
+    ) -> None:
+        """One multi: the intent with the version recorded just then as `w0`, and `others`.
+        Losing a race or the answer is no error: the caller looks."""
+        txn = paths.txn(escape(record.app_id), escape(record.target))
+        await ensure(self.store, txn, records.encode_txn(TxnRecord()))
+        node = await self.store.get(txn)
+        made = replace(record, w0=records.decode_txn(node.value).version)
+        operations = [
+            Check(txn, node.version),
+            Create(paths.intent(intent_id), records.encode_intent(made)),
+            Create(paths.intent_heartbeat(intent_id)),
+            Create(paths.intent_blocks(intent_id)),
+            *others,
+        ]
+        try:
+            await self.store.multi(operations)
+        except (MultiFailed, OutcomeUnknown):
+            return
+
+
+def _query_intent_id(record: IntentRecord) -> str:
+    return f"{escape(record.run_id)}-{record.generation}@{escape(record.target)}"
+
+
+def _decoded(intent_id: str, node: Versioned) -> Intent:
+    return Intent(intent_id, records.decode_intent(node.value), node.version)
+
+
+def _superseded(intent: Intent) -> errors.Fenced:
+    return errors.Fenced(
+        f"a newer run of query {intent.record.app_id} writes to '{intent.record.target}'",
+        intent=intent.id,
+        why=SUPERSEDED,
+    )

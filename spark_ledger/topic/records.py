@@ -77,6 +77,7 @@ class Commit:
     run_id: str
     intent: str
     actions: tuple[Action, ...]
+    min_writer: int = WRITER_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +167,6 @@ def decode_commit(value: bytes) -> Commit:
     return _load(value, "commit", build)
 
 
-def writer_version_needed(value: bytes) -> int:
-    """`min_writer` of a record that this version could decode."""
-    return int(json.loads(value)["min_writer"])
-
-
 def encode_txn(record: TxnRecord) -> bytes:
     return _dump({**asdict(record), "rows": {str(p): n for p, n in sorted(record.rows.items())}})
 
@@ -227,7 +223,7 @@ def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def _dump(plain: Mapping[str, Any]) -> bytes:
     versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
-    return json.dumps({**plain, **versions}, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:

@@ -8,10 +8,10 @@ knows how much of it is its own, so applying a commit costs what the commit hold
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
-from spark_ledger.topic.records import Commit
+from spark_ledger.topic.records import WRITER_VERSION, Commit
 from spark_ledger.topic.segments import PlacedSegment, Segment
 
 
@@ -61,7 +61,8 @@ class PartitionState:
 class TopicState:
     """`next` is the number that the next commit takes, `head_version` the version of the head
     node that it must be set from; `commit_ms` is the last commit's time, by the store's clock and
-    never less than an earlier commit's (hazard 35)."""
+    never less than an earlier commit's (hazard 35); `min_writer` the writer version that every
+    later commit needs."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
@@ -69,6 +70,7 @@ class TopicState:
     head_version: int = 0
     deleted: bool = False
     commit_ms: int = 0
+    min_writer: int = WRITER_VERSION
 
     def start_offsets(self) -> dict[int, int]:
         return {p: state.start_offset for p, state in enumerate(self.partitions)}
@@ -105,6 +107,10 @@ def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> To
                 )
             at = segment.partition
             partitions[at] = partitions[at].append(segment, number, now_ms)
-    return TopicState(
-        state.topic_id, tuple(partitions), number + 1, state.head_version, False, now_ms
+    return replace(
+        state,
+        partitions=tuple(partitions),
+        next=number + 1,
+        commit_ms=now_ms,
+        min_writer=max(state.min_writer, commit.min_writer),
     )

@@ -15,6 +15,7 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, Versioned, Watche
 from spark_ledger.topic import records, state
 from spark_ledger.topic.records import Head, TopicLife
 from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.store_calls import read
 
 READS_AT_ONCE = 64
 
@@ -78,12 +79,16 @@ class TopicLog:
         return state.empty(self.topic_id, records.decode_topic(node.value).partitions)
 
     async def _commit_node(self, number: int) -> Versioned:
-        try:
-            return await self.store.get(paths.topic_log(self.topic_id, number))
-        except NoNode:
+        path = paths.topic_log(self.topic_id, number)
+        node = await read(self.store, path)
+        if node is None:  # head was read in a session that had seen more
+            await self.store.sync(path)
+            node = await read(self.store, path)
+        if node is None:
             raise errors.UnsupportedFormat(
                 f"commit {number} of topic {self.topic_id} is missing below its head"
-            ) from None
+            )
+        return node
 
     async def _get(self, path: str, watch: Watcher | None = None) -> Versioned:
         try:

@@ -5,14 +5,33 @@ another topic. Creating and deleting are one multi each: a name without a log, o
 be committed to without a name, is never seen.
 """
 
+import asyncio
+import builtins
+import difflib
 import random
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 
-from spark_ledger.metadata.store import MetadataStore
-from spark_ledger.topic.names import TopicName
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+)
+from spark_ledger.topic import records
+from spark_ledger.topic.names import TopicName, parse_topic
 from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.records import Head, TopicLife, TopicRecord
+from spark_ledger.topic.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
 
 PARTITIONS_MAX = 100_000
+NEAREST_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +45,12 @@ class TopicInfo:
 
 
 class Topics:
-    """Every method takes a name as a user types it and raises errors.TopicNameInvalid."""
+    """Every method takes a name as a user types it and raises errors.TopicNameInvalid, and
+    errors.Unavailable when the metadata store does not answer."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self.store = store
+        self._rng = rng
 
     async def create(
         self,
@@ -43,17 +64,113 @@ class Topics:
 
         Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
         """
-        raise NotImplementedError
+        topic = parse_topic(name)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
+        with reachable(f"creating topic '{topic}'"):
+            made = await self._create(topic, partitions, policies or TopicPolicies())
+            existing = made or await self._find(topic)
+        if made is None and not exist_ok:
+            raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
+        return existing or await self.create(name, partitions, policies, exist_ok=exist_ok)
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
         """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
-        raise NotImplementedError
+        topic = parse_topic(name)
+        with reachable(f"opening topic '{topic}'"):
+            if fresh:
+                await self.store.sync(topic.path)
+            found = await self._find(topic)
+            if found is not None:
+                return found
+            known = [info.name.short for info in await self.list()]
+        raise self._not_found(topic, known)
 
     async def list(self) -> list[TopicInfo]:
         """Every topic, by full name."""
-        raise NotImplementedError
+        found = []
+        with reachable("listing topics"):
+            for tenant in await self._children(paths.TOPICS):
+                for namespace in await self._children(f"{paths.TOPICS}/{tenant}"):
+                    for name in await self._children(f"{paths.TOPICS}/{tenant}/{namespace}"):
+                        found.append(await self._find(TopicName(tenant, namespace, name)))
+        return [info for info in found if info is not None]
 
     async def delete(self, name: str) -> TopicInfo:
         """Remove the name and set the head to deleted, in one multi: when it returns nobody can
         commit to the topic. Its ledgers go later. Raises errors.TopicNotFound."""
-        raise NotImplementedError
+        topic = parse_topic(name)
+        info = await self.open(name)
+        with reachable(f"deleting topic '{topic}'"):
+            for tries in range(TRIES_MAX):
+                if await self._delete_once(info):
+                    return info
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(topic.path)
+                now = await self._find(topic)
+                if now is None or now.id != info.id:
+                    return info
+        raise errors.CommitContended(f"topic '{topic}' is written to so often that it stays")
+
+    async def _create(
+        self, topic: TopicName, partitions: int, policies: TopicPolicies
+    ) -> TopicInfo | None:
+        """The new topic, or None when another has the name."""
+        bits = self._rng.getrandbits(128)
+        made = TopicInfo(str(uuid.UUID(int=bits, version=4)), topic, partitions, policies)
+        record = TopicRecord(topic.full, partitions, policies)
+        await ensure(self.store, topic.path.rpartition("/")[0])
+        await ensure(self.store, paths.TOPIC_IDS)
+        operations: builtins.list[Operation] = [
+            Create(topic.path, records.encode_topic_pointer(made.id)),
+            Create(paths.topic(made.id), records.encode_topic(record)),
+            Create(paths.topic_head(made.id), records.encode_head(Head(0))),
+            Create(paths.topic_log(made.id)),
+        ]
+        for _ in range(TRIES_MAX):
+            try:
+                await self.store.multi(operations)
+                return made
+            except MultiFailed:
+                break
+            except OutcomeUnknown:
+                await self.store.sync(topic.path)
+                if await read(self.store, topic.path) is not None:
+                    break
+        now = await self._find(topic)
+        return made if now is not None and now.id == made.id else None
+
+    async def _delete_once(self, info: TopicInfo) -> bool:
+        pointer = await read(self.store, info.name.path)
+        if pointer is None or records.decode_topic_pointer(pointer.value) != info.id:
+            return True
+        node = await self.store.get(paths.topic_head(info.id))
+        head = replace(records.decode_head(node.value), life=TopicLife.DELETED)
+        operations: builtins.list[Operation] = [
+            Delete(info.name.path, pointer.version),
+            Set(paths.topic_head(info.id), records.encode_head(head), node.version),
+        ]
+        try:
+            await self.store.multi(operations)
+            return True
+        except (MultiFailed, OutcomeUnknown):
+            return False
+
+    async def _find(self, topic: TopicName) -> TopicInfo | None:
+        pointer = await read(self.store, topic.path)
+        if pointer is None:
+            return None
+        topic_id = records.decode_topic_pointer(pointer.value)
+        record = records.decode_topic((await self.store.get(paths.topic(topic_id))).value)
+        return TopicInfo(topic_id, topic, record.partitions, record.policies)
+
+    async def _children(self, path: str) -> builtins.list[str]:
+        try:
+            return await self.store.children(path)
+        except NoNode:
+            return []
+
+    def _not_found(self, topic: TopicName, known: builtins.list[str]) -> errors.TopicNotFound:
+        nearest = difflib.get_close_matches(topic.short, known, n=NEAREST_MAX)
+        hint = f"; near to it: {', '.join(nearest)}" if nearest else ""
+        return errors.TopicNotFound(f"there is no topic '{topic}'{hint}", topic=topic.full)

@@ -1,0 +1,238 @@
+"""Sending a task's entries to ledgers, and knowing exactly which were acknowledged.
+
+Always true: an entry is recorded only when it and all before it in its ledger were acknowledged
+to this sender (hazard 18); when a ledger fails, what was recorded stays, and what was not goes to
+the next ledger, once and in the same order (hazard 21). In-flight bytes are bounded by the
+writer's `room`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_ledger import errors
+from spark_ledger.topic.batch_encoder import EncodedEntry
+from spark_ledger.topic.intents import Intent, Intents
+from spark_ledger.topic.ledger_cache import LedgerCache, TaskLedger
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.segments import Segment, merge_ranges
+
+REPLICATED_WAIT_S = 0.5
+FAILED_LEDGERS_MAX = 5  # of one task; then its last error is the task's
+_HOPELESS = (errors.MessageTooBig, errors.Unauthorized)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCopies:
+    """Acknowledged entries of a ledger that one bookie had not confirmed when the task ended."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    bookie_id: str
+
+
+@dataclass(slots=True)
+class _Sent:
+    entry: EncodedEntry
+    acked: "asyncio.Future[int]"
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The acknowledged entries of one partition in one ledger."""
+
+    ids: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    written_ms: list[int] = field(default_factory=list)
+    bytes: int = 0
+    metadata_version: int = 0
+
+    def segment(self, ledger_id: int, partition: int) -> Segment:
+        return Segment(
+            partition=partition,
+            ledger_id=ledger_id,
+            metadata_version=self.metadata_version,
+            entries=merge_ranges(self.ids),
+            entry_rows=tuple(self.rows),
+            rows=sum(self.rows),
+            bytes=self.bytes,
+            min_ms=min(self.written_ms),
+            max_ms=max(self.written_ms),
+        )
+
+
+class EntrySender:
+    """One task's way to its ledgers. Calls may overlap: they are carried out in their order."""
+
+    def __init__(
+        self,
+        cache: LedgerCache,
+        intents: Intents,
+        intent: Intent,
+        topic_id: str,
+        policies: TopicPolicies,
+    ) -> None:
+        self._cache = cache
+        self._intents = intents
+        self._intent = intent
+        self._topic_id = topic_id
+        self._policies = policies
+        self._turn = asyncio.Lock()
+        self._ledger: TaskLedger | None = None
+        self._sent: deque[_Sent] = deque()
+        self._again: deque[EncodedEntry] = deque()
+        self._next_row: dict[int, int] = {}  # by partition, in the current ledger
+        self._recorded: dict[tuple[int, int], _Recorded] = {}
+        self._missing: list[MissingCopies] = []
+        self._failures = 0
+
+    async def send(self, entry: EncodedEntry) -> None:
+        """Append the entry; returns when it is handed to the ledger's writer.
+
+        Raises errors.Fenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable, or
+        what the last of FAILED_LEDGERS_MAX ledgers failed with.
+        """
+        async with self._turn:
+            self._again.append(entry)
+            await self._intents.heartbeat(self._intent)
+            await self._send_waiting()
+
+    async def finish(self) -> tuple[tuple[Segment, ...], tuple[MissingCopies, ...]]:
+        """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
+        to the cache. Raises as `send`."""
+        async with self._turn:
+            await self._send_waiting()
+            while self._sent:
+                await self._all_decided()
+                if self._sent:
+                    await self._leave_failed_ledger()
+                    await self._send_waiting()
+            await self._leave_ledger()
+        segments = (made.segment(*at) for at, made in self._recorded.items())
+        return tuple(segments), tuple(self._missing)
+
+    async def abort(self) -> None:
+        """Forget what was sent; the ledger is closed in the background."""
+        async with self._turn:
+            self._again.clear()
+            if self._ledger is not None:
+                self._cache.discard(self._ledger)
+                await self._all_decided()
+                self._ledger = None
+            self._sent.clear()
+
+    async def _send_waiting(self) -> None:
+        while self._again:
+            ledger = await self._ledger_with_room()
+            if self._again:
+                self._append(ledger, self._again.popleft())
+
+    async def _ledger_with_room(self) -> TaskLedger:
+        """The current ledger once it takes more, or the next one."""
+        while True:
+            if self._ledger is None:
+                self._ledger = await self._cache.acquire(
+                    self._topic_id, self._policies, self._intent
+                )
+                self._next_row = {}
+            ledger = self._ledger
+            self._record_acked()
+            if self._failed():
+                await self._leave_failed_ledger()
+            elif not ledger.usable(asyncio.get_running_loop().time()):
+                await self._leave_full_ledger()
+            else:
+                await self._room(ledger)
+                if not self._failed():
+                    return ledger
+
+    async def _room(self, ledger: TaskLedger) -> None:
+        try:
+            await ledger.writer.room()
+        except errors.LedgerError:
+            assert self._failed(), "a writer without failure has no room for ever"
+
+    def _append(self, ledger: TaskLedger, entry: EncodedEntry) -> None:
+        first_row = self._next_row.get(entry.partition, 0)
+        self._next_row[entry.partition] = first_row + entry.rows
+        acked = ledger.writer.append(entry.payload(first_row), entry.rows)
+        ledger.bytes += entry.payload_bytes
+        self._sent.append(_Sent(entry, acked))
+
+    def _failed(self) -> bool:
+        assert self._ledger is not None
+        first = self._sent[0].acked if self._sent else None
+        broken = first is not None and first.done() and first.exception() is not None
+        return broken or self._ledger.writer.failure is not None
+
+    def _record_acked(self) -> None:
+        """Move what was acknowledged, in order, from sent to recorded."""
+        while self._sent and self._sent[0].acked.done():
+            if self._sent[0].acked.exception() is not None:
+                return
+            sent = self._sent.popleft()
+            self._record(sent.entry, sent.acked.result())
+
+    def _record(self, entry: EncodedEntry, entry_id: int) -> None:
+        assert self._ledger is not None
+        writer = self._ledger.writer
+        at = (writer.ledger_id, entry.partition)
+        made = self._recorded.setdefault(at, _Recorded())
+        assert not made.ids or made.ids[-1] < entry_id, "acks come in the order of entries"
+        made.ids.append(entry_id)
+        made.rows.append(entry.rows)
+        made.written_ms.append(entry.written_ms)
+        made.bytes += entry.payload_bytes
+        made.metadata_version = max(made.metadata_version, writer.version)
+
+    async def _all_decided(self) -> None:
+        """Wait until every entry sent was acknowledged or refused, and record what was acked."""
+        await asyncio.gather(*(sent.acked for sent in self._sent), return_exceptions=True)
+        self._record_acked()
+
+    async def _leave_failed_ledger(self) -> None:
+        """Keep what was acked, send the rest again. Raises when there is no use in trying on."""
+        assert self._ledger is not None
+        await self._all_decided()
+        cause = self._cause(self._sent)
+        self._again.extendleft(sent.entry for sent in reversed(self._sent))
+        self._sent.clear()
+        self._cache.discard(self._ledger)
+        self._ledger = None
+        self._failures += 1
+        if cause is not None and (
+            isinstance(cause, _HOPELESS) or self._failures >= FAILED_LEDGERS_MAX
+        ):
+            raise cause
+
+    def _cause(self, unacked: Iterable[_Sent]) -> BaseException | None:
+        assert self._ledger is not None
+        for sent in unacked:
+            error = sent.acked.exception()
+            if error is not None:
+                return error
+        return self._ledger.writer.failure
+
+    async def _leave_full_ledger(self) -> None:
+        await self._all_decided()
+        if not self._sent:
+            await self._leave_ledger()
+
+    async def _leave_ledger(self) -> None:
+        """Give the ledger back once its copies are complete, or note what is missing."""
+        if self._ledger is None:
+            return
+        writer = self._ledger.writer
+        mine = [made.ids for at, made in self._recorded.items() if at[0] == writer.ledger_id]
+        if mine:
+            first = min(ids[0] for ids in mine)
+            missing = await writer.fully_replicated(REPLICATED_WAIT_S)
+            self._missing += [
+                MissingCopies(writer.ledger_id, m.first_entry, m.last_entry, m.bookie_id)
+                for m in missing
+                if m.last_entry >= first
+            ]
+        self._cache.release(self._ledger)
+        self._ledger = None

@@ -1,0 +1,59 @@
+"""Calls to the metadata store that every part of the topic layer makes the same way."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_ledger import errors
+from spark_ledger.metadata.store import (
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Versioned,
+)
+
+TRIES_MAX = 30
+_PAUSE_S = 0.004
+_PAUSE_S_MAX = 1.0
+
+
+async def read(store: MetadataStore, path: str) -> Versioned | None:
+    """The node, or None where there is none."""
+    try:
+        return await store.get(path)
+    except NoNode:
+        return None
+
+
+async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
+    """There is a node at the path when it returns; one that was there is left as it is."""
+    if await read(store, path) is not None:
+        return
+    for _ in range(TRIES_MAX):
+        try:
+            await store.create(path, value, parents=True)
+            return
+        except NodeExists:
+            return
+        except OutcomeUnknown:
+            await store.sync(path)  # creating once more is harmless: it is there or it is not
+    raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
+
+
+@contextmanager
+def reachable(doing: str) -> Iterator[None]:
+    """The store's failures as errors.Unavailable, saying what was being done."""
+    try:
+        yield
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        raise errors.Unavailable(
+            f"the metadata store did not answer while {doing}: {error}"
+        ) from error
+
+
+def pause_s(rng: random.Random, tries: int) -> float:
+    """How long to wait after the `tries`-th lost race: longer each time, with jitter."""
+    longest = min(_PAUSE_S_MAX, _PAUSE_S * float(2 ** min(tries, 20)))
+    return longest * rng.uniform(0.5, 1.0)
