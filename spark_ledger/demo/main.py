@@ -1,0 +1,98 @@
+"""`spark-ledger demo`: the main job from an empty folder to checked results, faults included.
+
+Always true: whatever ends it (success, a failed check, Ctrl-C, a signal, even SIGKILL), no process
+it started stays behind, unless --keep asks for the cluster; the exit status is 0 only if every
+check passed.
+"""
+
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from spark_ledger.demo.display import Display
+from spark_ledger.demo.flights import FlightsMissing
+from spark_ledger.demo.jars import JarsMissing, delta_jars
+from spark_ledger.demo.job import MainJob
+from spark_ledger.demo.worker import WorkerFailed
+from spark_ledger.errors import LedgerError
+from spark_ledger.local import LocalCluster
+
+BOOKIES = 4  # with E=3 the failure of one needs a spare to open a fragment
+ROWS_MIN = 2_000
+FAILED, INTERRUPTED = 1, 130
+EXPECTED = (JarsMissing, FlightsMissing, WorkerFailed, LedgerError, OSError)
+OURS = ("delays.csv", "delays.png", "flights_by_hour", "logs", "cluster")
+
+
+def run(rows: int | None = None, keep: bool = False, output: str | Path = "demo-output") -> int:
+    """Runs the main job on the first `rows` flights (None: all) and returns the exit status.
+
+    Results and logs go to the folder `output`; what an earlier run left there is replaced. `keep`
+    leaves the cluster running, with its data in `output`/cluster.
+    """
+    console = Console()
+    if rows is not None and rows < ROWS_MIN:
+        console.print(f"demo: --rows needs at least {ROWS_MIN:,}, so that faults fall in mid-way")
+        return FAILED
+    try:
+        with _sigterm_as_interrupt():
+            return _run(console, rows, keep, Path(output).absolute())
+    except KeyboardInterrupt:
+        console.print("demo: interrupted; every process it started is gone")
+        return INTERRUPTED
+    except EXPECTED as error:
+        console.print(f"[red]demo:[/] {error}", highlight=False)
+        return FAILED
+
+
+def _run(console: Console, rows: int | None, keep: bool, output: Path) -> int:
+    display = Display(console)
+    delta_jars()
+    _clear(output)
+    with LocalCluster(bookies=BOOKIES, data_dir=output / "cluster" if keep else None) as cluster:
+        display.say(f"ZooKeeper and {BOOKIES} bookies are up: {cluster.service_url}")
+        job = MainJob(cluster, display, output, rows)
+        try:
+            passed = job.run()
+        finally:
+            job.stop()
+    display.say("all checks passed" if passed else "[red]a check FAILED[/]")
+    if keep:
+        _leave_running(console, output / "cluster")
+    return 0 if passed else FAILED
+
+
+def _clear(output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    for name in OURS:
+        path = output / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    (output / "logs").mkdir()
+
+
+def _leave_running(console: Console, data_dir: Path) -> None:
+    """The same folder, taken up again by a cluster that outlives this process."""
+    from spark_ledger.cli.background import up  # the CLI's own way of starting in the background
+
+    url = up(data_dir=data_dir, bookies=BOOKIES)
+    console.print(f"the cluster stays up: {url}")
+    console.print(f"to stop it: spark-ledger down --data-dir {data_dir}")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
