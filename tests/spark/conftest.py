@@ -1,0 +1,54 @@
+"""One Spark session for all tests of this folder, and topics of their own for each."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_ledger.local import LocalCluster
+from tests.spark.topics import SparkTopics
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two cores, loopback only, nothing registered: format("ledger") is found by its package."""
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("spark-ledger tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def topics(spark: SparkSession, cluster: LocalCluster) -> SparkTopics:
+    return SparkTopics(spark, cluster.service_url)
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"topic-{next(_numbers)}"
+
+
+@pytest.fixture
+def keyed(spark: SparkSession) -> Callable[..., DataFrame]:
+    """`keyed(rows, keys=5, tasks=2, start=0)`: rows numbered in `value`, keys as text."""
+
+    def make(rows: int, keys: int = 5, tasks: int = 2, start: int = 0) -> DataFrame:
+        numbers = spark.range(start, start + rows, 1, tasks)
+        return numbers.selectExpr(
+            f"concat('k', cast(id % {keys} as string)) AS key", "cast(id as string) AS value"
+        )
+
+    return make

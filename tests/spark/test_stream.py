@@ -1,0 +1,136 @@
+"""Streaming reads and writes through a real cluster: limits, checkpoints, exactly once."""
+
+import json
+import time
+
+import pytest
+
+from spark_ledger.topic import blocking
+from tests.spark.topics import files_of_numbers, newest, stream_of_files
+
+
+def test_available_now_reads_everything_there_is_and_ends(topics, topic, keyed, tmp_path):
+    topics.write(keyed(1_000), topic, partitions=3)
+    rows = topics.stream(topic, startingOffsets="earliest").select("key", "value")
+    query = topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint", partitions=2)
+    assert query.exception() is None
+    assert topics.numbers(f"{topic}-copy") == list(range(1_000))
+
+
+def test_a_trigger_takes_at_most_what_is_allowed_pro_rata(topics, topic, keyed, tmp_path):
+    topics.write(keyed(100, keys=50), topic, partitions=3)
+    rows = topics.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+    query = topics.copy(rows.select("value"), f"{topic}-copy", tmp_path / "checkpoint")
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [
+        30,
+        30,
+        30,
+        10,
+    ]
+    assert topics.numbers(f"{topic}-copy") == list(range(100))
+
+
+def test_a_query_goes_on_from_its_checkpoint(topics, topic, keyed, tmp_path):
+    topics.write(keyed(10), topic)
+    for start in (10, 20):
+        rows = topics.stream(topic, startingOffsets="earliest").select("key", "value")
+        topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint")
+        topics.write(keyed(10, start=start), topic)
+    assert topics.numbers(f"{topic}-copy") == list(range(20))
+
+
+def test_an_idle_query_sees_new_rows_and_stays_idle_otherwise(topics, topic, keyed, tmp_path):
+    topics.write(keyed(5), topic)
+    rows = topics.stream(topic).select("key", "value")
+    copy = f"{topic}-copy"
+    query = topics.start_copy(rows, copy, tmp_path / "checkpoint", once=False)
+    try:
+        query.processAllAvailable()
+        batches = query.lastProgress["batchId"] if query.lastProgress else 0
+        topics.write(keyed(7, start=5), topic)
+        query.processAllAvailable()
+        assert topics.numbers(copy) == list(range(5, 12))  # latest: nothing of the first five
+        time.sleep(1.0)  # a hundred polls
+        progress = json.loads(query.lastProgress.json)
+        assert progress["batchId"] <= batches + 2
+        assert progress["sources"][0]["endOffset"][topic] == {"0": 12}
+    finally:
+        query.stop()
+
+
+def test_a_batch_whose_commit_spark_forgot_is_in_the_topic_once(spark, topics, topic, tmp_path):
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    files_of_numbers(source, range(100), range(100, 150), range(150, 250))
+    topics.copy(stream_of_files(spark, source), topic, checkpoint, partitions=2)
+    assert topics.numbers(topic) == list(range(250))
+    for _ in range(2):
+        newest(checkpoint / "commits").unlink()
+        topics.copy(stream_of_files(spark, source), topic, checkpoint)
+        assert topics.numbers(topic) == list(range(250))
+    files_of_numbers(source, range(250, 300))
+    topics.copy(stream_of_files(spark, source), topic, checkpoint)
+    assert topics.numbers(topic) == list(range(300))
+
+
+def test_a_batch_that_failed_half_way_is_replayed_without_a_trace(spark, topics, topic, tmp_path):
+    source, checkpoint, marker = tmp_path / "in", tmp_path / "checkpoint", tmp_path / "broken"
+    files_of_numbers(source, range(100), range(100, 30_000))
+    marker.touch()
+    path = str(marker)
+
+    def fails_once(batches):
+        import os
+
+        for batch in batches:
+            values = batch.column("value").to_pylist()
+            if "25000" in values and os.path.exists(path):
+                raise RuntimeError("a row that breaks the task")
+            yield batch
+
+    rows = stream_of_files(spark, source).mapInArrow(fails_once, "key STRING, value STRING")
+    query = topics.start_copy(rows, topic, checkpoint)
+    with pytest.raises(Exception, match="a row that breaks the task"):
+        query.awaitTermination(120)
+    assert topics.numbers(topic) == list(range(100))
+    marker.unlink()
+    topics.copy(rows, topic, checkpoint)
+    assert topics.numbers(topic) == list(range(30_000))
+
+
+@pytest.mark.parametrize(
+    ("starting", "expected"),
+    [
+        ("earliest", range(10)),
+        ("latest", range(0)),
+        ('{"%s":{"0":4}}', range(4, 10)),
+        ('{"%s":{"0":-2}}', range(10)),
+        ('{"%s":{"0":-1}}', range(0)),
+    ],
+)
+def test_a_stream_starts_where_it_is_told(topics, topic, keyed, tmp_path, starting, expected):
+    topics.write(keyed(10, tasks=1), topic)
+    starting = starting % topic if "%" in starting else starting
+    rows = topics.stream(topic, startingOffsets=starting).select("value")
+    topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint")
+    assert topics.numbers(f"{topic}-copy") == list(expected)
+
+
+def test_min_partitions_cuts_a_micro_batch_into_tasks(spark, topics, topic, keyed, tmp_path):
+    topics.write(keyed(1_000, tasks=1), topic)
+    rows = topics.stream(topic, startingOffsets="earliest", minPartitions=4)
+    rows = rows.selectExpr("cast(spark_partition_id() as string) AS key", "value")
+    topics.copy(rows, f"{topic}-copy", tmp_path / "checkpoint")
+    copied = topics.read(f"{topic}-copy", "key STRING, value STRING")
+    assert copied.select("key").distinct().count() == 4
+    assert topics.numbers(f"{topic}-copy") == list(range(1_000))
+
+
+def test_many_small_batches_do_not_make_many_ledgers(spark, topics, topic, tmp_path):
+    source = tmp_path / "in"
+    files_of_numbers(source, *(range(n, n + 1) for n in range(12)))
+    topics.copy(stream_of_files(spark, source), topic, tmp_path / "checkpoint")
+    cluster = blocking.topics(topics.service_url)
+    info = cluster.run(cluster.client.topics.open(topic))
+    state = cluster.run(cluster.client.log(info.id).fold(fresh=True))
+    assert topics.numbers(topic) == list(range(12))
+    assert len(state.ledgers()) <= 4  # one for each of Spark's Python workers at most

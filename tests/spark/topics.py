@@ -1,0 +1,74 @@
+"""Short ways for tests to write and read topics with Spark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+
+class SparkTopics:
+    def __init__(self, spark: SparkSession, service_url: str) -> None:
+        self.spark = spark
+        self.service_url = service_url
+
+    def write(self, rows: DataFrame, topic: str, mode: str = "append", **options: Any) -> None:
+        written = rows.write.format("ledger").option("serviceUrl", self.service_url)
+        written.options(**options).mode(mode).save(topic)
+
+    def read(self, topic: str, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("ledger").option("serviceUrl", self.service_url)
+        if schema is not None:
+            reader = reader.schema(schema)
+        return reader.options(**options).load(topic)
+
+    def stream(self, topic: str, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("ledger").option("serviceUrl", self.service_url)
+        return reader.options(**options).load(topic)
+
+    def values(self, topic: str, **options: Any) -> list[str]:
+        """Every value, as text, by partition and offset."""
+        rows = self.read(topic, "value STRING, partition INT, offset BIGINT", **options).collect()
+        return [row.value for row in sorted(rows, key=lambda row: (row.partition, row.offset))]
+
+    def numbers(self, topic: str, **options: Any) -> list[int]:
+        """Every value, as a number, ascending."""
+        return sorted(int(value) for value in self.values(topic, **options))
+
+    def start_copy(
+        self, rows: DataFrame, topic: str, checkpoint: Path, once: bool = True, **options: Any
+    ) -> StreamingQuery:
+        """A query that writes `rows` to `topic`; with `once` it ends by itself."""
+        writer = rows.writeStream.format("ledger").option("serviceUrl", self.service_url)
+        writer = writer.options(**options).option("checkpointLocation", str(checkpoint))
+        if once:
+            writer = writer.trigger(availableNow=True)
+        return writer.start(topic)
+
+    def copy(self, rows: DataFrame, topic: str, checkpoint: Path, **options: Any) -> StreamingQuery:
+        query = self.start_copy(rows, topic, checkpoint, **options)
+        query.awaitTermination(120)
+        return query
+
+
+def files_of_numbers(folder: Path, *batches: range) -> None:
+    """One file of numbered rows for each batch, in the order of their names."""
+    folder.mkdir(exist_ok=True)
+    have = len(list(folder.iterdir()))
+    for at, numbers in enumerate(batches, have):
+        lines = (json.dumps({"key": f"k{n % 5}", "value": str(n)}) for n in numbers)
+        (folder / f"{at:05d}.json").write_text("\n".join(lines))
+
+
+def stream_of_files(spark: SparkSession, folder: Path) -> DataFrame:
+    """The rows of `files_of_numbers`, one file a micro-batch."""
+    reader = spark.readStream.schema("key STRING, value STRING").option("maxFilesPerTrigger", 1)
+    return reader.json(str(folder))
+
+
+def newest(folder: Path) -> Path:
+    """The newest file of a checkpoint's log."""
+    return max(
+        (path for path in folder.iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
+    )
