@@ -1,0 +1,1 @@
+"""The command line: `spark-ledger <noun> <verb>`, one file per noun."""

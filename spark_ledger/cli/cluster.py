@@ -1,0 +1,106 @@
+"""The bare verbs: up, down, status, demo."""
+
+import asyncio
+import json as jsons
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_ledger.cli.common import App, JsonOption, UrlOption, print_json, print_table
+
+FolderOption = Annotated[
+    Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
+]
+FOLDER = Path(".spark-ledger")
+
+
+def add_to(app: App) -> None:
+    for command in (up, down, status, demo):
+        app.command()(command)
+
+
+def up(
+    bookies: Annotated[int, typer.Option(help="How many bookies at least.", min=1)] = 3,
+    port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = 2281,
+    data_dir: FolderOption = FOLDER,
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster on this machine in the background; it takes ledgers when this returns."""
+    from spark_ledger.local import background
+
+    here = background.up(data_dir, bookies, port)
+    if json:
+        print_json({"service_url": here.service_url, "pid": here.pid, "data_dir": here.data_dir})
+    else:
+        print(f"up at {here.service_url}, data in {here.data_dir}; end it with: spark-ledger down")
+
+
+def down(data_dir: FolderOption = FOLDER) -> None:
+    """End the cluster that `up` started; its data stay."""
+    from spark_ledger.local import background
+
+    background.down(data_dir)
+    print(f"down; the data stay in {data_dir.absolute()}")
+
+
+def status(
+    data_dir: FolderOption = FOLDER, json: JsonOption = False, service_url: UrlOption = None
+) -> None:
+    """The bookies of the cluster: of the one that `up` started, or at the service URL."""
+    from spark_ledger.local import background
+
+    url = service_url or background.find(data_dir).service_url
+    found = asyncio.run(_bookies(url))
+    if json:
+        print_json({"service_url": url, "bookies": found})
+        return
+    print(f"cluster at {url}")
+    columns = ("BOOKIE", "STATE", "ADDRESS", "FREE", "REASON")
+    rows = [
+        (b["id"], b["state"], b.get("address", ""), _gib(b.get("free_bytes")), b.get("reason", ""))
+        for b in found
+    ]
+    print_table(columns, rows, "no bookies")
+
+
+def demo(
+    rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=1)] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up.")] = False,
+) -> None:
+    """A year of real flights through a replicated ledger, by Spark, exactly once."""
+    from spark_ledger.demo.main import run
+
+    raise typer.Exit(run(rows=rows, keep=keep))
+
+
+async def _bookies(service_url: str) -> list[dict[str, object]]:
+    """Every bookie ever seen, by id, with what it registered."""
+    from spark_ledger.metadata import paths
+    from spark_ledger.metadata.store import MetadataStore, NoNode
+    from spark_ledger.metadata.zookeeper import connect
+
+    async def registered(store: MetadataStore, folder: str) -> dict[str, dict[str, object]]:
+        found = {}
+        try:
+            for bookie_id in await store.children(folder):
+                found[bookie_id] = jsons.loads((await store.get(f"{folder}/{bookie_id}")).value)
+        except NoNode:
+            return found  # nobody has started a bookie here yet, or this one just left
+        return found
+
+    store = await connect(service_url)
+    try:
+        states = {"down": paths.BOOKIES_KNOWN}
+        states |= {"read-only": paths.BOOKIES_READONLY, "writable": paths.BOOKIES_AVAILABLE}
+        bookies: dict[str, dict[str, object]] = {}
+        for state, folder in states.items():
+            for bookie_id, record in (await registered(store, folder)).items():
+                bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
+        return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+    finally:
+        await store.close()
+
+
+def _gib(free_bytes: object) -> str:
+    return f"{free_bytes / 2**30:.1f} GiB" if isinstance(free_bytes, int) else ""

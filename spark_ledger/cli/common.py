@@ -1,0 +1,123 @@
+"""What every command shares: its options, how it reaches a cluster, how it prints.
+
+Always true: with --json standard output carries JSON alone, one document or one line per item;
+whatever goes wrong is one line on standard error and a non-zero exit status.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from spark_ledger.config import resolve_service_url
+from spark_ledger.errors import LedgerError
+
+if TYPE_CHECKING:
+    from spark_ledger.ledger.client import LedgerStore
+    from spark_ledger.topic.client import TopicClient
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        "--service-url",
+        help="zk://host:port/root; else LEDGER_SERVICE_URL, else zk://127.0.0.1:2281/ledger.",
+    ),
+]
+T = TypeVar("T")
+FAILED = 1
+
+
+class App(typer.Typer):
+    """A typer application that ends with one line on an error of ours."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **options)
+        except LedgerError as error:
+            fail(str(error))
+        except BrokenPipeError:  # whoever read our output has seen enough
+            sys.stderr.close()
+            sys.exit(FAILED)
+
+
+def fail(why: str) -> None:
+    print(f"spark-ledger: {' '.join(why.split())}", file=sys.stderr)
+    sys.exit(FAILED)
+
+
+def with_ledgers(service_url: str | None, work: Callable[["LedgerStore"], Awaitable[T]]) -> T:
+    """The result of `work` on a connection to the cluster. Raises errors.LedgerError."""
+
+    async def connected() -> T:
+        async with _ledgers(service_url) as ledgers:
+            return await work(ledgers)
+
+    return asyncio.run(connected())
+
+
+def with_topics(service_url: str | None, work: Callable[["TopicClient"], Awaitable[T]]) -> T:
+    """The same with the topic layer on top."""
+    from spark_ledger.topic.client import TopicClient
+
+    async def on_topics(ledgers: "LedgerStore") -> T:
+        client = TopicClient(ledgers, random.Random(), lambda: time.time_ns() // 1_000_000)
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return with_ledgers(service_url, on_topics)
+
+
+@contextlib.asynccontextmanager
+async def _ledgers(service_url: str | None) -> AsyncIterator["LedgerStore"]:
+    from spark_ledger.ledger.connect import connect
+
+    ledgers = await connect(resolve_service_url(service_url))
+    try:
+        yield ledgers
+    finally:
+        await ledgers.close()
+
+
+def print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:
+    """Rows below their columns' names; `empty` when there are none."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table if table.rows else empty)
+
+
+def print_facts(facts: Mapping[str, object]) -> None:
+    """One line per fact."""
+    width = max(len(name) for name in facts)
+    for name, value in facts.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def readable(data: bytes | memoryview | None) -> str:
+    """Bytes for a terminal: text if they are, hexadecimal digits otherwise."""
+    if data is None:
+        return "null"
+    plain = bytes(data)
+    try:
+        text = plain.decode()
+    except UnicodeDecodeError:
+        return f"0x{plain.hex()}"
+    return text if text.isprintable() or not text else repr(text)[1:-1]

@@ -1,0 +1,17 @@
+"""The `spark-ledger` command: nouns and the bare verbs, put together."""
+
+from spark_ledger.cli import cluster, ledger, topic
+from spark_ledger.cli.common import App
+
+app = App(
+    help="Spark Ledger: a storage engine for streams.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cluster.add_to(app)
+app.add_typer(topic.app, name="topic")
+app.add_typer(ledger.app, name="ledger")
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,183 @@
+"""A LocalCluster that runs in the background and is found again by its folder.
+
+Always true: the folder's `cluster.lock` is held by the background process for as long as it
+lives, so "is it up" is never guessed; the lock file holds its pid; `cluster.json` says where it
+serves and is there only while it does. The process is `python -m spark_ledger.local.background`.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from spark_ledger.errors import BadConfig, LedgerError, Unavailable
+from spark_ledger.local.child import Child
+from spark_ledger.local.cluster import LocalCluster
+
+LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
+START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """A cluster that is up: the process that holds it, where it serves, where its data are."""
+
+    pid: int
+    service_url: str
+    data_dir: str
+
+
+def up(data_dir: Path, bookies: int = 3, port: int | None = None) -> Background:
+    """Start a cluster in the background; a ledger can be created when this returns.
+
+    Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
+    """
+    data_dir = data_dir.absolute()
+    if _holder(data_dir) is not None:
+        raise _up_already(data_dir)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadConfig(f"{data_dir} cannot be used: {error.strerror}") from error
+    options = ["--data-dir", str(data_dir), "--bookies", str(bookies)]
+    options += ["--port", str(port)] if port else []
+    command = [sys.executable, "-m", "spark_ledger.local.background", *options]
+    child = Child("the cluster", command, data_dir / LOG_FILE)
+    try:
+        said = json.loads(child.first_line(START_TIMEOUT_S))
+    except BaseException:
+        child.kill()
+        raise
+    if "error" in said:
+        child.wait(STOP_TIMEOUT_S)
+        raise (BadConfig if said["wrong_use"] else Unavailable)(said["error"], said["remedy"])
+    return Background(**said)
+
+
+def find(data_dir: Path) -> Background:
+    """The cluster that is up in the folder. Raises errors.BadConfig when there is none."""
+    data_dir = data_dir.absolute()
+    if _holder(data_dir) is None:
+        raise _nothing_up(data_dir)
+    try:
+        return Background(**json.loads((data_dir / STATE_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise Unavailable(
+            f"the cluster in {data_dir} is starting or stopping", "Try again in a moment."
+        ) from None
+
+
+def down(data_dir: Path) -> None:
+    """End the cluster of the folder; nothing of it runs when this returns.
+
+    Raises errors.BadConfig when nothing is up there.
+    """
+    data_dir = data_dir.absolute()
+    pid = _holder(data_dir)
+    if pid is None:
+        raise _nothing_up(data_dir)
+    for number, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if _eventually(lambda: _holder(data_dir) is None, patience_s):
+            return
+    raise Unavailable(f"process {pid} does not end", "End it by hand.")
+
+
+def _up_already(data_dir: Path) -> BadConfig:
+    return BadConfig(
+        f"a cluster is up already in {data_dir}", "Use it, or end it with `spark-ledger down`."
+    )
+
+
+def _nothing_up(data_dir: Path) -> BadConfig:
+    return BadConfig(
+        f"no cluster is up in {data_dir}",
+        "Start one with `spark-ledger up`, or name its folder with --data-dir.",
+    )
+
+
+def _eventually(holds: Callable[[], bool], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _holder(data_dir: Path) -> int | None:
+    """The pid of the process that holds the folder's lock."""
+    try:
+        fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        return int(os.pread(fd, 32, 0) or 0) or None
+    finally:
+        os.close(fd)
+
+
+# -- the background process -------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("spark_ledger.local.background")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--bookies", type=int, default=3)
+    parser.add_argument("--port", type=int)
+    arguments = parser.parse_args()
+    stop = threading.Event()
+    state = arguments.data_dir / STATE_FILE
+    try:
+        _take_lock(arguments.data_dir)
+        state.unlink(missing_ok=True)
+        with LocalCluster(arguments.bookies, arguments.data_dir, port=arguments.port) as cluster:
+            signal.signal(signal.SIGTERM, lambda *_: stop.set())
+            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
+            _write(state, json.dumps(asdict(here)))
+            _say(asdict(here))
+            stop.wait()
+            state.unlink(missing_ok=True)
+    except LedgerError as error:
+        wrong_use = isinstance(error, BadConfig)
+        _say({"error": error.what, "remedy": error.remedy, "wrong_use": wrong_use})
+        sys.exit(1)
+
+
+def _take_lock(data_dir: Path) -> None:
+    """Held until the process ends: the descriptor is never closed."""
+    fd = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _up_already(data_dir) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _write(path: Path, text: str) -> None:
+    """In one step, so that nobody reads half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
+def _say(said: dict[str, object]) -> None:
+    """The one line that `up` waits for."""
+    print(json.dumps(said), flush=True)
+
+
+if __name__ == "__main__":
+    main()
