@@ -37,10 +37,10 @@ class LedgerGhost:
     """Highest last-add-confirmed in any header or reply."""
     returned: int = NO_ENTRY
     """Highest id a confirmed read returned."""
-    recovery_began_with: LedgerRecord | None = None
+    deleted: bool = False
+    """Its record is gone from the store."""
     delete_returned: bool = False
-    created: bool = True
-    """Its writer is watched, so `submitted` and `acked` are known."""
+    """Somebody was told so."""
 
     @property
     def closed(self) -> bool:
@@ -59,16 +59,6 @@ class BookieGhost:
     fenced_negatives: dict[tuple[int, int], int] = field(default_factory=dict)
     """(ledger, entry) it denied under a fence flag: the moment of that reply."""
     wiped: bool = False
-
-
-@dataclass
-class CommitGhost:
-    """One commit of a topic that is in the log. `rows` by partition, as (task, row) values."""
-
-    number: int
-    app_id: str
-    version: int
-    run_id: str
 
 
 @dataclass

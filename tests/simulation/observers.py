@@ -145,7 +145,9 @@ class Observers:
         ghost = self.ghost
         invariants.every_move_is_a_row_of_the_table(ghost, before, after)
         if after is None:
+            assert before is not None
             ghost.meet("ledger deleted")
+            ghost.ledgers[before.ledger_id].deleted = True
             return
         ledger = ghost.ledgers.get(after.ledger_id)
         if ledger is None or before is None:

@@ -1,4 +1,4 @@
-"""The simulated metadata store does what every MetadataStore must; ZooKeeper is held to the same."""
+"""The simulated metadata store does what every MetadataStore must, as ZooKeeper does."""
 
 import random
 

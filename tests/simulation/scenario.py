@@ -1,0 +1,142 @@
+"""One run of the simulation: chaos, heal, a bound on everything under way, the final audit.
+
+Always true: the seed decides everything; a run that ends without an exception has kept every
+invariant at every moment it was judged, and everything acked or committed was there at the end.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_ledger.errors import LedgerError
+from tests.simulation import invariants
+from tests.simulation.chaos import Chaos, Plan, draw_plan
+from tests.simulation.invariants import Violation
+from tests.simulation.ledger_work import LedgerWork
+from tests.simulation.loop import SimLoop, current, run
+from tests.simulation.world import Client, World
+
+HEALED_S = 200.0
+"""Simulated seconds after healing in which everything under way must end."""
+RECOVERED_S = 120.0
+"""Simulated seconds in which an audit's recovery of one ledger must end."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a clean run was."""
+
+    seed: int
+    plan: Plan
+    digest: str
+    events: int
+    steps: int
+    simulated_s: float
+    faults: int
+    checks: dict[str, int] = field(default_factory=dict)
+    met: dict[str, int] = field(default_factory=dict)
+
+
+class SeedFailed(AssertionError):
+    """A run that broke an invariant, deadlocked or met a defect, with its story."""
+
+    def __init__(self, seed: int, plan: str, cause: BaseException, trace: str) -> None:
+        super().__init__(f"seed {seed}: {cause!r}\n  {plan}")
+        self.seed = seed
+        self.trace = trace
+        self.cause = cause
+
+
+def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
+    """Run one seed. Raises SeedFailed."""
+    drawn = plan or draw_plan(SimLoop(seed).random_for("plan"))
+    scenario = Scenario(seed, drawn)
+    try:
+        return run(scenario.main(), seed)
+    except Exception as cause:
+        trace = scenario.world.trace.tail() if scenario.world else ""
+        raise SeedFailed(seed, str(drawn), cause, trace) from cause
+
+
+class Scenario:
+    """The actors of one seed and the order of its phases."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.world: World | None = None
+
+    async def main(self) -> Outcome:
+        world = self.world = World()
+        world.trace.note("seed", f"{self.seed}: {self.plan}")
+        await world.prepare(self.plan.bookies)
+        chaos = Chaos(world, self.plan)
+        actors = await self._start(world)
+        await chaos.run()
+        await chaos.heal()
+        world.check()
+        await self._finish(world, actors)
+        await self._audit(world)
+        world.check()
+        return Outcome(
+            self.seed,
+            self.plan,
+            world.trace.digest,
+            world.trace.events,
+            current().steps,
+            current().time(),
+            chaos.injected,
+            world.ghost.checks,
+            world.ghost.met,
+        )
+
+    async def _start(self, world: World) -> list["asyncio.Task[Any]"]:
+        self.ledgers = LedgerWork(world, self.plan)
+        tasks: list[asyncio.Task[Any]] = []
+        kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
+            ("writer", self.plan.writers, self.ledgers.write),
+            ("recoverer", self.plan.recoverers, self.ledgers.recover),
+            ("tailer", self.plan.tailers, self.ledgers.tail),
+        ]
+        for name, count, work in kinds:
+            for _ in range(count):
+                client = await world.client(name)
+                tasks.append(client.run(work(client), "works"))
+        return tasks
+
+    async def _finish(self, world: World, actors: list["asyncio.Task[Any]"]) -> None:
+        """All that was under way ends within the bound, or fails with a reason (34)."""
+        try:
+            async with asyncio.timeout(HEALED_S):
+                ended = await asyncio.gather(*actors, return_exceptions=True)
+        except TimeoutError:
+            waiting = world.loop.waiting()
+            raise Violation("34", f"not over {HEALED_S} s after healing: {waiting}") from None
+        for actor, outcome in zip(actors, ended, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                continue  # its process was killed
+            if isinstance(outcome, BaseException):
+                raise outcome
+            assert actor.done()
+
+    async def _audit(self, world: World) -> None:
+        """Recover and read every ledger, and compare with what was acknowledged."""
+        auditor = await world.client("auditor")
+        for ledger_id in list(world.ghost.ledgers):
+            if not world.ghost.ledgers[ledger_id].deleted:
+                await auditor.run(self._audit_ledger(world, auditor, ledger_id))
+
+    async def _audit_ledger(self, world: World, auditor: Client, ledger_id: int) -> None:
+        ledger = world.ghost.ledgers[ledger_id]
+        try:
+            async with asyncio.timeout(RECOVERED_S):
+                reader = await auditor.ledgers.open(ledger_id, recover=True)
+                read = await self.ledgers.read(auditor, reader, 0, reader.last_add_confirmed)
+        except (LedgerError, TimeoutError) as error:
+            raise Violation("35", f"ledger {ledger_id} after healing: {error!r}") from error
+        ghost = world.ghost
+        invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
+        wanted = range(reader.last_add_confirmed + 1)
+        invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(read))
+        invariants.an_acked_entry_is_readable_byte_for_byte(ghost, ledger, read)
