@@ -1,38 +1,52 @@
-"""The async client of ledgers: create, open, recover, delete, list. Signatures first."""
+"""The async client of a cluster's ledgers: create, open, recover, delete, list.
 
+Always true: one LedgerStore belongs to one event loop; every write to a ledger's record goes
+through records.py; opening with recovery is the only way to take a ledger over.
+"""
+
+import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import BadConfig, NotEnoughBookies, Unavailable
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.ensemble_change import GRACE_S
+from spark_ledger.ledger.ids import LedgerIds
+from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.ledger.records import LedgerRecords, VersionedRecord
+from spark_ledger.ledger.recovery import recover
+from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.store import MetadataStore, StoreError
+from spark_ledger.metadata.tokens import derive, verifiers
 
-if TYPE_CHECKING:
-    from spark_ledger.bookies.bookie_client import BookieClient
-    from spark_ledger.bookies.directory import BookieDirectory
-    from spark_ledger.config import ClientConfig
-    from spark_ledger.ledger.reader import LedgerReader
-    from spark_ledger.ledger.writer import LedgerWriter
+__all__ = ["LedgerStore", "VersionedRecord"]
 
-
-@dataclass(frozen=True, slots=True)
-class VersionedRecord:
-    record: LedgerRecord
-    version: int
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LedgerStore:
+    """All ledgers of one cluster."""
+
     def __init__(
         self,
         metadata: MetadataStore,
-        bookies: "BookieClient",
-        directory: "BookieDirectory",
-        config: "ClientConfig",
+        bookies: BookieClient,
+        directory: BookieDirectory,
+        config: ClientConfig,
         rng: random.Random,
     ) -> None:
         self.metadata = metadata
         self.config = config
+        self._directory = directory
+        self._bookies = bookies
+        self._records = LedgerRecords(metadata)
+        self._cluster = Cluster(self._records, bookies, directory, config, rng)
+        self._ids = LedgerIds(metadata)
 
     async def create(
         self,
@@ -41,34 +55,144 @@ class LedgerStore:
         ack_quorum: int,
         *,
         password: bytes = b"",
-        custom: Mapping[str, str] | None = None,
+        custom: Mapping[str, str] = NOTHING,
         intent: str = "",
         topic: str = "",
         durability: str = "synced",
         ledger_id: int | None = None,
         announce_lac: bool = False,
-    ) -> "LedgerWriter":
-        raise NotImplementedError
+    ) -> LedgerWriter:
+        """Make a ledger on `ensemble_size` writable bookies and return its writer.
+
+        Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
+        on disk. `announce_lac`: readers are told of the last entry when appends pause (for
+        ledgers that are tailed). Waits a moment for bookies that are about to register.
+        Raises BadConfig (quorums), NotEnoughBookies, Unavailable; LedgerError if a given
+        `ledger_id` is taken.
+        """
+        if not ensemble_size >= write_quorum >= ack_quorum >= 1:
+            raise BadConfig(
+                f"ensemble_size {ensemble_size} >= write_quorum {write_quorum} >= ack_quorum"
+                f" {ack_quorum} >= 1 does not hold",
+                "Choose quorums in that order.",
+            )
+        ensemble = await self._new_ensemble(ensemble_size)
+        tokens = derive(password)
+        record = LedgerRecord(
+            ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            fragments=(Fragment(0, ensemble),),
+            durability=durability,
+            creator=f"{self._cluster.rng.getrandbits(128):032x}",
+            intent=intent,
+            topic=topic,
+            verifiers=verifiers(tokens),
+            custom=dict(custom),
+        )
+        known = await self._records.create(record)
+
+        async def recover_own(own_id: int) -> VersionedRecord:
+            return await recover(self._cluster, own_id, tokens)
+
+        return LedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
 
     async def open(
-        self, ledger_id: int, *, recover: bool, password: bytes = b""
-    ) -> "LedgerReader":
-        raise NotImplementedError
+        self,
+        ledger_id: int,
+        *,
+        recover: bool,
+        password: bytes = b"",
+        min_version: int | None = None,
+    ) -> LedgerReader:
+        """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
+        writer can add nothing more, and the reader sees all there ever will be.
+
+        Without, the record is as fresh as this call or, with `min_version`, at least of that
+        version. Raises what `recover` and `record` raise.
+        """
+        if recover:
+            known = await self.recover(ledger_id, password=password)
+        else:
+            known = await self.record(ledger_id, fresh=min_version is None)
+            if min_version is not None and known.version < min_version:
+                known = await self.record(ledger_id, fresh=True)
+        return LedgerReader(self._cluster, known, derive(password))
 
     async def recover(self, ledger_id: int, *, password: bytes = b"") -> VersionedRecord:
-        raise NotImplementedError
+        """Fence and close the ledger; the same result however often and by whomever.
+
+        Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
+        again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
+        """
+        return await recover(self._cluster, ledger_id, derive(password))
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
-        raise NotImplementedError
+        """The ledger's record; with `fresh` not older than this call.
+
+        Raises NoSuchLedger, Unavailable.
+        """
+        return await self._records.read(ledger_id, fresh=fresh)
 
     async def delete(self, ledger_id: int) -> None:
-        raise NotImplementedError
+        """Delete a CLOSED ledger; one that is gone already is success.
+
+        Raises LedgerError if it is not closed, Unavailable.
+        """
+        await self._records.delete(ledger_id)
 
     def list(self) -> AsyncIterator[int]:
-        raise NotImplementedError
+        """Ids of all ledgers, ascending. Raises Unavailable."""
+        return self._records.list()
 
     async def allocate_ids(self, count: int) -> range:
-        raise NotImplementedError
+        """`count` consecutive ledger ids that nobody else gets. Raises Unavailable."""
+        return await self._ids.allocate(count)
 
     async def close(self) -> None:
-        raise NotImplementedError
+        """Give up connections and the session. Writers that are open are not closed."""
+        await self._directory.close()
+        await self._bookies.close()
+        await self.metadata.close()
+
+    # -- choosing an ensemble -----------------------------------------------------------------
+
+    async def _new_ensemble(self, size: int) -> tuple[str, ...]:
+        """`size` bookies, preferably such that answered lately. Raises NotEnoughBookies."""
+        if len(self._directory.writable()) < size:
+            await self._wait_for_bookies(size)
+        writable = self._directory.writable()
+        doubtful = self._bookies.doubtful()
+        chosen = self._cluster.placement(writable, size, (), doubtful, self._cluster.rng)
+        if len(chosen) < size:
+            raise self._not_enough(size)
+        return tuple(chosen)
+
+    async def _wait_for_bookies(self, size: int) -> None:
+        """Return once enough bookies are writable, or after the grace that a restart is given."""
+        try:
+            await self._directory.refresh()
+        except StoreError as failure:
+            raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
+        changed = asyncio.Event()
+        self._directory.add_listener(changed.set)
+        try:
+            async with asyncio.timeout(min(GRACE_S, self.config.add_timeout_s / 2)):
+                while len(self._directory.writable()) < size:
+                    if size > await self._directory.known():
+                        return  # so many there never were
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return
+        finally:
+            self._directory.remove_listener(changed.set)
+
+    def _not_enough(self, size: int) -> NotEnoughBookies:
+        writable = [bookie.id for bookie in self._directory.writable()]
+        others = [self._directory.describe(b) for b in self._directory.heard_of(writable)]
+        text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
+        if others:
+            text += f"; not writable: {', '.join(others)}"
+        return NotEnoughBookies(text, needed=size, writable=writable)

@@ -1,11 +1,38 @@
-"""Wire a LedgerStore to a real cluster. Signature first."""
+"""Wire a LedgerStore to a real cluster: ZooKeeper for metadata, gRPC to the bookies."""
 
-from typing import TYPE_CHECKING
+import os
+import random
 
-if TYPE_CHECKING:
-    from spark_ledger.config import ClientConfig
-    from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.config import ClientConfig, client_config
+from spark_ledger.errors import Unavailable
+from spark_ledger.ledger.client import LedgerStore
 
 
-async def connect(service_url: str, config: "ClientConfig | None" = None) -> "LedgerStore":
-    raise NotImplementedError
+async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
+    """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
+
+    Raises BadConfig for a malformed URL, Unavailable (naming it) when nobody answers there.
+    """
+    from spark_ledger.bookies.bookie_client import BookieClient
+    from spark_ledger.bookies.directory import BookieDirectory
+    from spark_ledger.bookies.grpc_network import GrpcNetwork
+    from spark_ledger.metadata import zookeeper
+    from spark_ledger.metadata.store import StoreError
+
+    settings = config or client_config(service_url=service_url)
+    metadata = await zookeeper.connect(
+        service_url,
+        session_timeout_s=settings.session_timeout_s,
+        connect_timeout_s=settings.connect_timeout_s,
+    )
+    directory = BookieDirectory(metadata)
+    try:
+        await directory.start()
+    except StoreError as failure:
+        await metadata.close()
+        raise Unavailable(
+            f"the bookies of {service_url} cannot be listed: {failure!r}"
+        ) from failure
+    bookies = BookieClient(GrpcNetwork(), directory, settings)
+    rng = random.Random(int.from_bytes(os.urandom(16)))
+    return LedgerStore(metadata, bookies, directory, settings, rng)

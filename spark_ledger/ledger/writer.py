@@ -1,41 +1,284 @@
-"""The writer of a ledger. Signatures first."""
+"""The writer of a ledger: gives ids, counts bytes and rows, closes.
+
+Always true: entry ids follow each other from 0; each header carries the last add confirmed at the
+time of the append and counts that include its entry; once one add failed, all later ones fail;
+close records what was confirmed, not what was pushed. A close that meets another's recovery gives
+up and adopts its result.
+"""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from bookie_server.api.entry import Buffer
-from spark_ledger.errors import LedgerError
+from bookie_server.api.entry import (
+    HEADER_BYTES,
+    NO_ENTRY,
+    Buffer,
+    EntryHeader,
+    pack_header,
+    payload_crc,
+)
+from bookie_server.api.messages import Add
+from spark_ledger.errors import LedgerClosed, LedgerError, MessageTooBig
+from spark_ledger.ledger import transitions
+from spark_ledger.ledger.add_pipeline import AddPipeline
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.ensemble_change import EnsembleChange
+from spark_ledger.ledger.missing_copies import MissingCopy
+from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.tokens import Tokens
 
+__all__ = ["LedgerWriter", "MissingCopy"]
 
-@dataclass(frozen=True, slots=True)
-class MissingCopy:
-    """Entries first..last, acknowledged, of which `bookie_id` has not said that it has a copy."""
+ANNOUNCE_LAC_S = 0.1
+LAST_COPIES_S = 0.5
 
-    first_entry: int
-    last_entry: int
-    bookie_id: str
-    reason: str = ""
+Recover = Callable[[int], Awaitable[VersionedRecord]]
 
 
 class LedgerWriter:
-    ledger_id: int
-    record: LedgerRecord
-    version: int
-    last_add_confirmed: int
-    last_add_pushed: int
-    inflight_bytes: int
-    failure: LedgerError | None
+    """Appends to one open ledger. Made by LedgerStore.create; there is one per ledger, ever."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known: VersionedRecord,
+        tokens: Tokens,
+        recover: Recover,
+        announce_lac: bool = False,
+    ) -> None:
+        self.ledger_id = known.record.ledger_id
+        self._cluster = cluster
+        self._known = known
+        self._tokens = tokens
+        self._recover = recover
+        self._loop = asyncio.get_running_loop()
+        self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
+        self._change = EnsembleChange(
+            self._pipeline, self._commit_change, cluster.config.fragments_max, tokens.read
+        )
+        if announce_lac:
+            self._pipeline.on_idle = self._announce_soon
+        self._announcing: dict[asyncio.Task[None], None] = {}
+        self._announce_timer: asyncio.TimerHandle | None = None
+        self._announced = NO_ENTRY
+        self._next_entry = 0
+        self._bytes = 0
+        self._rows = 0
+        self._closing = False
+        self._close_lock = asyncio.Lock()
+        self._closed: LedgerRecord | None = None
+
+    # -- state --------------------------------------------------------------------------------
+
+    @property
+    def record(self) -> LedgerRecord:
+        return self._known.record
+
+    @property
+    def version(self) -> int:
+        return self._known.version
+
+    @property
+    def last_add_confirmed(self) -> int:
+        return self._pipeline.pending.last_add_confirmed
+
+    @property
+    def last_add_pushed(self) -> int:
+        return self._next_entry - 1
+
+    @property
+    def inflight_bytes(self) -> int:
+        """Bytes appended whose last answer is still to come."""
+        return self._pipeline.inflight_bytes
+
+    @property
+    def failure(self) -> LedgerError | None:
+        """Why nothing can be added any more, once something failed."""
+        return self._pipeline.failure
+
+    # -- appending ----------------------------------------------------------------------------
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> asyncio.Future[int]:
-        raise NotImplementedError
+        """Append one entry: the concatenation of the buffers of `payload`, counted as `rows` rows.
+
+        Never blocks; see `room`. The buffers must not change until the future is done; it is
+        done, in the order of the appends, with the entry's id once Qa bookies have it on disk.
+        It fails with MessageTooBig (nothing was sent, the writer goes on), Fenced, LedgerClosed,
+        NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed may still
+        turn up when the ledger is recovered.
+        """
+        future: asyncio.Future[int] = self._loop.create_future()
+        self.append_for(future, payload, rows)
+        return future
+
+    def append_for(self, waiter: Any, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> None:
+        """`append`, with the caller's own future to be resolved (on the event loop)."""
+        parts = _parts(payload)
+        size = sum(map(len, parts))
+        refusal = self._refusal(size, rows)
+        if refusal is not None:
+            waiter.set_exception(refusal)
+            waiter.exception()
+            return
+        entry_id = self._next_entry
+        self._next_entry = entry_id + 1
+        self._bytes += size
+        self._rows += rows
+        header = pack_header(
+            EntryHeader(
+                self.ledger_id,
+                entry_id,
+                self._pipeline.pending.last_add_confirmed,
+                self._bytes,
+                self._rows,
+                size,
+                payload_crc(parts),
+            )
+        )
+        add = Add([header, *parts], False, self._tokens.add)
+        self._pipeline.push(
+            PendingAdd(
+                *(entry_id, add, size + HEADER_BYTES, self._bytes, self._rows),
+                self._loop.time(),
+                waiter,
+            )
+        )
 
     async def room(self) -> None:
-        raise NotImplementedError
+        """Return when fewer than `inflight_bytes` of the configuration are in flight (or the
+        writer has failed): await it before each append to keep memory bounded."""
+        await self._pipeline.room()
 
-    async def fully_replicated(self, timeout_s: float) -> list[MissingCopy]:
-        raise NotImplementedError
+    async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[MissingCopy]:
+        """Wait up to `timeout_s` for the last answers to what is confirmed now; returns which
+        copies are missing of entries from `first_entry` on (none: all have Qw copies)."""
+        pipeline = self._pipeline
+        await pipeline.settled(timeout_s)
+        found = pipeline.missing.ranges(first_entry)
+        for add in pipeline.unsettled():
+            if add.entry_id >= first_entry:
+                found += [
+                    MissingCopy(add.entry_id, add.entry_id, bookie, why or "no answer yet")
+                    for bookie, why in pipeline.lacking_of(add)
+                ]
+        return found
+
+    def _refusal(self, size: int, rows: int) -> LedgerError | None:
+        if rows < 0:
+            raise ValueError(f"rows cannot be negative, got {rows}")
+        if self._pipeline.failure is not None:
+            return self._pipeline.failure
+        if self._closing:
+            return LedgerClosed(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+        limit = self._cluster.config.entry_bytes_max - HEADER_BYTES
+        if size > limit:
+            return MessageTooBig(
+                f"an entry of {size} bytes is larger than the {limit} allowed", size=size
+            )
+        return None
+
+    # -- closing ------------------------------------------------------------------------------
 
     async def close(self) -> LedgerRecord:
-        raise NotImplementedError
+        """Wait for what is pending, then close the ledger at the last add confirmed.
+
+        Returns the CLOSED record, the same each time. After a failure too: what was confirmed
+        stays. If somebody else recovers the ledger, the record is what recovery closed it at.
+        Raises Unavailable (try again), NoSuchLedger, DataUnavailable.
+        """
+        self._closing = True
+        async with self._close_lock:
+            if self._closed is None:
+                await self._pipeline.drained()
+                await self._change.stop()
+                await self._pipeline.settled(LAST_COPIES_S)
+                self._known = await self._close_record()
+                self._closed = self._known.record
+                self._end()
+            return self._closed
+
+    def abandon(self) -> None:
+        """Stop at once, without closing the ledger: pending adds fail, somebody recovers it."""
+        self._closing = True
+        self._pipeline.fail(LedgerClosed(f"the writer of ledger {self.ledger_id} was given up"))
+        self._end()
+
+    async def _close_record(self) -> VersionedRecord:
+        pipeline = self._pipeline
+        last = pipeline.pending.last_add_confirmed
+        end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        try:
+            return await self._cluster.records.move(
+                self._known, lambda record: transitions.close(record, end)
+            )
+        except MoveRefused:
+            found = await self._recover(self.ledger_id)
+        closed_at = transitions.end_of(found.record).last_entry
+        if closed_at < last:
+            raise LedgerError(
+                f"ledger {self.ledger_id} was closed at entry {closed_at}, but {last} was"
+                " acknowledged: acknowledged entries are lost"
+            )
+        return found
+
+    def _end(self) -> None:
+        if self._announce_timer is not None:
+            self._announce_timer.cancel()
+        for task in list(self._announcing):
+            task.cancel()
+
+    # -- ensemble changes ---------------------------------------------------------------------
+
+    async def _commit_change(
+        self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
+    ) -> LedgerRecord:
+        move = partial(
+            transitions.change_ensemble,
+            failed=failed,
+            replacements=replacements,
+            first_entry=first_entry,
+        )
+        self._known = await self._cluster.records.move(self._known, move)
+        return self._known.record
+
+    # -- telling readers ----------------------------------------------------------------------
+
+    def _announce_soon(self) -> None:
+        """No add will carry the last add confirmed for now: write it by itself, a moment later."""
+        if self._announce_timer is None and not self._closing:
+            self._announce_timer = self._loop.call_later(ANNOUNCE_LAC_S, self._announce)
+
+    def _announce(self) -> None:
+        self._announce_timer = None
+        if self.last_add_confirmed != self.last_add_pushed or self._closing:
+            return  # the next confirmation comes here again
+        if self.last_add_confirmed > self._announced:
+            self._announced = self.last_add_confirmed
+            task = self._loop.create_task(self._write_lac(self.last_add_confirmed))
+            self._announcing[task] = None
+            task.add_done_callback(lambda done: self._announcing.pop(done, None))
+
+    async def _write_lac(self, lac: int) -> None:
+        pipeline = self._pipeline
+        await asyncio.gather(
+            *(
+                self._cluster.bookies.write_lac(
+                    pipeline.slots[slot].bookie_id, self.ledger_id, lac, token=self._tokens.add
+                )
+                for slot in pipeline.quorum.write_set(lac)
+                if not pipeline.slots[slot].failed
+            )
+        )
+
+
+def _parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
+    """The payload as a list of buffers whose lengths are bytes."""
+    if isinstance(payload, bytes):
+        return [payload]
+    if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):
+        return [memoryview(payload).cast("B")]  # type: ignore[arg-type]
+    return [part if isinstance(part, bytes) else memoryview(part).cast("B") for part in payload]

@@ -1,0 +1,176 @@
+"""Questions to bookies, answered with values.
+
+Always true: whatever goes wrong on the way (no address, no answer, bytes that are no answer)
+comes back as a status of class *unknown* with its reason, never as a negative and never as an
+exception. "Busy" is asked again, of the same bookie, until the request's time is over.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from bookie_server.api import codec
+from bookie_server.api.messages import (
+    Add,
+    AddRequest,
+    AddResponse,
+    AddResult,
+    ReadLacRequest,
+    ReadLacResponse,
+    ReadRequest,
+    ReadResponse,
+    Request,
+    Response,
+    WriteLacRequest,
+    WriteLacResponse,
+)
+from bookie_server.api.status import Status
+from spark_ledger.bookies.add_lane import AddLane, Done, NoAnswer
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.network import CallFailed, Network
+from spark_ledger.config import ClientConfig
+from spark_ledger.metadata.store import StoreError
+
+RETRY_AFTER_MS = 50
+DOUBT_S = 10.0
+
+AnyResponse = TypeVar("AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse)
+
+
+class BookieClient:
+    """Speaks to all bookies of a cluster over one Network."""
+
+    def __init__(self, network: Network, directory: BookieDirectory, config: ClientConfig) -> None:
+        self._network = network
+        self._directory = directory
+        self._config = config
+        self._lanes: dict[str, AddLane] = {}
+        self._unanswered_at: dict[str, float] = {}
+
+    # -- adds ---------------------------------------------------------------------------------
+
+    def submit_add(self, bookie_id: str, add: Add, size: int, done: Done) -> None:
+        """Send an add of `size` bytes through the bookie's lane; `done` gets the answer, later."""
+        lane = self._lanes.get(bookie_id)
+        if lane is None:
+            lane = self._lanes[bookie_id] = self._new_lane(bookie_id)
+        lane.submit(add, size, done)
+
+    async def add(self, bookie_id: str, add: Add) -> AddResult:
+        """Send one add and wait for its answer. BUSY is returned, not retried."""
+        answer: asyncio.Future[AddResult] = asyncio.get_running_loop().create_future()
+
+        def answered(result: AddResult) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        self.submit_add(bookie_id, add, sum(len(part) for part in add.entry), answered)
+        return await answer
+
+    def _new_lane(self, bookie_id: str) -> AddLane:
+        async def send(adds: list[Add]) -> list[AddResult]:
+            request = AddRequest(bookie_id, adds)
+            response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
+            results = list(cast(AddResponse, response).results)
+            if len(results) != len(adds):
+                raise NoAnswer(f"{len(results)} answers to {len(adds)} adds")
+            return results
+
+        return AddLane(send, self._config.frame_bytes_max, self._config.frames_in_flight)
+
+    # -- questions ----------------------------------------------------------------------------
+
+    async def read(
+        self,
+        bookie_id: str,
+        ledger_id: int,
+        first_entry: int,
+        last_entry: int,
+        *,
+        max_bytes: int,
+        fence: bool = False,
+        token: bytes = b"",
+    ) -> ReadResponse:
+        """Entries first..last, both included, as far as `max_bytes` reach."""
+        request = ReadRequest(
+            bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token
+        )
+        return await self._ask(bookie_id, "Read", request, ReadResponse)
+
+    async def read_lac(
+        self,
+        bookie_id: str,
+        ledger_id: int,
+        *,
+        fence: bool = False,
+        token: bytes = b"",
+        previous_lac: int = -1,
+        wait_ms: int = 0,
+    ) -> ReadLacResponse:
+        """The last add confirmed the bookie has heard of; with `wait_ms` a long poll."""
+        request = ReadLacRequest(bookie_id, ledger_id, fence, token, previous_lac, wait_ms)
+        return await self._ask(bookie_id, "ReadLac", request, ReadLacResponse, wait_ms / 1000)
+
+    async def write_lac(
+        self, bookie_id: str, ledger_id: int, last_add_confirmed: int, *, token: bytes = b""
+    ) -> WriteLacResponse:
+        """Tell the bookie the last add confirmed, so that readers hear of it."""
+        request = WriteLacRequest(bookie_id, ledger_id, last_add_confirmed, token)
+        return await self._ask(bookie_id, "WriteLac", request, WriteLacResponse)
+
+    # -- who answers --------------------------------------------------------------------------
+
+    def doubtful(self) -> list[str]:
+        """Bookies that lately gave no answer and have given none since, by id."""
+        now = asyncio.get_running_loop().time()
+        return [
+            bookie
+            for bookie in sorted(self._unanswered_at)
+            if now - self._unanswered_at[bookie] < DOUBT_S
+        ]
+
+    async def close(self) -> None:
+        """Give up all that is under way and the connections."""
+        for lane in self._lanes.values():
+            lane.close()
+        await self._network.close()
+
+    async def _ask(
+        self,
+        bookie_id: str,
+        method: str,
+        request: Request,
+        kind: Callable[..., AnyResponse],
+        extra_s: float = 0.0,
+    ) -> AnyResponse:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.read_timeout_s + extra_s
+        while True:
+            try:
+                left_s = deadline - loop.time()
+                response = cast(AnyResponse, await self._call(bookie_id, method, request, left_s))
+            except NoAnswer as failure:
+                return kind(status=Status.IO_ERROR, reason=str(failure))
+            pause_s = (response.retry_after_ms or RETRY_AFTER_MS) / 1000
+            if response.status is not Status.BUSY or loop.time() + pause_s >= deadline:
+                return response
+            await asyncio.sleep(pause_s)
+
+    async def _call(
+        self, bookie_id: str, method: str, request: Request, timeout_s: float
+    ) -> Response:
+        """One call. Raises NoAnswer."""
+        try:
+            address = self._directory.address(bookie_id) or await self._directory.find(bookie_id)
+        except StoreError as failure:
+            raise NoAnswer(f"its address cannot be looked up: {failure!r}") from failure
+        if address is None:
+            raise NoAnswer("it never registered an address")
+        try:
+            answer = await self._network.call(address, method, codec.encode(request), timeout_s)
+            response = codec.decode_response(method, answer)
+        except (CallFailed, codec.BadMessage) as failure:
+            self._unanswered_at[bookie_id] = asyncio.get_running_loop().time()
+            raise NoAnswer(f"no answer from {address}: {failure}") from failure
+        self._unanswered_at.pop(bookie_id, None)
+        return response

@@ -1,0 +1,168 @@
+"""Which bookies there are and where, as the metadata store last told.
+
+Always true: `writable` and `address` answer from memory; one refresh runs at a time and re-reads
+everything after any watch fired; a bookie's last known address is kept when its registration
+goes, for it may answer still. Failures to refresh are repeated until they end, never raised.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+
+RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """A bookie's registration: its id, "host:port", its rack ("" = not known), free bytes."""
+
+    id: str
+    address: str
+    rack: str = ""
+    free_bytes: int = 0
+    reason: str = ""  # why it is read-only
+
+
+Registrations = dict[str, BookieInfo]
+
+
+class BookieDirectory:
+    """Watches the registrations of writable and read-only bookies."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._writable: Registrations = {}
+        self._readonly: Registrations = {}
+        self._addresses: dict[str, str] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read everything once and follow the changes from then on. Raises StoreUnavailable."""
+        await self.refresh()
+        self._watching = asyncio.get_running_loop().create_task(
+            self._follow(), name="bookie directory"
+        )
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    def writable(self) -> list[BookieInfo]:
+        """Bookies that take new entries, by id."""
+        return [self._writable[bookie] for bookie in sorted(self._writable)]
+
+    def readonly(self) -> list[BookieInfo]:
+        """Bookies that only serve reads and recovery, by id."""
+        return [self._readonly[bookie] for bookie in sorted(self._readonly)]
+
+    def is_writable(self, bookie_id: str) -> bool:
+        return bookie_id in self._writable
+
+    def address(self, bookie_id: str) -> str | None:
+        """Where the bookie is, or was when last registered; None if nothing was ever heard."""
+        return self._addresses.get(bookie_id)
+
+    async def find(self, bookie_id: str) -> str | None:
+        """`address`, looking among all bookies that ever registered if it is not in memory."""
+        if bookie_id not in self._addresses:
+            known = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
+            if known is not None:
+                self._addresses.setdefault(bookie_id, known.address)
+        return self._addresses.get(bookie_id)
+
+    async def known(self) -> int:
+        """How many bookies ever registered. Raises StoreError."""
+        names = await self._names_now(paths.BOOKIES_KNOWN)
+        for name in names:
+            await self.find(name)
+        return len({**dict.fromkeys(names), **self._addresses})
+
+    def heard_of(self, without: Collection[str]) -> list[str]:
+        """All bookies whose address is known, but for those in `without`, by id."""
+        return [bookie for bookie in sorted(self._addresses) if bookie not in without]
+
+    def describe(self, bookie_id: str) -> str:
+        """One bookie for an error text: its id, its address, how it is registered."""
+        where = self._addresses.get(bookie_id, "address unknown")
+        if bookie_id in self._writable:
+            return f"{bookie_id} ({where})"
+        if bookie_id in self._readonly:
+            return f"{bookie_id} ({where}, read-only: {self._readonly[bookie_id].reason})"
+        return f"{bookie_id} ({where}, not registered)"
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call `listener` on the event loop after each change of the registrations."""
+        self._listeners.append(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        self._listeners.remove(listener)
+
+    async def refresh(self) -> None:
+        """Re-read all registrations. Raises StoreError."""
+        async with self._refreshing:
+            writable = await self._read_all(paths.BOOKIES_AVAILABLE)
+            readonly = await self._read_all(paths.BOOKIES_READONLY)
+        same = (writable, readonly) == (self._writable, self._readonly)
+        self._writable, self._readonly = writable, readonly
+        for bookie in (*readonly.values(), *writable.values()):
+            self._addresses[bookie.id] = bookie.address
+        if not same:
+            for listener in list(self._listeners):
+                listener()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self.refresh()
+            except StoreError:
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _read_all(self, folder: str) -> Registrations:
+        found: Registrations = {}
+        for name in await self._names(folder):
+            bookie = await self._read(f"{folder}/{name}", name)
+            if bookie is not None:
+                found[name] = bookie
+        return found
+
+    async def _names(self, folder: str) -> list[str]:
+        try:
+            return await self._metadata.children(folder, self._changed.set)
+        except NoNode:
+            pass
+        try:
+            await self._metadata.get(folder, self._changed.set)
+        except NoNode:
+            return []  # nobody ever registered; the watch tells when somebody does
+        return await self._metadata.children(folder, self._changed.set)
+
+    async def _names_now(self, folder: str) -> list[str]:
+        try:
+            return await self._metadata.children(folder)
+        except NoNode:
+            return []
+
+    async def _read(self, path: str, bookie_id: str) -> BookieInfo | None:
+        """One registration; None if it is gone or damaged."""
+        try:
+            plain = json.loads((await self._metadata.get(path)).value)
+            return BookieInfo(
+                bookie_id,
+                str(plain["address"]),
+                str(plain.get("rack", "")),
+                int(plain.get("free_bytes", 0)),
+                str(plain.get("reason", "")),
+            )
+        except (NoNode, ValueError, KeyError, TypeError):
+            return None

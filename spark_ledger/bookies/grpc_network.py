@@ -1,0 +1,77 @@
+"""The network over gRPC. The only file of the client that imports grpc.
+
+Always true: one channel per address; a call that fails, for whatever cause, raises CallFailed;
+calls never wait for a connection longer than it takes to refuse one. A bookie that restarts on
+another port is met at its new address at the next call, since the address comes with each call.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+import grpc
+import grpc.aio
+
+from spark_ledger.bookies.network import CallFailed
+
+SERVICE = "spark_ledger.bookie.v1.Bookie"
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+CHANNELS_MAX = 256
+
+Stub = Callable[..., Awaitable[bytes]]  # identity serializers: bytes for bytes
+
+_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.lookahead_bytes", 4 * 1024 * 1024),
+)
+
+
+class GrpcNetwork:
+    """Implements Network. Belongs to the event loop it is first used on."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls: dict[tuple[str, str], Stub] = {}
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        """See Network.call."""
+        stub = self._calls.get((address, method)) or await self._stub(address, method)
+        try:
+            return await stub(request, timeout=timeout_s, wait_for_ready=False)
+        except grpc.aio.AioRpcError as failure:
+            raise CallFailed(f"{failure.code().name}: {failure.details()}") from None
+        except (grpc.aio.UsageError, grpc.aio.InternalError, ValueError) as failure:
+            raise CallFailed(f"the connection was given up: {failure}") from None
+
+    async def close(self) -> None:
+        """See Network.close."""
+        channels = list(self._channels.values())
+        self._channels.clear()
+        self._calls.clear()
+        await asyncio.gather(*(channel.close(None) for channel in channels))
+
+    async def _stub(self, address: str, method: str) -> Stub:
+        channel = self._channels.get(address)
+        if channel is None:
+            await self._give_back_oldest()
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            self._channels[address] = channel
+        stub = cast(Stub, channel.unary_unary(f"/{SERVICE}/{method}", None, None))
+        self._calls[address, method] = stub
+        return stub
+
+    async def _give_back_oldest(self) -> None:
+        if len(self._channels) < CHANNELS_MAX:
+            return
+        oldest = next(iter(self._channels))
+        channel = self._channels.pop(oldest)
+        self._calls = {key: call for key, call in self._calls.items() if key[0] != oldest}
+        await channel.close(None)

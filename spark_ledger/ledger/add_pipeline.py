@@ -1,0 +1,361 @@
+"""Adds from the queue to the bookies and back: send, count answers, confirm in order.
+
+Used by the writer of a ledger and, with the recovery flag, by whoever recovers one.
+
+Always true:
+- an acknowledgement counts for a slot only if the bookie that gave it owns the slot now; a failure
+  counts only if the slot has not been given a new owner or a new try since;
+- a failed slot is sent nothing until it is mended (ensemble_change.py): replaced, or tried again;
+- FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: all that is
+  pending fails, nothing is ever confirmed afterwards;
+- an entry's bytes count as in flight until its last answer, so a slow bookie bounds memory.
+"""
+
+import asyncio
+from asyncio import InvalidStateError
+from collections.abc import Callable, Mapping
+from concurrent.futures import InvalidStateError as ThreadInvalidStateError
+from dataclasses import dataclass
+from functools import partial
+
+from bookie_server.api.messages import AddResult
+from bookie_server.api.status import Status
+from spark_ledger.errors import (
+    Fenced,
+    LedgerError,
+    MessageTooBig,
+    NoSuchLedger,
+    NotEnoughBookies,
+    TimedOut,
+    Unauthorized,
+)
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.missing_copies import MissingCopies
+from spark_ledger.ledger.pending_adds import PendingAdd, PendingAdds
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.metadata.ledger_record import LedgerRecord
+
+RETRY_AFTER_S = 0.05
+ROOM_AGAIN = 0.75  # of the in-flight bytes: who waited for room goes on below it
+
+_TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
+
+
+@dataclass(slots=True)
+class Slot:
+    """A place of the ensemble. `failed` says why it is sent nothing; `generation` counts owners
+    and tries, so that late failures of an earlier one are told apart."""
+
+    bookie_id: str
+    generation: int = 0
+    failed: str = ""
+    failed_at: float = 0.0
+    pause_s: float = 0.0
+
+
+class AddPipeline:
+    """The adds of one ledger under way. `on_slot_failed` is called when a slot fails,
+    `on_idle` when everything pushed is confirmed."""
+
+    def __init__(self, cluster: Cluster, record: LedgerRecord, last_add_confirmed: int) -> None:
+        self.cluster = cluster
+        self.ledger_id = record.ledger_id
+        self.record = record
+        self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        self.pending = PendingAdds(self.quorum, last_add_confirmed)
+        self.slots = [Slot(bookie) for bookie in record.last_fragment.ensemble]
+        self.missing = MissingCopies(self.quorum)
+        self.inflight_bytes = 0
+        self.confirmed_bytes = 0
+        self.confirmed_rows = 0
+        self.failure: LedgerError | None = None
+        self.on_slot_failed: Callable[[], None] = _nothing
+        self.on_idle: Callable[[], None] = _nothing
+        self._loop = asyncio.get_running_loop()
+        self._write_sets = [self.quorum.write_set(e) for e in range(self.quorum.ensemble_size)]
+        self._unsettled: dict[int, PendingAdd] = {}
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._add_timer: asyncio.TimerHandle | None = None
+
+    # -- pushing ------------------------------------------------------------------------------
+
+    def push(self, add: PendingAdd) -> None:
+        """Queue an add and send it to the healthy slots of its write set."""
+        assert self.failure is None
+        self.pending.push(add)
+        self._unsettled[add.entry_id] = add
+        self.inflight_bytes += add.size
+        if self._add_timer is None:
+            self._arm_add_timer(add.appended_at)
+        for index in self._write_sets[add.entry_id % self.quorum.ensemble_size]:
+            if not self.slots[index].failed:
+                self._send(add, index, add.appended_at)
+
+    def fail(self, failure: LedgerError) -> None:
+        """End the pipeline: every pending add fails with `failure`, and all later ones."""
+        if self.failure is not None:
+            return
+        self.failure = failure
+        for add in self.pending.fail_all():
+            self._release(add)
+            _resolve(add, failure)
+        if self._add_timer is not None:
+            self._add_timer.cancel()
+        self._wake()
+        self.on_slot_failed()  # whoever mends slots has nothing left to mend
+
+    async def room(self) -> None:
+        """Return once less than the allowed bytes are in flight, or the pipeline has ended."""
+        limit = self.cluster.config.inflight_bytes
+        if self.inflight_bytes >= limit:
+            await self._until(
+                lambda: self.inflight_bytes <= limit * ROOM_AGAIN or self.failure is not None
+            )
+
+    async def drained(self) -> None:
+        """Return once nothing is pending: everything confirmed, or failed."""
+        await self._until(lambda: not self.pending)
+
+    async def settled(self, timeout_s: float) -> None:
+        """Return once every confirmed add has its last answer, after `timeout_s` at the latest."""
+        target = self.pending.last_add_confirmed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._until(lambda: next(iter(self._unsettled), target + 1) > target)
+        except TimeoutError:
+            return
+
+    def unsettled(self) -> list[PendingAdd]:
+        """Confirmed adds that still wait for an answer, in id order."""
+        return [add for add in self._unsettled.values() if add.confirmed]
+
+    # -- slots, for whoever mends them --------------------------------------------------------
+
+    def failed_mask(self) -> int:
+        return sum(1 << index for index, slot in enumerate(self.slots) if slot.failed)
+
+    def slot_failed(self, index: int, why: str) -> None:
+        """Send nothing more to the slot's bookie until it is mended."""
+        slot = self.slots[index]
+        if not slot.failed:
+            slot.failed, slot.failed_at = why or "unknown", self._loop.time()
+            self.on_slot_failed()
+
+    def adopt(self, record: LedgerRecord, replacements: Mapping[int, str]) -> None:
+        """The slots have new owners, as `record` says: un-ack all, then resend, then confirm.
+
+        Ends the ensemble change in flight. The record is in the store already (or, in a recovery,
+        will be before anybody relies on it).
+        """
+        self.record = record
+        mask = sum(1 << index for index in replacements)
+        self.pending.drop_acks(mask)
+        for index, bookie in replacements.items():
+            self.slots[index] = Slot(bookie, self.slots[index].generation + 1)
+        self.pending.change_in_flight = False
+        for index in replacements:
+            self._resend(index)
+        self.confirm()
+
+    def retry_slot(self, index: int) -> None:
+        """The slot's bookie answers again: send it what it has not acknowledged."""
+        slot = self.slots[index]
+        slot.failed, slot.generation = "", slot.generation + 1
+        self._resend(index)
+
+    def confirm(self) -> None:
+        """Deliver what may be confirmed, in id order."""
+        confirmed = self.pending.confirm()
+        if not confirmed:
+            return
+        self.confirmed_bytes = confirmed[-1].cumulative_bytes
+        self.confirmed_rows = confirmed[-1].cumulative_rows
+        for add in confirmed:
+            _resolve(add, None)
+            if not add.sends:
+                self._settle(add)
+        if not self.pending:
+            self.on_idle()
+        if self._waiters:
+            self._wake()
+
+    def failed_bookies(self) -> str:
+        """The failed slots for an error text: which bookies, where, why."""
+        return "; ".join(
+            f"{self.cluster.directory.describe(slot.bookie_id)}: {slot.failed}"
+            for slot in self.slots
+            if slot.failed
+        )
+
+    def not_enough_bookies(self) -> NotEnoughBookies:
+        """The error of a pipeline whose failed slots leave some write set without Qa members."""
+        writable = len(self.cluster.directory.writable())
+        return NotEnoughBookies(
+            f"ledger {self.ledger_id} needs {self.quorum.ack_quorum} of"
+            f" {self.quorum.write_quorum} bookies to answer ({writable} registered as writable);"
+            f" these do not: {self.failed_bookies()}",
+            ledger_id=self.ledger_id,
+            bookies=[slot.bookie_id for slot in self.slots if slot.failed],
+        )
+
+    # -- sending and answers ------------------------------------------------------------------
+
+    def _resend(self, index: int) -> None:
+        now = self._loop.time()
+        for add in self.pending.lacking(index):
+            self._send(add, index, now)
+
+    def _send(self, add: PendingAdd, index: int, since: float) -> None:
+        slot = self.slots[index]
+        add.sends += 1
+        answered = partial(self._answered, add, index, slot.bookie_id, slot.generation, since)
+        self.cluster.bookies.submit_add(slot.bookie_id, add.add, add.size, answered)
+
+    def _answered(
+        self,
+        add: PendingAdd,
+        index: int,
+        bookie_id: str,
+        generation: int,
+        since: float,
+        result: AddResult,
+    ) -> None:
+        add.sends -= 1
+        slot = self.slots[index]
+        if result.status is Status.OK:
+            if slot.bookie_id == bookie_id:
+                slot.pause_s = 0.0
+            if self._owner(add, index) == bookie_id and self.pending.acknowledged(add, index):
+                self.confirm()
+        elif generation == slot.generation and not slot.failed:
+            self._refused(add, index, since, result)
+        if add.confirmed and not add.sends:
+            self._settle(add)
+
+    def _refused(self, add: PendingAdd, index: int, since: float, result: AddResult) -> None:
+        why = f"{result.status.name} {result.reason}".strip()
+        terminal = _terminal(self.ledger_id, result.status, why)
+        if terminal is not None:
+            self.fail(terminal)
+        elif result.status in _TRY_AGAIN and (
+            self._loop.time() - since < self.cluster.config.replica_timeout_s
+        ):
+            add.sends += 1
+            pause_s = result.retry_after_ms / 1000 or RETRY_AFTER_S
+            generation = self.slots[index].generation
+            self._loop.call_later(pause_s, self._send_again, add, index, generation, since)
+        else:
+            self.slot_failed(index, why)
+
+    def _send_again(self, add: PendingAdd, index: int, generation: int, since: float) -> None:
+        add.sends -= 1
+        slot = self.slots[index]
+        if slot.generation == generation and not slot.failed and self._unsettled.get(add.entry_id):
+            self._send(add, index, since)
+        elif add.confirmed and not add.sends:
+            self._settle(add)
+
+    def _settle(self, add: PendingAdd) -> None:
+        """The last answer is there, or will never come: note the copies that are missing."""
+        if self._release(add):
+            if add.acks != self.pending.write_mask(add.entry_id):
+                self.missing.note(add.entry_id, self.lacking_of(add))
+            if self._waiters:
+                self._wake()
+
+    def _owner(self, add: PendingAdd, index: int) -> str:
+        """The bookie whose word counts for the add: a confirmed one stays in its fragment."""
+        if add.confirmed:
+            return self.record.fragment_of(add.entry_id).ensemble[index]
+        return self.slots[index].bookie_id
+
+    def lacking_of(self, add: PendingAdd) -> list[tuple[str, str]]:
+        """(bookie, why) of those that should keep the add and have not acknowledged it."""
+        lacking = self.pending.write_mask(add.entry_id) & ~add.acks
+        return [
+            (self._owner(add, index), slot.failed)
+            for index, slot in enumerate(self.slots)
+            if lacking >> index & 1
+        ]
+
+    def _release(self, add: PendingAdd) -> bool:
+        if self._unsettled.pop(add.entry_id, None) is None:
+            return False
+        self.inflight_bytes -= add.size
+        return True
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        if not condition():
+            woken = self._loop.create_future()
+            self._waiters.append((condition, woken))
+            await woken
+
+    def _wake(self) -> None:
+        waiting = self._waiters
+        self._waiters = []
+        for condition, woken in waiting:
+            if woken.done():
+                continue
+            if condition():
+                woken.set_result(None)
+            else:
+                self._waiters.append((condition, woken))
+
+    def _arm_add_timer(self, appended_at: float) -> None:
+        deadline = appended_at + self.cluster.config.add_timeout_s
+        self._add_timer = self._loop.call_at(deadline, self._head_may_be_late)
+
+    def _head_may_be_late(self) -> None:
+        self._add_timer = None
+        head = self.pending.head
+        if head is None:
+            return
+        timeout_s = self.cluster.config.add_timeout_s
+        if head.appended_at + timeout_s > self._loop.time():
+            self._arm_add_timer(head.appended_at)
+        elif not self.quorum.writable(self.failed_mask()):
+            self.fail(self.not_enough_bookies())
+        else:
+            self.fail(
+                TimedOut(
+                    f"entry {head.entry_id} of ledger {self.ledger_id} was not acknowledged"
+                    f" within {timeout_s:g} s. {self.failed_bookies()}".rstrip(),
+                    ledger_id=self.ledger_id,
+                )
+            )
+
+
+def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:
+    """The error that ends a writer on this status; None if only a slot failed."""
+    if status is Status.FENCED:
+        return Fenced(f"ledger {ledger_id} was fenced", ledger_id=ledger_id)
+    if status is Status.UNAUTHORIZED:
+        return Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
+    if status is Status.LEDGER_DELETED:
+        return NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id)
+    if status is Status.TOO_LARGE:
+        return MessageTooBig(f"a bookie refused an entry of ledger {ledger_id}: {why}")
+    if status is Status.CONFLICTING_ENTRY:
+        return LedgerError(f"ledger {ledger_id} has two writers: {why}", ledger_id=ledger_id)
+    return None
+
+
+def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
+    """Tell whoever waits for the add; a waiter that gave up is no error."""
+    waiter, add.waiter = add.waiter, None
+    if waiter is None:
+        return
+    try:
+        if failure is None:
+            waiter.set_result(add.entry_id)
+        else:
+            waiter.set_exception(failure)
+            waiter.exception()  # asked for here: not every caller looks at every add
+    except (InvalidStateError, ThreadInvalidStateError):
+        pass
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,57 @@
+"""Ask several bookies at once and take the answers as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from bookie_server.api.entry import BadEntry, Entry, unpack_entry
+from bookie_server.api.messages import ReadResponse
+from bookie_server.api.status import Meaning, Status, meaning
+
+T = TypeVar("T")
+
+
+async def as_answered(
+    questions: Sequence[Coroutine[Any, Any, T]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """(index of the question, its answer) in the order of arrival.
+
+    Close it (contextlib.aclosing) to give up the questions that are still open.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[tuple[int, asyncio.Task[T]]] = asyncio.Queue()
+
+    def ask(index: int, question: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = loop.create_task(question)
+        task.add_done_callback(lambda done: arrived.put_nowait((index, done)))
+        return task
+
+    tasks = [ask(index, question) for index, question in enumerate(questions)]
+    try:
+        for _ in tasks:
+            index, answered = await arrived.get()
+            yield index, answered.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def judge(
+    response: ReadResponse, ledger_id: int, first_entry: int, entry_id: int
+) -> tuple[Meaning, Entry | str] | None:
+    """What the answer to a read from `first_entry` on says of one entry: its meaning, and the
+    checked entry or the reason. None if the answer stops before the entry."""
+    if response.status is not Status.OK:
+        return meaning(response.status), f"{response.status.name} {response.reason}".strip()
+    if entry_id - first_entry >= len(response.results):
+        return None
+    result = response.results[entry_id - first_entry]
+    if result.status is not Status.OK:
+        return meaning(result.status), result.status.name
+    try:
+        entry = unpack_entry(result.entry)
+    except BadEntry as damage:
+        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} {damage}"
+    if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
+        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} another entry came"
+    return Meaning.POSITIVE, entry

@@ -1,0 +1,258 @@
+"""What is done about failed slots: replace them, try them again, or give up.
+
+Always true:
+- a slot gets a new owner only after the change is in the store; while the write is on its way
+  nothing is confirmed (`change_in_flight`), and what comes after is two passes (adopt);
+- without a spare bookie the change is put off as long as every write set keeps Qa members that
+  answer: it is made when a bookie registers, or the failed one is asked now and then and taken
+  back when it answers;
+- with fewer than Qa, adds that have waited for a grace of GRACE_S fail with NotEnoughBookies:
+  long enough for a bookie to restart, short enough to tell the user;
+- a bookie that failed here is no spare for DOUBT_S, so a change cannot go round in circles.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from bookie_server.api.status import Status
+from spark_ledger.bookies.bookie_client import DOUBT_S
+from spark_ledger.errors import Fenced, LedgerClosed, LedgerError, Unavailable
+from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
+from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store import SessionState
+
+GRACE_S = 12.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 5.0
+ASK_S = 1.0
+
+_GONE = (Status.WRONG_BOOKIE, Status.SHUTTING_DOWN)
+
+log = logging.getLogger(__name__)
+
+# (failed slots, replacements, first entry) -> the record with the change in it
+CommitChange = Callable[[Mapping[int, str], Mapping[int, str], int], Awaitable[LedgerRecord]]
+
+
+class EnsembleChange:
+    """Mends the failed slots of one pipeline. `commit` makes a change known; see CommitChange."""
+
+    def __init__(
+        self,
+        pipeline: AddPipeline,
+        commit: CommitChange,
+        fragments_max: int,
+        read_token: bytes = b"",
+    ) -> None:
+        self._pipeline = pipeline
+        self._cluster = pipeline.cluster
+        self._commit = commit
+        self._fragments_max = fragments_max
+        self._read_token = read_token
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._stopping = False
+        self._rejected: dict[str, float] = {}
+        self._short_since: float | None = None
+        self._mending: asyncio.Task[None] | None = None
+        pipeline.on_slot_failed = self._slot_failed
+        self._cluster.directory.add_listener(self._directory_changed)
+
+    async def stop(self) -> None:
+        """Make no further change; return when the one under way, if any, has ended."""
+        self._stop_listening()
+        self._news.set()
+        if self._mending is not None:
+            await asyncio.gather(self._mending)
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _stop_listening(self) -> None:
+        if not self._stopping:
+            self._stopping = True
+            self._cluster.directory.remove_listener(self._directory_changed)
+
+    def _slot_failed(self) -> None:
+        self._news.set()
+        if self._pipeline.failure is not None:
+            self._stop_listening()
+        if self._mending is None and not self._stopping and self._pipeline.failed_mask():
+            self._mending = self._loop.create_task(
+                self._mend(), name=f"mend ledger {self._pipeline.ledger_id}"
+            )
+
+    def _directory_changed(self) -> None:
+        for slot in self._pipeline.slots:
+            if slot.failed and self._cluster.directory.is_writable(slot.bookie_id):
+                slot.pause_s = 0.0
+        self._news.set()
+
+    # -- mending ------------------------------------------------------------------------------
+
+    async def _mend(self) -> None:
+        try:
+            while self._wanted():
+                self._news.clear()
+                self._note_failed()
+                replacements = self._choose()
+                if not (replacements and await self._replace(replacements)):
+                    await self._put_off()
+        except LedgerError as failure:
+            self._pipeline.fail(failure)
+        except Exception as defect:
+            self._pipeline.fail(LedgerError(f"an ensemble change ended in {defect!r}"))
+            raise
+        finally:
+            self._mending = None
+
+    def _wanted(self) -> bool:
+        over = self._stopping or self._pipeline.failure is not None
+        return not over and self._pipeline.failed_mask() != 0
+
+    def _note_failed(self) -> None:
+        now = self._loop.time()
+        for slot in self._pipeline.slots:
+            if slot.failed:
+                self._rejected[slot.bookie_id] = now
+        if self._pipeline.quorum.writable(self._pipeline.failed_mask()):
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+
+    def _choose(self) -> dict[int, str]:
+        """Replacements for as many failed slots as there are spares, by slot; none while the
+        store is out of reach, for a change that cannot be written stops confirmations."""
+        if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
+            return {}
+        slots = self._pipeline.slots
+        members = [slot.bookie_id for slot in slots]
+        writable = self._cluster.directory.writable()
+        now = self._loop.time()
+        excluded = {
+            bookie: None
+            for bookie in (
+                *members,
+                *self._cluster.bookies.doubtful(),
+                *(b for b, at in self._rejected.items() if now - at < DOUBT_S),
+            )
+        }
+        spares = [bookie for bookie in writable if bookie.id not in excluded]
+        failed = [index for index, slot in enumerate(slots) if slot.failed]
+        healthy = [slot.bookie_id for slot in slots if not slot.failed]
+        racks = [bookie.rack for bookie in writable if bookie.id in healthy]
+        chosen = self._cluster.placement(spares, len(failed), racks, (), self._cluster.rng)
+        return dict(zip(failed, chosen, strict=False))
+
+    async def _replace(self, replacements: dict[int, str]) -> bool:
+        """Make the change; False if it certainly was not made and must wait."""
+        pipeline = self._pipeline
+        first_entry = pipeline.pending.last_add_confirmed + 1
+        self._check_fragments(first_entry)
+        failed = {index: pipeline.slots[index].bookie_id for index in replacements}
+        log.info(
+            "ledger %s: from %s on %s -> %s", pipeline.ledger_id, first_entry, failed, replacements
+        )
+        pipeline.pending.change_in_flight = True
+        try:
+            record = await self._committed(failed, replacements, first_entry)
+        except MoveRefused as refused:
+            raise Fenced(
+                f"ledger {pipeline.ledger_id} was taken over: {refused.why}",
+                ledger_id=pipeline.ledger_id,
+            ) from refused
+        except Unavailable as failure:
+            log.warning("ledger %s: ensemble change put off: %s", pipeline.ledger_id, failure)
+            pipeline.pending.change_in_flight = False
+            pipeline.confirm()
+            return False
+        if pipeline.failure is None:
+            pipeline.adopt(record, replacements)
+        return True
+
+    async def _committed(
+        self, failed: dict[int, str], replacements: dict[int, str], first_entry: int
+    ) -> LedgerRecord:
+        """Commit; as long as nobody can say whether it was applied, ask again."""
+        while True:
+            try:
+                return await self._commit(failed, replacements, first_entry)
+            except OutcomeUnresolved:
+                if self._stopping or self._pipeline.failure is not None:
+                    raise
+                await asyncio.sleep(PAUSE_MIN_S)
+
+    def _check_fragments(self, first_entry: int) -> None:
+        fragments = self._pipeline.record.fragments
+        if len(fragments) >= self._fragments_max and first_entry > fragments[-1].first_entry:
+            raise LedgerClosed(
+                f"ledger {self._pipeline.ledger_id} has {len(fragments)} fragments, the most"
+                " allowed",
+                "Close it and go on in a new ledger.",
+                ledger_id=self._pipeline.ledger_id,
+            )
+
+    # -- putting off --------------------------------------------------------------------------
+
+    async def _put_off(self) -> None:
+        """No spare: take back bookies that answer, or wait for news; fail when it is too long."""
+        now = self._loop.time()
+        due = [i for i, slot in enumerate(self._pipeline.slots) if slot.failed and _due(slot, now)]
+        if due:
+            answers = await asyncio.gather(*(self._answers(index) for index in due))
+            if any(answers):
+                return
+        wake_at = min(
+            (slot.failed_at + slot.pause_s for slot in self._pipeline.slots if slot.failed),
+            default=now,
+        )
+        give_up_at = self._give_up_at()
+        if give_up_at is not None:
+            if give_up_at <= self._loop.time():
+                self._pipeline.fail(self._pipeline.not_enough_bookies())
+                return
+            wake_at = min(wake_at, give_up_at)
+        try:
+            async with asyncio.timeout_at(wake_at):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def _answers(self, index: int) -> bool:
+        """Ask a failed slot's bookie for a sign of life; if it gives one, go on sending to it."""
+        slot = self._pipeline.slots[index]
+        generation = slot.generation
+        status = await self._sign_of_life(slot.bookie_id)
+        if slot is not self._pipeline.slots[index] or slot.generation != generation:
+            return True
+        slot.pause_s = min(max(2 * slot.pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
+        slot.failed_at = self._loop.time()
+        if status is None or status in _GONE:
+            return False
+        self._pipeline.retry_slot(index)
+        return True
+
+    async def _sign_of_life(self, bookie_id: str) -> Status | None:
+        directory = self._cluster.directory
+        if any(bookie.id == bookie_id for bookie in directory.readonly()):
+            return None  # alive, but takes no adds
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._cluster.bookies.read_lac(
+                    bookie_id, self._pipeline.ledger_id, token=self._read_token
+                )
+        except TimeoutError:
+            return None
+        return None if answer.status is Status.IO_ERROR else answer.status
+
+    def _give_up_at(self) -> float | None:
+        """When pending adds have waited long enough for an ack quorum; None while there is one."""
+        head = self._pipeline.pending.head
+        if self._short_since is None or head is None:
+            return None
+        grace_s = min(GRACE_S, self._cluster.config.add_timeout_s / 2)
+        return max(self._short_since, head.appended_at) + grace_s
+
+
+def _due(slot: Slot, now: float) -> bool:
+    return slot.failed_at + slot.pause_s <= now

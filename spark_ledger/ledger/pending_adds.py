@@ -1,0 +1,126 @@
+"""Adds on their way: who has acknowledged what, and which may be confirmed. No time, no messages.
+
+Always true:
+- entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
+  owners of its slots, every lower one is confirmed, and no ensemble change is in flight;
+- when slots change their owner, their acknowledgements are dropped from every pending add before
+  any is confirmed again (one pass over all, then delivery): an add confirmed with the word of a
+  bookie that is no longer in the ledger's metadata is a lost add;
+- copies are counted after confirmation too, until all Qw are there or known to be missing.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from bookie_server.api.messages import Add
+from spark_ledger.ledger.quorum import Quorum
+
+
+class PendingAdd:
+    """One entry between its append and its last answer. `waiter` takes the outcome: it has
+    `set_result` and `set_exception`, as the futures of asyncio and concurrent.futures do."""
+
+    __slots__ = (
+        "acks",
+        "add",
+        "appended_at",
+        "confirmed",
+        "cumulative_bytes",
+        "cumulative_rows",
+        "entry_id",
+        "sends",
+        "size",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        entry_id: int,
+        add: Add,
+        size: int,
+        cumulative_bytes: int,
+        cumulative_rows: int,
+        appended_at: float,
+        waiter: Any = None,
+    ) -> None:
+        self.entry_id = entry_id
+        self.add = add
+        self.size = size
+        self.cumulative_bytes = cumulative_bytes
+        self.cumulative_rows = cumulative_rows
+        self.appended_at = appended_at
+        self.waiter = waiter
+        self.acks = 0
+        self.sends = 0
+        self.confirmed = False
+
+
+class PendingAdds:
+    """The queue of adds that are not confirmed, in id order."""
+
+    def __init__(self, quorum: Quorum, last_add_confirmed: int) -> None:
+        self.quorum = quorum
+        self.last_add_confirmed = last_add_confirmed
+        self.change_in_flight = False
+        self._queue: deque[PendingAdd] = deque()
+        self._masks = quorum.write_masks()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[PendingAdd]:
+        return iter(self._queue)
+
+    @property
+    def head(self) -> PendingAdd | None:
+        return self._queue[0] if self._queue else None
+
+    def write_mask(self, entry_id: int) -> int:
+        """The write set of an entry as a bit mask over slots."""
+        return self._masks[entry_id % self.quorum.ensemble_size]
+
+    def push(self, add: PendingAdd) -> None:
+        """Queue the next entry; its id must follow the last one's."""
+        last = self._queue[-1].entry_id if self._queue else self.last_add_confirmed
+        assert add.entry_id == last + 1, f"entry {add.entry_id} after {last}"
+        self._queue.append(add)
+
+    def acknowledged(self, add: PendingAdd, slot: int) -> bool:
+        """The present owner of `slot` has the entry. Whether something may be confirmed now."""
+        add.acks |= 1 << slot
+        if add.confirmed or self.change_in_flight or not self._queue:
+            return False
+        return self._queue[0] is add and add.acks.bit_count() >= self.quorum.ack_quorum
+
+    def drop_acks(self, slots: int) -> None:
+        """The slots in the mask have new owners: nobody vouches for them in any pending add."""
+        for add in self._queue:
+            add.acks &= ~slots
+
+    def lacking(self, slot: int) -> list[PendingAdd]:
+        """Pending adds that `slot` should keep and has not acknowledged, in id order."""
+        bit = 1 << slot
+        return [
+            add for add in self._queue if self.write_mask(add.entry_id) & bit and not add.acks & bit
+        ]
+
+    def confirm(self) -> list[PendingAdd]:
+        """Take from the head what may be confirmed, in id order; moves last_add_confirmed."""
+        confirmed: list[PendingAdd] = []
+        if self.change_in_flight:
+            return confirmed
+        queue, need = self._queue, self.quorum.ack_quorum
+        while queue and queue[0].acks.bit_count() >= need:
+            add = queue.popleft()
+            assert add.entry_id == self.last_add_confirmed + 1
+            self.last_add_confirmed = add.entry_id
+            add.confirmed = True
+            confirmed.append(add)
+        return confirmed
+
+    def fail_all(self) -> list[PendingAdd]:
+        """Take out every pending add, in id order: none of them will be confirmed."""
+        failed = list(self._queue)
+        self._queue.clear()
+        return failed

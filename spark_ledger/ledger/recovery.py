@@ -1,0 +1,303 @@
+"""Recovery: fence a ledger, find its end, make the end durable, close it.
+
+    mark IN_RECOVERY -> fence all of the last fragment, hearing their LAC -> read on from there,
+    fencing, and write back what is found -> CLOSED
+
+Always true:
+- nothing is decided before fewer than Qa members of every write set are silent;
+- reads go to the last fragment as the store had it when recovery began, writes to the present
+  ensemble; ensemble changes stay in memory until the one closing compare-and-set;
+- an entry is recovered on one positive answer, the end is found on Qw - Qa + 1 negatives; where
+  neither can be had recovery is given up and the ledger stays IN_RECOVERY;
+- what is written back carries the LAC as it was when recovery began; the length and the rows of
+  the closed ledger come from the header of its last entry itself.
+Any number of recoverers may run, crash and overlap: whoever closes first is adopted by the rest.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
+from bookie_server.api.messages import Add, ReadResponse
+from bookie_server.api.status import Meaning, Status, meaning
+from spark_ledger.errors import DataUnavailable, LedgerError, Unauthorized
+from spark_ledger.ledger import transitions
+from spark_ledger.ledger.add_pipeline import AddPipeline
+from spark_ledger.ledger.answers import as_answered, judge
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.ensemble_change import EnsembleChange
+from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
+from spark_ledger.ledger.records import MoveRefused, VersionedRecord
+from spark_ledger.ledger.transitions import End
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.tokens import Tokens
+
+WINDOW_FIRST, WINDOW_MAX = 16, 512
+LATE_POSITIVE_S = 1.0  # enough negatives, answers outstanding: so long a positive may still come
+LAST_COPIES_S = 1.0
+NO_LIMIT = 1 << 62
+CUT_SHORT = "the answer stops before it"
+
+
+async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
+    """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
+
+    Raises DataUnavailable when it cannot be decided now (the ledger stays IN_RECOVERY, nothing
+    is lost, try again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
+    """
+    known = await cluster.records.read(ledger_id, fresh=True)
+    known = await cluster.records.move(known, transitions.mark_in_recovery)
+    if known.record.closed:
+        return known
+    recovery = Recovery(cluster, known, tokens)
+    try:
+        async with asyncio.timeout(cluster.config.recovery_timeout_s):
+            return await recovery.run()
+    except TimeoutError:
+        raise DataUnavailable(
+            f"the recovery of ledger {ledger_id} did not end within"
+            f" {cluster.config.recovery_timeout_s:g} s; it stays IN_RECOVERY"
+        ) from None
+    finally:
+        await recovery.stop()
+
+
+class Recovery:
+    """One attempt to recover one ledger that is IN_RECOVERY."""
+
+    def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
+        self._cluster = cluster
+        self._known = known
+        self._record = known.record
+        self._ledger_id = known.record.ledger_id
+        self._token = tokens.recover
+        self._ensemble = known.record.last_fragment.ensemble  # frozen: reads go there
+        self._quorum = Quorum(
+            known.record.ensemble_size, known.record.write_quorum, known.record.ack_quorum
+        )
+        self._pipeline: AddPipeline | None = None
+        self._change: EnsembleChange | None = None
+
+    async def run(self) -> VersionedRecord:
+        lac = await self._fence()
+        start = max(lac, self._record.last_fragment.first_entry - 1)
+        pipeline = self._begin_writing_back(start)
+        await self._write_back_tail(pipeline, start)
+        last = pipeline.pending.last_add_confirmed
+        end = End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        if last == start:
+            end = await self._end_at(start)
+        return await self._close(pipeline, end)
+
+    async def stop(self) -> None:
+        """Leave nothing behind, however `run` ended."""
+        if self._pipeline is not None:
+            self._pipeline.fail(LedgerError(f"the recovery of ledger {self._ledger_id} is over"))
+        if self._change is not None:
+            await self._change.stop()
+
+    # -- fencing ------------------------------------------------------------------------------
+
+    async def _fence(self) -> int:
+        """Fence the last fragment's bookies until they cover it; the highest LAC heard."""
+        questions = [
+            self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
+            for bookie in self._ensemble
+        ]
+        silent, lac = (1 << len(questions)) - 1, NO_ENTRY
+        reasons: dict[int, str] = {}
+        async with aclosing(as_answered(questions)) as answers:
+            async for slot, answer in answers:
+                if meaning(answer.status) is Meaning.UNKNOWN:
+                    reasons[slot] = f"{answer.status.name} {answer.reason}".strip()
+                    continue
+                silent &= ~(1 << slot)
+                lac = max(lac, answer.last_add_confirmed)
+                if self._quorum.covered(silent):
+                    return lac
+        raise self._undecidable("it cannot be fenced", reasons)
+
+    # -- the tail -----------------------------------------------------------------------------
+
+    def _begin_writing_back(self, start: int) -> AddPipeline:
+        self._pipeline = AddPipeline(self._cluster, self._record, start)
+        self._change = EnsembleChange(self._pipeline, self._change_in_memory, NO_LIMIT, self._token)
+        return self._pipeline
+
+    async def _change_in_memory(
+        self, failed: Mapping[int, str], replacements: Mapping[int, str], first_entry: int
+    ) -> LedgerRecord:
+        """To publish it now would move other recoverers' reads to bookies without the tail."""
+        assert self._pipeline is not None
+        return transitions.with_replacements(self._pipeline.record, replacements, first_entry)
+
+    async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
+        """Read on from `start` until the end is found, writing back; all confirmed on return."""
+        next_entry, window, ended = start + 1, WINDOW_FIRST, False
+        while not ended:
+            found, ended = await self._read_window(next_entry, window)
+            for entry in found:
+                if pipeline.failure is None:
+                    pipeline.push(self._write_back(entry, start))
+            next_entry += len(found)
+            window = min(2 * window, WINDOW_MAX)
+            await pipeline.room()
+            self._check(pipeline)
+        await pipeline.drained()
+        self._check(pipeline)
+        await pipeline.settled(LAST_COPIES_S)
+
+    def _write_back(self, entry: Entry, frozen_lac: int) -> PendingAdd:
+        header = entry.header._replace(last_add_confirmed=frozen_lac)
+        parts: list[Buffer] = [pack_header(header), entry.payload]
+        return PendingAdd(
+            header.entry_id,
+            Add(parts, True, self._token),
+            sum(map(len, parts)),
+            header.cumulative_bytes,
+            header.cumulative_rows,
+            asyncio.get_running_loop().time(),
+        )
+
+    def _check(self, pipeline: AddPipeline) -> None:
+        if pipeline.failure is not None:
+            raise pipeline.failure
+
+    async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
+        """Entries from `first` on that are to be recovered, and whether the end comes after them.
+
+        At least one entry, or the end; raises DataUnavailable where neither can be had.
+        """
+        questions = [
+            self._cluster.bookies.read(
+                *(bookie, self._ledger_id, first, first + window - 1),
+                max_bytes=self._cluster.config.read_request_bytes,
+                fence=True,
+                token=self._token,
+            )
+            for bookie in self._ensemble
+        ]
+        tail = TailWindow(self._quorum, self._ledger_id, first, window)
+        async with aclosing(as_answered(questions)) as answers:
+            while True:
+                try:
+                    async with asyncio.timeout(LATE_POSITIVE_S if tail.ended else None):
+                        slot, response = await anext(answers)
+                except (StopAsyncIteration, TimeoutError):
+                    break
+                tail.heard(slot, response)
+                if tail.decided:
+                    break
+        if not tail.found and not tail.ended:
+            raise self._undecidable(f"entry {first} cannot be decided", tail.reasons())
+        return tail.found, tail.ended
+
+    # -- closing ------------------------------------------------------------------------------
+
+    async def _end_at(self, last: int) -> End:
+        """The end of the ledger when `last` is confirmed already: from that entry's own header."""
+        if last == NO_ENTRY:
+            return End(NO_ENTRY, 0, 0)
+        ensemble = self._record.fragment_of(last).ensemble
+        slots = self._quorum.write_set(last)
+        questions = [
+            self._cluster.bookies.read(
+                *(ensemble[slot], self._ledger_id, last, last),
+                max_bytes=self._cluster.config.read_request_bytes,
+                token=self._token,
+            )
+            for slot in slots
+        ]
+        reasons: dict[int, str] = {}
+        async with aclosing(as_answered(questions)) as answers:
+            async for index, response in answers:
+                said = judge(response, self._ledger_id, last, last)
+                if said is not None and isinstance(said[1], Entry):
+                    header = said[1].header
+                    return End(last, header.cumulative_bytes, header.cumulative_rows)
+                reasons[slots[index]] = "no answer" if said is None else str(said[1])
+        raise self._undecidable(f"its last entry {last} cannot be read", reasons, ensemble)
+
+    async def _close(self, pipeline: AddPipeline, end: End) -> VersionedRecord:
+        tail = pipeline.record.fragments[len(self._record.fragments) - 1 :]
+        try:
+            return await self._cluster.records.move(
+                self._known, lambda record: transitions.close_recovered(record, tail, end)
+            )
+        except MoveRefused as refused:
+            raise LedgerError(
+                f"ledger {self._ledger_id} cannot be closed after recovery: {refused.why}"
+            ) from refused
+
+    def _undecidable(
+        self, what: str, reasons: Mapping[int, str], ensemble: tuple[str, ...] | None = None
+    ) -> LedgerError:
+        members = ensemble or self._ensemble
+        why = "; ".join(
+            f"{self._cluster.directory.describe(members[slot])}: {reason}"
+            for slot, reason in sorted(reasons.items())
+        )
+        text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
+        refused = [reason.startswith(Status.UNAUTHORIZED.name) for reason in reasons.values()]
+        kind = Unauthorized if refused and all(refused) else DataUnavailable
+        return kind(text, ledger_id=self._ledger_id)
+
+
+class TailWindow:
+    """Decides, entry by entry and in order, what the answers to one ranged recovery read say.
+
+    `found` are the entries to recover; `ended` says that the ledger ends after them; `decided`
+    that more answers change nothing that matters.
+    """
+
+    def __init__(self, quorum: Quorum, ledger_id: int, first: int, window: int) -> None:
+        self.found: list[Entry] = []
+        self.ended = False
+        self.decided = False
+        self._quorum = quorum
+        self._ledger_id = ledger_id
+        self._first = first
+        self._window = window
+        self._responses: dict[int, ReadResponse] = {}
+
+    def heard(self, slot: int, response: ReadResponse) -> None:
+        """Take the answer of the bookie in `slot` and decide as far as it goes."""
+        self._responses[slot] = response
+        self.ended = False
+        while len(self.found) < self._window:
+            if not self._decide(self._first + len(self.found)):
+                return
+        self.decided = True
+
+    def _decide(self, entry_id: int) -> bool:
+        """Decide one entry; whether the next may be looked at."""
+        said = [self._said(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
+        positives = [entry for _, entry in said if isinstance(entry, Entry)]
+        verdict = recovery_verdict(self._quorum, [answer for answer, _ in said])
+        if verdict is Verdict.RECOVER:
+            self.found.append(positives[0])
+            return True
+        cut_short = any(why == CUT_SHORT for _, why in said)
+        self.ended = verdict is Verdict.ABSENT
+        self.decided = all(answer is not None for answer, _ in said) or (
+            bool(self.found) and cut_short and not self.ended
+        )
+        return False
+
+    def _said(self, slot: int, entry_id: int) -> tuple[Meaning | None, Entry | str]:
+        response = self._responses.get(slot)
+        if response is None:
+            return None, "no answer yet"
+        said = judge(response, self._ledger_id, self._first, entry_id)
+        return said if said is not None else (Meaning.UNKNOWN, CUT_SHORT)
+
+    def reasons(self) -> dict[int, str]:
+        """What each member of the first entry's write set said of it, by slot."""
+        found = {}
+        for slot in self._quorum.write_set(self._first):
+            answer, why = self._said(slot, self._first)
+            if answer is not Meaning.POSITIVE:
+                found[slot] = str(why)
+        return found
