@@ -20,7 +20,6 @@ SPARKS_OWN = frozenset(
         "asyncprogresstrackingenabled",
         "asyncprogresstrackingcheckpointintervalms",
         "_asyncprogresstrackingoverridesinksupportcheck",
-        "serialization.format",
     }
 )
 READ: tuple[str, ...] = ("serviceUrl", "subscribe", "topic", "path", "startingOffsets")

@@ -1,0 +1,102 @@
+"""A cluster that is down, or half down, is a clear error within 30 seconds; nothing is lost."""
+
+import socket
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from tests.spark.topics import SparkTopics
+
+IN_TIME_S = 30
+
+
+@contextmanager
+def refused_in_time(*expected: str):
+    """The body raises an error that has the texts, soon enough."""
+    started = time.monotonic()
+    with pytest.raises(Exception) as caught:
+        yield
+    assert time.monotonic() - started < IN_TIME_S
+    for text in expected:
+        assert text in str(caught.value)
+
+
+def nobody_listens() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("use", ["read", "write", "stream read", "stream write"])
+def test_a_metadata_store_that_is_down_at_the_start_is_named(spark, topics, keyed, tmp_path, use):
+    url = f"zk://127.0.0.1:{nobody_listens()}/ledger"
+    down = SparkTopics(spark, url)
+    with refused_in_time("[LEDGER_UNAVAILABLE]", url):
+        if use == "read":
+            down.values("t")
+        elif use == "write":
+            down.write(keyed(1), "t")
+        elif use == "stream read":
+            topics.copy(down.stream("t"), "copy", tmp_path / "checkpoint")
+        else:
+            topics.write(keyed(1), "down-source")
+            rows = topics.stream("down-source", startingOffsets="earliest").select("value")
+            down.copy(rows, "t", tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:80/ledger", "zk://", "nonsense"])
+def test_a_service_url_that_is_none_is_refused(spark, url):
+    with refused_in_time("[LEDGER_CONFIG.INVALID]", url):
+        SparkTopics(spark, url).values("t")
+
+
+def test_a_service_url_with_another_root_has_no_cluster(spark, topics, keyed):
+    with refused_in_time("[LEDGER_"):
+        SparkTopics(spark, topics.service_url + "-other").write(keyed(1), "t")
+
+
+def test_with_two_of_three_bookies_down_writes_stop_and_reads_go_on(spark, fresh_cluster, keyed):
+    cluster = fresh_cluster(bookies=3)
+    topics = SparkTopics(spark, cluster.service_url)
+    topics.write(keyed(2_000), "t", partitions=2)
+    for bookie in cluster.bookies[:2]:
+        bookie.kill()
+    with refused_in_time("[LEDGER_WRITE.NOT_ENOUGH_BOOKIES]", cluster.bookies[0].id):
+        topics.write(keyed(2_000, start=5_000), "t")
+    assert topics.numbers("t") == list(range(2_000))
+    for bookie in cluster.bookies[:2]:
+        bookie.start()
+    topics.write(keyed(1_000, start=2_000), "t")
+    assert topics.numbers("t") == list(range(3_000))
+
+
+def test_with_all_bookies_down_everything_is_refused_and_nothing_lost(spark, fresh_cluster, keyed):
+    cluster = fresh_cluster(bookies=3)
+    topics = SparkTopics(spark, cluster.service_url)
+    topics.write(keyed(2_000), "t")
+    for bookie in cluster.bookies:
+        bookie.kill()
+    with refused_in_time("[LEDGER_UNAVAILABLE]"):
+        topics.values("t")
+    with refused_in_time("[LEDGER_WRITE.NOT_ENOUGH_BOOKIES]"):
+        topics.write(keyed(10, start=5_000), "t")
+    for bookie in cluster.bookies:
+        bookie.start()
+    assert topics.numbers("t") == list(range(2_000))
+
+
+def test_a_bookie_killed_while_rows_stream_neither_loses_nor_doubles_any(
+    spark, fresh_cluster, keyed, tmp_path
+):
+    cluster = fresh_cluster(bookies=4)
+    topics = SparkTopics(spark, cluster.service_url)
+    topics.write(keyed(40_000), "t", partitions=2)
+    rows = topics.stream("t", startingOffsets="earliest", maxOffsetsPerTrigger=5_000)
+    query = topics.start_copy(rows.select("key", "value"), "copy", tmp_path / "c", partitions=2)
+    while not query.recentProgress:
+        query.awaitTermination(0.2)
+    cluster.bookies[1].kill()
+    query.awaitTermination(120)
+    assert query.exception() is None
+    assert topics.numbers("copy") == list(range(40_000))
