@@ -34,6 +34,7 @@ class LedgerState:
 
     fenced: normal adds are refused, for ever. explicit_lac: highest LAC written by WriteLac.
     limbo: entries may have been lost here, so its negatives are unknown. deleted: a tombstone.
+    met: the verifiers were read from the metadata (not so only when the journal was damaged).
     """
 
     ledger_id: int
@@ -43,19 +44,27 @@ class LedgerState:
     explicit_lac: int = NO_ENTRY
     limbo: bool = False
     deleted: bool = False
+    met: bool = True
 
 
 class BadIndexRecord(ValueError):
     """Bytes that are no record of the index."""
 
 
-_ENTRY_KEY = struct.Struct(">qq")
+ENTRY_PREFIX, LEDGER_PREFIX = b"e", b"l"
+_ENTRY_KEY = struct.Struct(">cqq")
+_LEDGER_KEY = struct.Struct(">cq")
 _ENTRY_VALUE = struct.Struct("<QQI")
 
 
 def entry_key(ledger_id: int, entry_id: int) -> bytes:
-    """16 bytes, big-endian, so that keys sort by (ledger, entry); ids are never negative."""
-    return _ENTRY_KEY.pack(ledger_id, entry_id)
+    """17 bytes, big-endian, so that keys sort by (ledger, entry); neither is ever negative."""
+    return _ENTRY_KEY.pack(ENTRY_PREFIX, ledger_id, entry_id)
+
+
+def ledger_key(ledger_id: int) -> bytes:
+    """9 bytes; the key of EVERY_LEDGER sorts last."""
+    return _LEDGER_KEY.pack(LEDGER_PREFIX, ledger_id)
 
 
 def encode_location(location: Location) -> bytes:
@@ -66,7 +75,7 @@ def encode_location(location: Location) -> bytes:
 def decode_location(key: bytes, value: bytes) -> Location:
     """Raises BadIndexRecord when key or value have another size."""
     try:
-        return Location(*_ENTRY_KEY.unpack(key), *_ENTRY_VALUE.unpack(value))
+        return Location(*_ENTRY_KEY.unpack(key)[1:], *_ENTRY_VALUE.unpack(value))
     except struct.error as error:
         raise BadIndexRecord(f"not an entry's location: {error}") from error
 

@@ -1,0 +1,236 @@
+"""The bytes of a journal segment, and what can be read from a damaged one.
+
+Always true:
+- a segment is a file header and batches; file header and batches start at multiples of 4096, so a
+  new batch never rewrites a block that holds acknowledged bytes;
+- a batch is what one sync makes durable; its header says up to where the journal was synced when
+  it was written, so bad bytes below that are damage and bad bytes beyond it a torn write;
+- every header has a CRC, and names the file and the position it was written to, so bytes of
+  another file or another place are never taken for records;
+- an entry's record carries the payload's CRC from the entry's own header: one CRC pass per hop.
+
+docs/formats.md has the pictures. All integers are little-endian.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
+
+BLOCK_BYTES = 4096
+FILE_MAGIC, BATCH_MAGIC, RECORD_MAGIC = b"SLJF", b"SLJB", b"SLJR"
+VERSION = 1
+BATCH_HEADER_BYTES = 64
+RECORD_HEADER_BYTES = 64
+
+_FILE = struct.Struct("<4sHHQ")
+_BATCH = struct.Struct("<4sHHQQQQQIII")
+_RECORD = struct.Struct("<4sBBHqqQQQIII")
+_CRC = struct.Struct("<I")
+assert _BATCH.size + _CRC.size == BATCH_HEADER_BYTES
+assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
+
+
+class Kind(IntEnum):
+    """What a record says; the numbers are on disk."""
+
+    ENTRY = 1  # body: the entry
+    LEDGER = 2  # body: the ledger's state (entry_index.encode_ledger_state)
+    FENCE = 3  # the ledger is fenced
+    LAC = 4  # the entry id field is an explicit last add confirmed
+    SEAL = 5  # the bookie stopped cleanly; nothing follows
+
+
+class Position(NamedTuple):
+    """A place in the journal; compares in the order of writing."""
+
+    file_id: int
+    offset: int
+
+
+class Record(NamedTuple):
+    """One thing the journal remembers. `body_crc`: of an entry its payload's, else the body's."""
+
+    kind: Kind
+    ledger_id: int
+    entry_id: int
+    body: Buffer
+    body_crc: int
+
+
+class BatchHeader(NamedTuple):
+    """`records_bytes` are the bytes of the records, padding not counted. All before `synced` was
+    durable when the batch was written."""
+
+    file_id: int
+    offset: int
+    batch_no: int
+    synced: Position
+    records_bytes: int
+    record_count: int
+
+    @property
+    def end(self) -> int:
+        """Where the next batch starts."""
+        return self.offset + padded(BATCH_HEADER_BYTES + self.records_bytes)
+
+
+class Suspect(NamedTuple):
+    """Bytes of the batch at `position` that cannot be read. `ledger_id` and `kind` are None when
+    the bytes do not even say whose they are."""
+
+    position: Position
+    ledger_id: int | None
+    kind: Kind | None
+    why: str
+
+
+class BadJournal(Exception):
+    """Bytes that are no such structure of a journal."""
+
+
+def body_crc(body: Buffer) -> int:
+    """The CRC of a record's body; an entry's is the payload CRC of its header instead."""
+    return crc32c(body)
+
+
+def padded(length: int) -> int:
+    """The next multiple of 4096."""
+    return -(-length // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def batch_bytes(records: Sequence[Record]) -> int:
+    """The length on disk of a batch of these records."""
+    bodies = sum([len(record.body) for record in records])
+    return padded(BATCH_HEADER_BYTES + RECORD_HEADER_BYTES * len(records) + bodies)
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def encode_file_header(file_id: int) -> bytes:
+    """The first block of a segment."""
+    head = _FILE.pack(FILE_MAGIC, VERSION, 0, file_id)
+    return (head + _CRC.pack(crc32c(head))).ljust(BLOCK_BYTES, b"\0")
+
+
+def encode_batch(
+    file_id: int, offset: int, batch_no: int, synced: Position, records: Sequence[Record]
+) -> list[Buffer]:
+    """The buffers of a batch to be written at `offset`; bodies are passed on, not copied."""
+    out: list[Buffer] = [b""]
+    at = offset + BATCH_HEADER_BYTES
+    for kind, ledger_id, entry_id, body, body_crc in records:
+        length = len(body)
+        head = _RECORD.pack(
+            RECORD_MAGIC, VERSION, kind, 0, ledger_id, entry_id,
+            file_id, at, batch_no, length, body_crc, 0,
+        )  # fmt: skip
+        out.append(head + _CRC.pack(crc32c(head)))
+        out.append(body)
+        at += RECORD_HEADER_BYTES + length
+    records_bytes = at - offset - BATCH_HEADER_BYTES
+    head = _BATCH.pack(
+        BATCH_MAGIC, VERSION, 0, file_id, offset, batch_no, *synced,
+        records_bytes, len(records), 0,
+    )  # fmt: skip
+    out[0] = head + _CRC.pack(crc32c(head))
+    out.append(bytes(offset + padded(at - offset) - at))
+    return out
+
+
+# -- reading ----------------------------------------------------------------------------------
+
+
+def decode_file_header(data: Buffer, file_id: int) -> None:
+    """Raises BadJournal when these are not the first bytes of segment `file_id`."""
+    if len(data) < _FILE.size + _CRC.size:
+        raise BadJournal("the segment is shorter than its header")
+    magic, version, _, found = _FILE.unpack_from(data)
+    if not _crc_matches(data, 0, _FILE.size):
+        raise BadJournal("the segment header's CRC does not match")
+    if (magic, version, found) != (FILE_MAGIC, VERSION, file_id):
+        raise BadJournal(f"segment {file_id} says {magic!r} version {version} file {found}")
+
+
+def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:
+    """Raises BadJournal when `data` does not begin with the header of a batch of that place."""
+    if len(data) < BATCH_HEADER_BYTES:
+        raise BadJournal("the segment ends inside a batch header")
+    magic, version, _, file, at, number, synced_file, synced_at, length, count, _ = (
+        _BATCH.unpack_from(data)
+    )
+    if magic != BATCH_MAGIC or not _crc_matches(data, 0, _BATCH.size):
+        raise BadJournal("no batch header, or its CRC does not match")
+    if (version, file, at) != (VERSION, file_id, offset):
+        raise BadJournal(f"a batch of version {version} for file {file} at {at}")
+    return BatchHeader(file, at, number, Position(synced_file, synced_at), length, count)
+
+
+def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list[Suspect]]:
+    """The whole records of a batch, and what cannot be read. `data` starts at the batch's header.
+
+    A damaged body costs its record; a damaged record header costs all that follows in the batch.
+    """
+    view = memoryview(data)
+    records: list[Record] = []
+    suspects: list[Suspect] = []
+    where = Position(batch.file_id, batch.offset)
+    at, end = BATCH_HEADER_BYTES, BATCH_HEADER_BYTES + batch.records_bytes
+    while at < end:
+        try:
+            record, length = _decode_record_header(view[at:end], batch, at)
+        except BadJournal as error:
+            suspects.append(Suspect(where, None, None, str(error)))
+            break
+        at += RECORD_HEADER_BYTES
+        record = record._replace(body=view[at : at + length])
+        at += length
+        if why := _damage_of_body(record, length):
+            suspects.append(Suspect(where, record.ledger_id, record.kind, why))
+        else:
+            records.append(record)
+    return records, suspects
+
+
+def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tuple[Record, int]:
+    """The record without its body, and the body's length."""
+    if len(data) < RECORD_HEADER_BYTES:
+        raise BadJournal("the segment ends inside a record header")
+    magic, version, kind, _, ledger_id, entry_id, file_id, offset, batch_no, length, crc, _ = (
+        _RECORD.unpack_from(data)
+    )
+    if magic != RECORD_MAGIC or not _crc_matches(data, 0, _RECORD.size):
+        raise BadJournal("no record header, or its CRC does not match")
+    if (file_id, offset, batch_no) != (batch.file_id, batch.offset + at, batch.batch_no):
+        raise BadJournal(f"a record of file {file_id} at {offset}, batch {batch_no}")
+    if version != VERSION or kind not in _KINDS:
+        raise BadJournal(f"a record of kind {kind} version {version}")
+    return Record(Kind(kind), ledger_id, entry_id, b"", crc), length
+
+
+def _damage_of_body(record: Record, length: int) -> str:
+    """Why the body is not what was written; empty when it is."""
+    if len(record.body) < length:
+        return "the segment ends inside a record"
+    if record.kind is not Kind.ENTRY:
+        return "" if crc32c(record.body) == record.body_crc else "a record's CRC does not match"
+    try:
+        header = unpack_entry(record.body).header
+    except BadEntry as error:
+        return str(error)
+    if (header.ledger_id, header.entry_id) != (record.ledger_id, record.entry_id):
+        return "the record holds another entry"
+    return ""
+
+
+_KINDS = frozenset(Kind)
+
+
+def _crc_matches(data: Buffer, at: int, size: int) -> bool:
+    view = memoryview(data)
+    return bool(_CRC.unpack_from(view, at + size)[0] == crc32c(view[at : at + size]))

@@ -1,0 +1,229 @@
+"""The disk behind the storage engine: one folder of the operating system, its calls in threads.
+
+Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
+fdatasync; after a failed write or sync the file refuses everything that follows. Where fdatasync
+or posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
+really written. Threads carry the disk's name and their work ("journal-write_0").
+"""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bookie_server.api.entry import Buffer
+from bookie_server.disk import Disk, DiskFailed, File, NoSuchFile
+
+_BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
+_ZEROS = bytes(1 << 20)
+T = TypeVar("T")
+
+
+class OsDisk(Disk):
+    """`root` on a local file system. `name` ("journal", "ledger") begins its threads' names."""
+
+    def __init__(self, root: Path, name: str = "disk") -> None:
+        self._root = root
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-write")
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix=f"{name}-read")
+        root.mkdir(parents=True, exist_ok=True)
+
+    def shut_down(self) -> None:
+        """End the threads; calls under way end first."""
+        self._writers.shutdown()
+        self._readers.shutdown()
+
+    async def create(self, path: str, reserve_bytes: int = 0) -> File:
+        fd = await self._write(_create, self._root / path, reserve_bytes)
+        return OsFile(self, path, fd, 0)
+
+    async def open(self, path: str) -> File:
+        fd, size = await self._write(_open, self._root / path)
+        return OsFile(self, path, fd, size)
+
+    async def list(self, folder: str = "") -> list[str]:
+        return await self._write(_list, self._root / folder)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._write(os.replace, self._root / old, self._root / new)
+
+    async def remove(self, path: str) -> None:
+        await self._write(os.unlink, self._root / path)
+
+    async def make_folder(self, path: str) -> None:
+        await self._write(_make_folder, self._root / path)
+
+    async def sync_dir(self, folder: str = "") -> None:
+        await self._write(_sync_dir, self._root / folder)
+
+    async def free_bytes(self) -> int:
+        return (await self._space())[0]
+
+    async def total_bytes(self) -> int:
+        return (await self._space())[1]
+
+    async def _space(self) -> tuple[int, int]:
+        space = await self._write(os.statvfs, self._root)
+        return space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+
+    async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await _run(self._writers, call, *arguments)
+
+    async def _read(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await _run(self._readers, call, *arguments)
+
+
+class OsFile(File):
+    """A file of an OsDisk; see disk.File."""
+
+    def __init__(self, disk: OsDisk, path: str, fd: int, end: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._fd = fd
+        self._end = end
+        self._dead = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
+        position = self._end
+        self._end += sum(map(len, buffers))
+        await self._alter(_append, self._fd, buffers, position, sync)
+        return position
+
+    async def sync(self) -> None:
+        await self._alter(_sync, self._fd)
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._disk._read(_pread, self._fd, length, position)
+
+    async def close(self) -> None:
+        fd, self._fd, self._dead = self._fd, -1, True
+        if fd >= 0:
+            await self._disk._write(os.close, fd)
+
+    async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
+        if self._dead:
+            raise DiskFailed(f"{self._path}: closed, or an earlier write or sync failed")
+        try:
+            return await self._disk._write(call, *arguments)
+        except BaseException:
+            self._dead = True  # a cancelled caller does not know what was written either
+            raise
+
+
+async def _run(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
+    except FileNotFoundError as error:
+        raise NoSuchFile(str(error)) from error
+    except OSError as error:
+        raise DiskFailed(str(error)) from error
+
+
+# -- what runs in the threads -----------------------------------------------------------------
+
+
+def _create(path: Path, reserve_bytes: int) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        if reserve_bytes:
+            _reserve(fd, reserve_bytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _reserve(fd: int, length: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, length)
+        return
+    for position in range(0, length, len(_ZEROS)):
+        _pwrite_all(fd, [_ZEROS[: length - position]], position)
+
+
+def _open(path: Path) -> tuple[int, int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return fd, os.fstat(fd).st_size
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _make_folder(folder: Path) -> None:
+    """Each new name is made durable in its parent, so a synced file cannot lose its folder."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_dir(folder.parent)
+
+
+def _sync_dir(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _append(fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
+    for start in range(0, len(buffers), _BUFFERS_PER_CALL):
+        position = _pwrite_all(fd, buffers[start : start + _BUFFERS_PER_CALL], position)
+    if sync:
+        _sync(fd)
+
+
+def _pwrite_all(fd: int, buffers: Sequence[Buffer], position: int) -> int:
+    """Write every byte, also when the kernel takes fewer; returns the position after them."""
+    length = sum(map(len, buffers))
+    end = position + length
+    written = os.pwritev(fd, buffers, position)
+    while position + written < end:
+        if written <= 0:
+            raise OSError(errno.EIO, "the disk takes no more bytes")
+        position += written
+        buffers = _without_first(buffers, written)
+        written = os.pwritev(fd, buffers, position)
+    return end
+
+
+def _without_first(buffers: Sequence[Buffer], count: int) -> Sequence[Buffer]:
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+def _sync(fd: int) -> None:
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+        return
+    import fcntl
+
+    fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC"))  # noqa: B009 (absent on Linux, where types are checked)
+
+
+def _pread(fd: int, length: int, position: int) -> bytes:
+    data = os.pread(fd, length, position)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
