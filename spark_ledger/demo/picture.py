@@ -57,7 +57,7 @@ def _draw(table: pa.Table, path: Path) -> None:
     axes.set_xlabel("scheduled departure, hour of the day in New York")
     axes.set_ylabel("mean delay at arrival, minutes")
     axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xticks(range(0, 24, 2))
+    axes.set_xticks(range(4, 25, 2))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()

@@ -1,0 +1,32 @@
+"""A skip that nobody allowed fails the run: tried in a pytest of its own."""
+
+import pytest
+
+from tests import skip_list
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch):
+    allowed = pytester.path / "allowed_skips.txt"
+    monkeypatch.setattr(skip_list, "ALLOWED", allowed)
+    pytester.makepyfile(
+        test_it="import pytest\n\ndef test_skipped():\n    pytest.skip('no machine for it')\n"
+    )
+
+    def run(text):
+        allowed.write_text(text)
+        return pytester.runpytest_inprocess("-p", "tests.skip_list")
+
+    return run
+
+
+def test_a_skip_that_is_not_in_the_list_fails_the_run(suite):
+    result = suite("# nothing is allowed\n")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*test_it.py::test_skipped*no machine for it*"])
+
+
+def test_a_skip_in_the_list_does_not(suite):
+    assert suite("test_it.py::test_skipped # needs a machine\n").ret == pytest.ExitCode.OK
