@@ -1,0 +1,141 @@
+import asyncio
+import json
+import random
+
+from bookie_server.registration import Registration, Standing
+from spark_ledger.metadata.store import SessionState
+from tests.simulation.loop import run
+from tests.simulation.store import SimSession, SimStore
+
+ID = "b1"
+AVAILABLE, READONLY, KNOWN = (
+    f"/bookies/{folder}/{ID}" for folder in ("available", "readonly", "known")
+)
+REFRESH_S = 30.0
+
+
+class World:
+    """One bookie's registration on a simulated store."""
+
+    def __init__(self) -> None:
+        self.store = SimStore(random.Random(7))
+        self.standing = Standing(free_bytes=10, total_bytes=20)
+
+    def registration(self, session: SimSession, address: str = "host:1") -> Registration:
+        async def standing() -> Standing:
+            return self.standing
+
+        return Registration(session, ID, address, "rack-1", standing, REFRESH_S)
+
+    def at(self, path: str) -> dict[str, object] | None:
+        found = self.store.peek(path)
+        return None if found is None else json.loads(found.value)
+
+
+def test_a_registered_bookie_is_available_and_known():
+    async def scenario() -> None:
+        world = World()
+        session = world.store.session("bookie")
+        registration = world.registration(session)
+        await registration.start(first_seen_ms=5)
+        assert world.at(AVAILABLE) == {
+            "address": "host:1",
+            "rack": "rack-1",
+            "free_bytes": 10,
+            "total_bytes": 20,
+            "version": 1,
+        }
+        assert world.store.peek(AVAILABLE).owner == session.session_id
+        assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
+        await registration.stop()
+        assert world.at(AVAILABLE) is None
+        assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
+
+    run(scenario(), seed=1)
+
+
+def test_the_node_of_a_killed_predecessor_is_replaced_at_once():
+    async def scenario() -> None:
+        world = World()
+        before = world.store.session("before")
+        await world.registration(before).start(first_seen_ms=5)
+        before.suspend(1000)
+        now = world.store.session("now")
+        registration = world.registration(now, "host:2")
+        await registration.start(first_seen_ms=9)
+        assert world.store.peek(AVAILABLE).owner == now.session_id
+        assert world.at(AVAILABLE)["address"] == "host:2"
+        assert world.at(KNOWN) == {"address": "host:2", "first_seen_ms": 5}
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_a_lost_session_is_made_good():
+    async def scenario() -> None:
+        world = World()
+        session, back = world.store.session("bookie"), asyncio.Event()
+        registration = world.registration(session)
+        await registration.start(first_seen_ms=5)
+        first = session.session_id
+        session.add_session_listener(lambda state: state is SessionState.CONNECTED and back.set())
+        session.expire()
+        await back.wait()
+        await asyncio.sleep(REFRESH_S / 10)
+        assert session.session_id != first
+        assert world.store.peek(AVAILABLE).owner == session.session_id
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_free_space_is_brought_up_to_date():
+    async def scenario() -> None:
+        world = World()
+        registration = world.registration(world.store.session("bookie"))
+        await registration.start(first_seen_ms=5)
+        world.standing = Standing(free_bytes=3, total_bytes=20)
+        await asyncio.sleep(REFRESH_S * 1.5)
+        assert world.at(AVAILABLE)["free_bytes"] == 3
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_a_bookie_that_turns_read_only_moves_with_its_reason_and_comes_back():
+    async def scenario() -> None:
+        world = World()
+        registration = world.registration(world.store.session("bookie"))
+        await registration.start(first_seen_ms=5)
+        world.standing = Standing(1, 20, readonly_reason="disk nearly full")
+        await asyncio.sleep(REFRESH_S * 1.5)
+        assert world.at(AVAILABLE) is None
+        assert world.at(READONLY)["reason"] == "disk nearly full"
+        world.standing = Standing(9, 20)
+        await asyncio.sleep(REFRESH_S)
+        assert world.at(READONLY) is None
+        assert world.at(AVAILABLE)["free_bytes"] == 9
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_writes_with_unknown_outcomes_end_in_one_true_registration():
+    async def scenario(seed: int) -> None:
+        world = World()
+        session = world.store.session("bookie")
+        registration = world.registration(session)
+        await registration.start(first_seen_ms=5)
+        world.store.faults.unknown = 0.5
+        for free in range(20):
+            world.standing = Standing(free, 20, "full" if free % 3 == 0 else "")
+            await asyncio.sleep(REFRESH_S)
+        world.store.calm()
+        world.standing = Standing(7, 20)
+        await asyncio.sleep(REFRESH_S * 2)
+        assert world.at(READONLY) is None
+        assert world.at(AVAILABLE)["free_bytes"] == 7
+        await registration.stop()
+
+    for seed in range(5):
+        run(scenario(seed), seed=seed)

@@ -1,0 +1,54 @@
+import pickle
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.config import (
+    DEFAULT_SERVICE_URL,
+    ClientConfig,
+    client_config,
+    resolve_service_url,
+)
+from spark_ledger.errors import BadConfig
+
+
+@pytest.fixture(autouse=True)
+def no_service_url(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("LEDGER_SERVICE_URL", raising=False)
+
+
+def test_a_service_url_given_wins_over_the_environment_and_that_over_the_default(monkeypatch):
+    assert resolve_service_url() == DEFAULT_SERVICE_URL
+    assert client_config().service_url == DEFAULT_SERVICE_URL
+    monkeypatch.setenv("LEDGER_SERVICE_URL", "zk://there:1/x")
+    assert resolve_service_url() == client_config().service_url == "zk://there:1/x"
+    assert resolve_service_url("zk://here:1/x") == "zk://here:1/x"
+    assert client_config(service_url="zk://here:1/x").service_url == "zk://here:1/x"
+
+
+def test_settings_come_from_a_file_and_are_overridden(tmp_path: Path):
+    file = tmp_path / "client.toml"
+    file.write_text("ensemble_size = 5\nwrite_quorum = 4\n")
+    config = client_config(file, write_quorum=3)
+    assert (config.ensemble_size, config.write_quorum, config.ack_quorum) == (5, 3, 2)
+
+
+def test_an_unknown_setting_names_the_nearest_one():
+    with pytest.raises(BadConfig, match=r"'inflight_byte'.*nearest is 'inflight_bytes'"):
+        client_config(inflight_byte=1)
+
+
+def test_a_value_of_the_wrong_kind_names_its_setting():
+    with pytest.raises(BadConfig, match=r"ack_quorum.*'two'"):
+        client_config(ack_quorum="two")
+
+
+def test_quorums_that_do_not_fit_are_refused():
+    with pytest.raises(BadConfig, match="ensemble_size >= write_quorum >= ack_quorum"):
+        client_config(ensemble_size=2)
+
+
+def test_settings_reach_another_process_unchanged():
+    config = client_config(frames_in_flight=9)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert isinstance(config, ClientConfig)
