@@ -8,6 +8,7 @@ nothing, and is silent only if this run or one before this run's beginning recor
 """
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -286,6 +287,6 @@ def _rows_by_partition(segments: Sequence[Segment]) -> Counter[int]:
 def _check_claims(segments: Sequence[Segment]) -> None:
     """No entry is in two segments."""
     claims = sorted((s.ledger_id, first, last) for s in segments for first, last in s.entries)
-    for one, other in zip(claims, claims[1:], strict=False):
+    for one, other in itertools.pairwise(claims):
         if one[0] == other[0] and other[1] <= one[2]:
             raise ValueError(f"entries {other[1]}..{one[2]} of ledger {one[0]} are claimed twice")

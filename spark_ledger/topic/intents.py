@@ -153,9 +153,10 @@ class Intents:
         except (NoNode, OutcomeUnknown, StoreUnavailable):
             return
 
-    async def finish(self, intent: Intent) -> Intent:
-        """Set it to done if it is open: its unreferenced ledgers may go."""
-        return await self._end(intent.id, IntentState.DONE, "")
+    async def finish(self, intent_id: str) -> Intent:
+        """Set it to done if it is open: its unreferenced ledgers may go. Returns it as it ended.
+        Raises errors.Fenced if absent."""
+        return await self._end(intent_id, IntentState.DONE, "")
 
     async def condemn(self, intent_id: str, why: str) -> Intent:
         """Condemn it if it is open; returns it as it ended. Raises errors.Fenced if absent."""

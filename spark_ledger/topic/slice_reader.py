@@ -2,16 +2,27 @@
 
 Always true: rows come in order of offsets, each once; an entry whose header does not say what the
 plan says (partition, first row, rows) is an error, never rows. A slice is read up to its planned
-end or raises: a negative is never an end.
+end or raises: a negative is never an end. The entries of a partition may lie apart in a ledger
+that several partitions share: such ranges are fetched side by side within the read-ahead bytes.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from bookie_server.api.entry import Entry
+from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.topic.read_plan import ReadSlice, ReadTask
+from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.topic.message_batch import decode_batch
+from spark_ledger.topic.read_plan import EntryPiece, LostRows, ReadSlice, ReadTask, lost_rows
+from spark_ledger.topic.segments import merge_ranges
+
+RANGES_AT_ONCE = 16
+RECORDS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +36,134 @@ class Rows:
     record_batch: pa.RecordBatch
 
 
-def read_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator[Rows]:
-    """The slice's rows in order. Raises errors.NoSuchLedger (fold again: replaced or trimmed),
-    errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat."""
-    raise NotImplementedError
+@dataclass(frozen=True, slots=True)
+class FetchedPiece:
+    """An entry's checked bytes and what of it was asked for; `rows` decodes it, in any thread."""
+
+    partition: int
+    piece: EntryPiece
+    entry: Entry
+
+    def rows(self) -> Rows:
+        """Raises errors.UnsupportedFormat when the entry is not what the plan says."""
+        batch = decode_batch(self.entry.payload)
+        piece = self.piece
+        planned = (self.partition, piece.first_row)
+        if (batch.partition, batch.first_row) != planned or batch.rows < piece.skip + piece.take:
+            raise errors.UnsupportedFormat(
+                f"entry {self.entry.header.ledger_id}:{piece.entry_id} holds {batch.rows} rows"
+                f" from row {batch.first_row} of partition {batch.partition}, the topic's log"
+                f" says otherwise: {piece}, partition {self.partition}"
+            )
+        kept = batch.record_batch.slice(piece.skip, piece.take)
+        return Rows(self.partition, piece.offset, batch.written_ms, kept)
 
 
-def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncIterator[Rows]:
-    """The rows of all slices of a task, in order. Raises as read_slice."""
-    raise NotImplementedError
+async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncIterator[Rows]:
+    """The rows of all slices of a task, in order. Raises errors.NoSuchLedger (fold again: it was
+    replaced or trimmed), errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch,
+    errors.UnsupportedFormat."""
+    async for fetched in fetch_task(ledgers, task):
+        yield fetched.rows()
+
+
+async def read_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator[Rows]:
+    """The slice's rows in order. Raises as read_task."""
+    async for fetched in fetch_slice(ledgers, planned):
+        yield fetched.rows()
+
+
+async def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncIterator[FetchedPiece]:
+    """The entries of all slices of a task, in order, not decoded yet. Raises as read_task."""
+    for planned in task.slices:
+        async for fetched in fetch_slice(ledgers, planned):
+            yield fetched
+
+
+async def fetch_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator[FetchedPiece]:
+    """The slice's entries in order, not decoded yet. Raises as read_task."""
+    reader = await _open(ledgers, planned)
+    pieces = iter(planned.pieces)
+    ranges = merge_ranges(piece.entry_id for piece in planned.pieces)
+    budget = ledgers.config.read_ahead_bytes
+    async for entry_id, entry in _read_ranges(reader, ranges, planned, budget):
+        piece = next(pieces)
+        assert piece.entry_id == entry_id, "entries come in the order of the plan"
+        yield FetchedPiece(planned.partition, piece, entry)
+    assert next(pieces, None) is None, "a slice is read to its end"
+
+
+async def find_lost_rows(ledgers: LedgerStore, tasks: Sequence[ReadTask]) -> list[LostRows]:
+    """What of the planned rows lies beyond the end of a closed ledger: for the driver, before any
+    task runs. Reads each ledger's record once. Raises errors.NoSuchLedger."""
+    slices = [planned for task in tasks for planned in task.slices]
+    ids = sorted({planned.ledger_id for planned in slices})
+    found = {}
+    for part in _chunks(ids, RECORDS_AT_ONCE):
+        for versioned in await asyncio.gather(*(ledgers.record(ledger) for ledger in part)):
+            found[versioned.record.ledger_id] = versioned.record
+    lost = (lost_rows(found[planned.ledger_id], planned) for planned in slices)
+    return [rows for rows in lost if rows is not None]
+
+
+async def _open(ledgers: LedgerStore, planned: ReadSlice) -> LedgerReader:
+    """A reader with metadata at least as new as the plan's (hazard 27)."""
+    reader = await ledgers.open(planned.ledger_id, recover=False)
+    if reader.version < planned.metadata_version:
+        await ledgers.record(planned.ledger_id, fresh=True)
+        reader = await ledgers.open(planned.ledger_id, recover=False)
+    lost = lost_rows(reader.record, planned)
+    if lost is not None:
+        raise lost.error()
+    return reader
+
+
+async def _read_ranges(
+    reader: LedgerReader,
+    ranges: Sequence[tuple[int, int]],
+    planned: ReadSlice,
+    budget: int,
+) -> AsyncIterator[tuple[int, Entry]]:
+    """The entries of all ranges in order; short ranges are fetched side by side."""
+    entry_bytes = max(1, planned.bytes // len(planned.pieces))
+    longest = max(last - first + 1 for first, last in ranges)
+    at_once = min(RANGES_AT_ONCE, budget // (entry_bytes * longest))
+    confirmed = planned.known_confirmed
+    if len(ranges) == 1 or at_once <= 1:
+        for first, last in ranges:
+            async for found in reader.read(first, last, known_confirmed=confirmed):
+                yield found
+        return
+    loop = asyncio.get_running_loop()
+    waiting: deque[asyncio.Task[list[tuple[int, Entry]]]] = deque()
+    rest = iter(ranges)
+    try:
+        for first, last in _first(rest, at_once):
+            waiting.append(loop.create_task(_collect(reader, first, last, confirmed)))
+        while waiting:
+            entries = await waiting[0]
+            waiting.popleft()
+            for first, last in _first(rest, 1):
+                waiting.append(loop.create_task(_collect(reader, first, last, confirmed)))
+            for found in entries:
+                yield found
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def _collect(
+    reader: LedgerReader, first: int, last: int, confirmed: int
+) -> list[tuple[int, Entry]]:
+    return [found async for found in reader.read(first, last, known_confirmed=confirmed)]
+
+
+def _first(ranges: Iterator[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
+    for _, ends in zip(range(count), ranges, strict=False):
+        yield ends
+
+
+def _chunks(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]

@@ -10,6 +10,7 @@ from spark_ledger.metadata.store import (
     NodeExists,
     NoNode,
     OutcomeUnknown,
+    StoreError,
     StoreUnavailable,
     Versioned,
 )
@@ -47,7 +48,7 @@ def reachable(doing: str) -> Iterator[None]:
     """The store's failures as errors.Unavailable, saying what was being done."""
     try:
         yield
-    except (StoreUnavailable, OutcomeUnknown) as error:
+    except StoreError as error:
         raise errors.Unavailable(
             f"the metadata store did not answer while {doing}: {error}"
         ) from error
