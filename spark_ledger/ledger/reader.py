@@ -11,7 +11,7 @@ Always true:
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 from bookie_server.api.entry import NO_ENTRY, Entry
@@ -35,6 +35,8 @@ __all__ = ["LedgerReader"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
+
+Entries = AsyncGenerator[tuple[int, Entry], None]
 
 
 class LedgerReader:
@@ -84,9 +86,7 @@ class LedgerReader:
             await self._ask_lac()
         return self.last_add_confirmed
 
-    async def read(
-        self, first: int, last: int, *, known_confirmed: int | None = None
-    ) -> AsyncIterator[tuple[int, Entry]]:
+    async def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> "Entries":
         """(entry id, checked entry) of first..last, both included, in order.
 
         `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).

@@ -1,0 +1,296 @@
+"""Ledgers for blocking code: `LedgerClient`, and the writer and reader it gives.
+
+    with LedgerClient("zk://127.0.0.1:2281/ledger") as client:
+        with client.create_ledger(3, 3, 2) as writer:
+            entry_id = writer.append(b"hello")
+        with client.open_ledger(writer.ledger_id) as reader:
+            for entry_id, payload in reader.read(0, reader.last_add_confirmed):
+                ...
+
+Always true: all work is done on the process's background loop; these classes only hand over and
+wait. They may be used from several threads; appends of one thread keep their order.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from bookie_server.api.entry import Buffer, Entry
+from spark_ledger.client.loop import BackgroundLoop, background_loop
+from spark_ledger.config import ClientConfig, resolve_service_url
+from spark_ledger.errors import LedgerError
+from spark_ledger.ledger import reader as core_reader
+from spark_ledger.ledger import writer as core_writer
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.ledger_record import LedgerRecord
+
+BATCH_ENTRIES_MAX = 256
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class LedgerClient:
+    """The ledgers of one cluster. `service_url` None: LEDGER_SERVICE_URL or the default.
+
+    Raises BadConfig for a malformed URL, Unavailable when nobody answers there.
+    """
+
+    def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
+        from spark_ledger.ledger.connect import connect
+
+        self.service_url = resolve_service_url(service_url)
+        self._background = background_loop()
+        self._store: LedgerStore = self._background.run(connect(self.service_url, config))
+        self._closed = False
+
+    def create_ledger(
+        self,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        password: bytes = b"",
+        metadata: Mapping[str, str] = NOTHING,
+    ) -> "LedgerWriter":
+        """Make a ledger on `ensemble_size` bookies; `write_quorum` copies of each entry,
+        acknowledged when `ack_quorum` are on disk. `metadata` is kept in its record.
+
+        Raises BadConfig, NotEnoughBookies, Unavailable.
+        """
+        writer = self._background.run(
+            self._store.create(
+                *(ensemble_size, write_quorum, ack_quorum),
+                password=password,
+                custom=metadata,
+                announce_lac=True,
+            )
+        )
+        return LedgerWriter(self._background, writer, self._store.config.inflight_bytes)
+
+    def open_ledger(
+        self, ledger_id: int, recover: bool = True, password: bytes = b""
+    ) -> "LedgerReader":
+        """A reader. With `recover` the ledger is fenced and closed first, so that what is read
+        is all there will ever be; without, a ledger can be read while it is written.
+
+        Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
+        Unavailable.
+        """
+        store = self._store
+
+        async def open_it() -> core_reader.LedgerReader:
+            reader = await store.open(ledger_id, recover=recover, password=password)
+            await reader.refresh_last_add_confirmed()
+            return reader
+
+        return LedgerReader(self._background, self._background.run(open_it()))
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a closed ledger; one that is gone already is success.
+
+        Raises LedgerError if it is not closed, Unavailable.
+        """
+        self._background.run(self._store.delete(ledger_id))
+
+    def list_ledgers(self) -> Iterator[int]:
+        """Ids of all ledgers, ascending, fetched as they are asked for. Raises Unavailable."""
+        ids = self._store.list()
+
+        async def some() -> list[int]:
+            found: list[int] = []
+            async for ledger_id in ids:
+                found.append(ledger_id)
+                if len(found) == BATCH_ENTRIES_MAX:
+                    break
+            return found
+
+        while found := self._background.run(some()):
+            yield from found
+
+    def ledger_metadata(self, ledger_id: int) -> LedgerRecord:
+        """The ledger's record as it is now. Raises NoSuchLedger, Unavailable."""
+        return self._background.run(self._store.record(ledger_id, fresh=True)).record
+
+    def close(self) -> None:
+        """Give up the connections. Writers that are open are not closed: their ledgers wait for
+        recovery."""
+        if not self._closed:
+            self._closed = True
+            self._background.run(self._store.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class LedgerWriter:
+    """Appends to one ledger. Leaving its `with` block closes the ledger."""
+
+    def __init__(
+        self, background: BackgroundLoop, writer: core_writer.LedgerWriter, inflight_bytes: int
+    ) -> None:
+        self.ledger_id = writer.ledger_id
+        self._background = background
+        self._writer = writer
+        self._inflight_bytes = inflight_bytes
+        self._handed: deque[tuple[Future[int], Sequence[Buffer] | Buffer, int, int]] = deque()
+        self._handed_bytes = 0  # ever handed over: written by the blocking side only
+        self._taken_bytes = 0  # ever taken over: written on the loop only
+        self._order = threading.Lock()
+        self._scheduled = False
+
+    def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
+        """Append one entry and wait until it is acknowledged; returns its id.
+
+        Raises MessageTooBig, Fenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
+        """
+        return self.append_async(payload, rows).result()
+
+    def append_async(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> "Future[int]":
+        """Append one entry; the future is done with its id once it is acknowledged, in the order
+        of the appends, or with an error of `append`.
+
+        Blocks while the in-flight bytes of the configuration are used up. The payload must not
+        change until the future is done. A callback added to the future runs on the event loop: it
+        must not block.
+        """
+        future: Future[int] = Future()
+        size = _size(payload)
+        with self._order:
+            waiting = self._handed_bytes - self._taken_bytes
+            if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
+                self._background.run(self._room())
+            self._handed.append((future, payload, rows, size))
+            self._handed_bytes += size
+            wake = not self._scheduled
+            self._scheduled = True
+        if wake:
+            self._background.loop.call_soon_threadsafe(self._take_over)
+        return future
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The id of the last entry acknowledged; -1 before the first."""
+        return self._writer.last_add_confirmed
+
+    def close(self) -> None:
+        """Wait for what is pending and close the ledger at the last acknowledged entry.
+
+        May be called again. Raises Unavailable (call again), DataUnavailable, NoSuchLedger.
+        """
+        self._background.run(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except LedgerError:
+            if error is None:
+                raise
+
+    # -- on the loop --------------------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        """Append what the blocking side has handed over since the last time."""
+        self._scheduled = False
+        handed, append = self._handed, self._writer.append_for
+        while handed:
+            future, payload, rows, size = handed.popleft()
+            self._taken_bytes += size
+            try:
+                append(future, payload, rows)
+            except Exception as wrong:
+                future.set_exception(wrong)
+
+    async def _room(self) -> None:
+        self._take_over()
+        await self._writer.room()
+
+    async def _close(self) -> None:
+        self._take_over()
+        await self._writer.close()
+
+
+class LedgerReader:
+    """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
+
+    def __init__(self, background: BackgroundLoop, reader: core_reader.LedgerReader) -> None:
+        self.ledger_id = reader.ledger_id
+        self._background = background
+        self._reader = reader
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry that may be read. Of a ledger that is being written it moves: each look
+        asks the bookies; -1 does not mean that nothing was written. Raises Unavailable."""
+        if self._reader.is_closed:
+            return self._reader.last_add_confirmed
+        return self._background.run(self._reader.refresh_last_add_confirmed())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger is closed: `last_add_confirmed` is its end for ever."""
+        if not self._reader.is_closed:
+            self._background.run(self._reader.refresh_last_add_confirmed())
+        return self._reader.is_closed
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the ledger's maker gave as `metadata`."""
+        return self._reader.record.custom
+
+    def read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
+        """(entry id, payload) of first..last, both included, in order, fetched ahead.
+
+        A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
+        Raises NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch.
+        """
+        entries = self._reader.read(first, last)
+        try:
+            while batch := self._background.run(self._some(entries)):
+                for entry_id, entry in batch:
+                    yield entry_id, entry.payload
+        finally:
+            self._background.submit(_end(entries))
+
+    async def _some(self, entries: core_reader.Entries) -> list[tuple[int, Entry]]:
+        """The next entries: as many as come without waiting again, up to a batch."""
+        batch: list[tuple[int, Entry]] = []
+        size = 0
+        async for entry_id, entry in entries:
+            batch.append((entry_id, entry))
+            size += len(entry.payload)
+            if len(batch) == BATCH_ENTRIES_MAX or size >= (1 << 20):
+                break
+        return batch
+
+    def close(self) -> None:
+        """Nothing is held; kept so that readers can be used in `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _end(entries: core_reader.Entries) -> None:
+    await entries.aclose()
+
+
+def _size(payload: Sequence[Buffer] | Buffer) -> int:
+    if isinstance(payload, bytes):
+        return len(payload)
+    if isinstance(payload, (list, tuple)):
+        return sum(memoryview(part).nbytes for part in payload)
+    return memoryview(payload).nbytes  # type: ignore[arg-type]
