@@ -41,7 +41,7 @@ class OsDisk(Disk):
         return OsFile(self, path, fd, 0)
 
     async def open(self, path: str) -> File:
-        fd, size = await self._write(_open, self._root / path)
+        fd, size = await self._read(_open, self._root / path)
         return OsFile(self, path, fd, size)
 
     async def list(self, folder: str = "") -> list[str]:
@@ -66,7 +66,7 @@ class OsDisk(Disk):
         return (await self._space())[1]
 
     async def _space(self) -> tuple[int, int]:
-        space = await self._write(os.statvfs, self._root)
+        space = await self._read(os.statvfs, self._root)
         return space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
