@@ -15,6 +15,7 @@ from tests.simulation.chaos import Chaos, Plan, draw_plan
 from tests.simulation.invariants import Violation
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.loop import SimLoop, current, run
+from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client, World
 
 HEALED_S = 200.0
@@ -93,6 +94,7 @@ class Scenario:
 
     async def _start(self, world: World) -> list["asyncio.Task[Any]"]:
         self.ledgers = LedgerWork(world, self.plan)
+        self.topics: TopicWork | None = None
         tasks: list[asyncio.Task[Any]] = []
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
             ("writer", self.plan.writers, self.ledgers.write),
@@ -103,7 +105,18 @@ class Scenario:
             for _ in range(count):
                 client = await world.client(name)
                 tasks.append(client.run(work(client), "works"))
+        if self.plan.topics:
+            tasks += await self._start_topics(world)
         return tasks
+
+    async def _start_topics(self, world: World) -> list["asyncio.Task[Any]"]:
+        self.topics = TopicWork(world, self.plan)
+        reader, janitor = await world.client("reader"), await world.client("janitor")
+        return [
+            asyncio.create_task(self.topics.supervise(), name="supervisor"),
+            reader.run(self.topics.read_often(reader), "reads"),
+            janitor.run(self.topics.clean(janitor), "cleans"),
+        ]
 
     async def _finish(self, world: World, actors: list["asyncio.Task[Any]"]) -> None:
         """All that was under way ends within the bound, or fails with a reason (34)."""
@@ -126,6 +139,8 @@ class Scenario:
         for ledger_id in list(world.ghost.ledgers):
             if not world.ghost.ledgers[ledger_id].deleted:
                 await auditor.run(self._audit_ledger(world, auditor, ledger_id))
+        if self.topics is not None:
+            await auditor.run(self.topics.audit(auditor))
 
     async def _audit_ledger(self, world: World, auditor: Client, ledger_id: int) -> None:
         ledger = world.ghost.ledgers[ledger_id]
