@@ -151,8 +151,7 @@ async def _handful(fetched: AsyncIterator[FetchedPiece]) -> list[FetchedPiece]:
 
 async def _close(ahead: "Future[list[FetchedPiece]]", fetched: AsyncIterator[FetchedPiece]) -> None:
     """End the fetching, once the handful under way was cancelled or has ended."""
-    while not ahead.done():
-        await asyncio.sleep(0)
+    await asyncio.wait([asyncio.wrap_future(ahead)])
     close = getattr(fetched, "aclose", None)
     if close is not None:
         await close()

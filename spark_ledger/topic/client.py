@@ -30,7 +30,7 @@ class TopicClient:
         self.topics = Topics(self.store, rng)
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
-        self.janitor = Janitor(self.store, ledgers, self.intents)
+        self.janitor = Janitor(self.store, ledgers, rng)
         self._rng = rng
         self._now_ms = now_ms
         self._logs: dict[str, TopicLog] = {}

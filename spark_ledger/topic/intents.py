@@ -57,6 +57,18 @@ class Intent:
     def open(self) -> bool:
         return self.record.state is IntentState.OPEN
 
+    @property
+    def app_id(self) -> str:
+        return self.record.app_id
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
     def ended(self) -> errors.Fenced:
         """The error of whoever goes on under an intent that is not open."""
         state, why = self.record.state.value, self.record.why
@@ -115,13 +127,10 @@ class Intents:
                 await self.store.sync(path)
         raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
-    async def open_batch_intent(
-        self, app_id: str, target: str, *, run_id: str | None = None
-    ) -> Intent:
-        """A new intent of a batch job; the driver makes it and sends it to its tasks. The run id
-        is drawn when none is given."""
+    async def open_batch_intent(self, app_id: str, run_id: str, target: str) -> Intent:
+        """A new intent of a batch job; the driver makes it and sends it to its tasks."""
         token = f"{self._rng.getrandbits(128):032x}"
-        record = IntentRecord(BATCH, app_id, run_id or token, target, w0=records.NO_VERSION)
+        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of batch job {app_id}"):
             await ensure(self.store, paths.INTENTS)
             for tries in range(TRIES_MAX):

@@ -10,6 +10,7 @@ deleted; what a deleted topic refers to stays until retention exists.
 """
 
 import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,13 +60,13 @@ class Janitor:
         self,
         store: MetadataStore,
         ledgers: LedgerStore,
-        intents: Intents,
+        rng: random.Random,
         *,
         lease_s: float = LEASE_S,
     ) -> None:
         self.store = store
         self._ledgers = ledgers
-        self._intents = intents
+        self._intents = Intents(store, ledgers, rng)
         self._lease_s = lease_s
         self._seen: dict[str, _Sighting] = {}
         self._logs: dict[str, TopicLog] = {}
