@@ -67,11 +67,14 @@ def status(
 def demo(
     rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=1)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up.")] = False,
+    output: Annotated[
+        Path, typer.Option(help="Where the picture, the table and the logs go.", file_okay=False)
+    ] = Path("demo-output"),
 ) -> None:
     """A year of real flights through a replicated ledger, by Spark, exactly once."""
     from spark_ledger.demo.main import run
 
-    raise typer.Exit(run(rows=rows, keep=keep))
+    raise typer.Exit(run(rows=rows, keep=keep, output=output))
 
 
 async def _bookies(service_url: str) -> list[dict[str, object]]:

@@ -4,6 +4,7 @@ One loop takes the events of the Spark processes in turn; everything else follow
 """
 
 import queue
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class MainJob:
         """Ends every Spark process, at once, and deletes what they kept for themselves."""
         for worker in self._workers.values():
             worker.kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     # -- the Spark processes --------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from spark_ledger.demo.flights import FlightsMissing
 from spark_ledger.demo.jars import JarsMissing, delta_jars
 from spark_ledger.demo.job import MainJob
 from spark_ledger.demo.worker import WorkerFailed
-from spark_ledger.errors import LedgerError
-from spark_ledger.local import LocalCluster
+from spark_ledger.errors import BadConfig, LedgerError
+from spark_ledger.local import LocalCluster, background
 
 BOOKIES = 4  # with E=3 the failure of one needs a spare to open a fragment
 ROWS_MIN = 2_000
@@ -55,6 +55,7 @@ def _run(console: Console, rows: int | None, keep: bool, output: Path) -> int:
     _clear(output)
     with LocalCluster(bookies=BOOKIES, data_dir=output / "cluster" if keep else None) as cluster:
         display.say(f"ZooKeeper and {BOOKIES} bookies are up: {cluster.service_url}")
+        port = int(cluster.zookeeper.address.rpartition(":")[2])
         job = MainJob(cluster, display, output, rows)
         try:
             passed = job.run()
@@ -62,12 +63,13 @@ def _run(console: Console, rows: int | None, keep: bool, output: Path) -> int:
             job.stop()
     display.say("all checks passed" if passed else "[red]a check FAILED[/]")
     if keep:
-        _leave_running(console, output / "cluster")
+        _leave_running(console, output / "cluster", port)
     return 0 if passed else FAILED
 
 
 def _clear(output: Path) -> None:
     output.mkdir(parents=True, exist_ok=True)
+    _refuse_if_up(output / "cluster")
     for name in OURS:
         path = output / name
         if path.is_dir():
@@ -77,13 +79,22 @@ def _clear(output: Path) -> None:
     (output / "logs").mkdir()
 
 
-def _leave_running(console: Console, data_dir: Path) -> None:
-    """The same folder, taken up again by a cluster that outlives this process."""
-    from spark_ledger.cli.background import up  # the CLI's own way of starting in the background
+def _refuse_if_up(data_dir: Path) -> None:
+    try:
+        here = background.find(data_dir)
+    except BadConfig:  # nothing is up there
+        return
+    raise BadConfig(
+        f"the cluster of an earlier demo is up at {here.service_url}",
+        f"End it with `spark-ledger down --data-dir {data_dir}`.",
+    )
 
-    url = up(data_dir=data_dir, bookies=BOOKIES)
-    console.print(f"the cluster stays up: {url}")
-    console.print(f"to stop it: spark-ledger down --data-dir {data_dir}")
+
+def _leave_running(console: Console, data_dir: Path, port: int) -> None:
+    """The same folder, taken up again by a cluster that outlives this process."""
+    here = background.up(data_dir, BOOKIES, port)
+    console.print(f"the cluster stays up at {here.service_url}", highlight=False)
+    console.print(f"to end it: spark-ledger down --data-dir {here.data_dir}", highlight=False)
 
 
 @contextmanager

@@ -15,8 +15,11 @@ DELTA_CONF = {
 }
 
 
-def start(name: str, scratch: Path, *, cores: int, delta: bool = False) -> SparkSession:
-    """A session whose temporary files are below `scratch`."""
+def start(
+    name: str, scratch: Path, *, cores: int, delta: bool = False, task_failures_max: int = 1
+) -> SparkSession:
+    """A session whose temporary files are below `scratch`. A task that failed `task_failures_max`
+    times fails its job; on one machine Spark's own default is 1, on a cluster 4."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     conf = {
@@ -35,7 +38,7 @@ def start(name: str, scratch: Path, *, cores: int, delta: bool = False) -> Spark
     if delta:
         conf |= DELTA_CONF
         conf["spark.driver.extraClassPath"] = os.pathsep.join(map(str, jars.delta_jars()))
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(name)
+    builder = SparkSession.builder.master(f"local[{cores},{task_failures_max}]").appName(name)
     for key, value in conf.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -51,6 +51,11 @@ class Worker:
         self._reader = threading.Thread(target=self._read, name=f"events-{name}", daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the Python process, and of the group."""
+        return self._process.pid
+
     def tell(self, command: str) -> None:
         assert self._process.stdin
         self._process.stdin.write(f"{command}\n".encode())

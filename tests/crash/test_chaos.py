@@ -1,0 +1,11 @@
+"""Killing what may die loses nothing and doubles nothing."""
+
+import os
+import secrets
+
+from tests.crash import chaos
+
+
+def test_killing_bookies_drivers_and_workers_loses_and_doubles_no_row():
+    seed = int(os.environ.get("CHAOS_SEED", secrets.randbelow(1 << 32)))
+    chaos.run(kills=5, seed=seed)

@@ -1,0 +1,74 @@
+"""The main job on part of its flights, as a user runs it, and what is left when it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.procfs import command_line, processes
+
+DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
+TIMEOUT_S = 240
+GONE_S = 30
+
+
+def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A mark in the environment is inherited by every process that the demo starts."""
+    environment = dict(os.environ, DEMO_MARK=str(output))
+    return subprocess.Popen(
+        [*DEMO, "--output", str(output), *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def marked(output: Path) -> dict[int, bytes]:
+    """Processes that come from that demo, by pid."""
+    mark = f"DEMO_MARK={output}\0".encode()
+    found = {}
+    for pid, _parent in processes():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark in environment + b"\0":
+            found[pid] = command_line(pid)
+    return found
+
+
+def assert_nothing_left(output: Path) -> None:
+    until = time.monotonic() + GONE_S
+    while marked(output) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not marked(output)
+
+
+def test_the_demo_passes_all_its_checks_and_leaves_results_and_no_process(tmp_path):
+    demo = start(tmp_path, "--rows", "40000")
+    said, _ = demo.communicate(timeout=TIMEOUT_S)
+    print(said)
+    assert demo.returncode == 0, said
+    assert said.count("passed") >= 10
+    assert (tmp_path / "delays.png").stat().st_size > 10_000
+    assert (tmp_path / "delays.csv").stat().st_size > 10_000
+    assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path, how):
+    demo = start(tmp_path)
+    assert demo.stdout
+    for line in demo.stdout:
+        if "run " in line and "query" in line:  # the replay is on its way: everything runs
+            break
+    assert len(marked(tmp_path)) > 6
+    demo.send_signal(how)
+    demo.communicate(timeout=TIMEOUT_S)
+    assert demo.returncode != 0
+    assert_nothing_left(tmp_path)
