@@ -144,15 +144,9 @@ class EntrySender:
             elif not ledger.usable(asyncio.get_running_loop().time()):
                 await self._leave_full_ledger()
             else:
-                await self._room(ledger)
+                await ledger.writer.room()
                 if not self._failed():
                     return ledger
-
-    async def _room(self, ledger: TaskLedger) -> None:
-        try:
-            await ledger.writer.room()
-        except errors.LedgerError:
-            assert self._failed(), "a writer without failure has no room for ever"
 
     def _append(self, ledger: TaskLedger, entry: EncodedEntry) -> None:
         first_row = self._next_row.get(entry.partition, 0)
@@ -228,11 +222,10 @@ class EntrySender:
         mine = [made.ids for at, made in self._recorded.items() if at[0] == writer.ledger_id]
         if mine:
             first = min(ids[0] for ids in mine)
-            missing = await writer.fully_replicated(REPLICATED_WAIT_S)
+            missing = await writer.fully_replicated(REPLICATED_WAIT_S, first)
             self._missing += [
                 MissingCopies(writer.ledger_id, m.first_entry, m.last_entry, m.bookie_id)
                 for m in missing
-                if m.last_entry >= first
             ]
         self._cache.release(self._ledger)
         self._ledger = None

@@ -18,11 +18,10 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.message_batch import decode_batch
-from spark_ledger.topic.read_plan import EntryPiece, LostRows, ReadSlice, ReadTask, lost_rows
+from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask, lost_rows
 from spark_ledger.topic.segments import merge_ranges
 
 RANGES_AT_ONCE = 16
-RECORDS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +92,10 @@ async def fetch_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator
     assert next(pieces, None) is None, "a slice is read to its end"
 
 
-async def find_lost_rows(ledgers: LedgerStore, tasks: Sequence[ReadTask]) -> list[LostRows]:
-    """What of the planned rows lies beyond the end of a closed ledger: for the driver, before any
-    task runs. Reads each ledger's record once. Raises errors.NoSuchLedger."""
-    slices = [planned for task in tasks for planned in task.slices]
-    ids = sorted({planned.ledger_id for planned in slices})
-    found = {}
-    for part in _chunks(ids, RECORDS_AT_ONCE):
-        for versioned in await asyncio.gather(*(ledgers.record(ledger) for ledger in part)):
-            found[versioned.record.ledger_id] = versioned.record
-    lost = (lost_rows(found[planned.ledger_id], planned) for planned in slices)
-    return [rows for rows in lost if rows is not None]
-
-
 async def _open(ledgers: LedgerStore, planned: ReadSlice) -> LedgerReader:
     """A reader with metadata at least as new as the plan's (hazard 27)."""
-    reader = await ledgers.open(planned.ledger_id, recover=False)
-    if reader.version < planned.metadata_version:
-        await ledgers.record(planned.ledger_id, fresh=True)
-        reader = await ledgers.open(planned.ledger_id, recover=False)
+    version = planned.metadata_version
+    reader = await ledgers.open(planned.ledger_id, recover=False, min_version=version)
     lost = lost_rows(reader.record, planned)
     if lost is not None:
         raise lost.error()
@@ -162,8 +146,3 @@ async def _collect(
 def _first(ranges: Iterator[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
     for _, ends in zip(range(count), ranges, strict=False):
         yield ends
-
-
-def _chunks(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
