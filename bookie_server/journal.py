@@ -259,6 +259,7 @@ class Replay:
     def __init__(self, disk: Disk, mark: Position | None) -> None:
         self._disk = disk
         self._known_synced = mark or Position(0, 0)
+        self._synced_in: dict[int, int] = {}  # by segment: the highest offset said to be synced
         self._mark = mark
         self._suspects: list[Suspect] = []
         self._missing: list[Suspect] = []
@@ -268,11 +269,16 @@ class Replay:
     @property
     def damage(self) -> list[Suspect]:
         below = [s for s in self._suspects if s.position < self._known_synced]
-        return self._missing + below
+        return self._missing + [s for s in below if s.why != _END or self._ends_early(s.position)]
 
     @property
     def torn(self) -> list[Suspect]:
         return [s for s in self._suspects if s.position >= self._known_synced and s.why != _END]
+
+    def _ends_early(self, end: Position) -> bool:
+        """Whether more of the segment was synced than can be read; a full one ends where the
+        first batch of the next says."""
+        return end.offset < self._synced_in.get(end.file_id, 0)
 
     async def records(self) -> AsyncIterator[list[Record]]:
         """The whole records, batch by batch, in the order of writing. Raises DiskFailed.
@@ -301,13 +307,18 @@ class Replay:
                 data = await file.read(batch.offset, BATCH_HEADER_BYTES + batch.records_bytes)
                 records, suspects = decode_records(data, batch)
                 self._suspects += suspects
-                self._known_synced = max(self._known_synced, batch.synced)
+                self._note_synced(batch.synced)
                 at = batch.end
                 yield records
             self.end = Position(file_id, at)
             self._suspects.append(Suspect(self.end, None, None, _END))
         finally:
             await file.close()
+
+    def _note_synced(self, synced: Position) -> None:
+        self._known_synced = max(self._known_synced, synced)
+        known = self._synced_in.get(synced.file_id, 0)
+        self._synced_in[synced.file_id] = max(known, synced.offset)
 
     async def _next_batch(self, file: File, file_id: int, at: int) -> BatchHeader | None:
         """The batch at `at`, or the next one that can be found after bytes that are none."""

@@ -105,8 +105,7 @@ class Chaos:
             restart.cancel()
         await asyncio.gather(*self._restarts, return_exceptions=True)
         for node in self.world.nodes:
-            if not node.running:
-                await node.start()
+            await node.start()
 
     def _set_rates(self) -> None:
         network, store = self.world.network.faults, self.world.store.faults
@@ -210,8 +209,7 @@ class Chaos:
 
     async def _start(self, node: BookieNode, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        if not node.running:
-            await node.start()
+        await asyncio.shield(asyncio.ensure_future(node.start()))
 
     def _running(self) -> list[BookieNode]:
         return [node for node in self.world.nodes if node.running]

@@ -200,8 +200,10 @@ class SimStore:
         self.stalled_until = asyncio.get_running_loop().time() + seconds
 
     def calm(self) -> None:
-        """No lag, no unknown outcomes, no stall: for the healing phase."""
+        """No lag, no unknown outcomes, no stall, every session connected: for the healing phase."""
         self.faults.lag_s = self.faults.unknown = self.stalled_until = 0.0
+        for session in self.sessions:
+            session.reconnect()
 
     @property
     def zxid(self) -> int:
@@ -365,7 +367,7 @@ class SimSession:
         timeout = self._store.faults.session_timeout_s
         if seconds > timeout:
             loop.call_later(timeout, self._expire_at_server, self._id, context=_outside(loop))
-        loop.call_later(seconds, self._reconnect, context=_outside(loop))
+        loop.call_later(seconds, self._reconnect, self._suspensions, context=_outside(loop))
 
     def expire(self) -> None:
         """The server ends the session now; the client learns it at its next request."""
@@ -499,8 +501,13 @@ class SimSession:
 
     # -- the session's life ----------------------------------------------------------------------
 
-    def _reconnect(self) -> None:
-        if self._ended:
+    def reconnect(self) -> None:
+        """End a suspension before its time."""
+        self._reconnect(self._suspensions)
+
+    def _reconnect(self, suspension: int) -> None:
+        suspended = self._state is SessionState.SUSPENDED
+        if self._ended or not suspended or suspension != self._suspensions:
             return
         if self._expired:
             self._renew()

@@ -39,15 +39,15 @@ from tests.simulation.trace import Trace
 
 KIB = 1024
 STORAGE = StorageConfig(
-    journal_bytes_max=256 * KIB,
-    journal_batch_bytes_max=64 * KIB,
+    journal_bytes_max=104 * KIB,
+    journal_batch_bytes_max=24 * KIB,
     journal_pending_bytes_max=160 * KIB,
     recovery_reserve_bytes=64 * KIB,
     write_cache_bytes=256 * KIB,
     flush_interval_s=3.0,
     flush_chunk_bytes=16 * KIB,
     entry_log_bytes_max=64 * KIB,
-    entry_bytes_max=16 * KIB,
+    entry_bytes_max=8 * KIB,
     read_bytes_max=8 * KIB,
     read_pending_bytes_max=160 * KIB,
 )
@@ -56,7 +56,7 @@ CLIENT = ClientConfig(
     read_ahead_bytes=16 * KIB,
     read_request_bytes=4 * KIB,
     frame_bytes_max=8 * KIB,
-    entry_bytes_max=16 * KIB,
+    entry_bytes_max=8 * KIB,
 )
 REGISTER_RETRY_S = 1.0
 
@@ -137,8 +137,11 @@ class BookieNode:
         self.ledger_disk = SimDisk(random.Random(f"ledger {seed}"))
 
     async def start(self) -> None:
-        """Running and registered when it returns; a disk failure or a kill meanwhile ends it."""
-        assert not self.running
+        """Running and registered when it returns, whoever started it; a disk failure or a kill
+        meanwhile ends it."""
+        if self.running:
+            await asyncio.gather(self._booting, return_exceptions=True)
+            return
         self.running = True
         self.boots += 1
         self.process = self.world.loop.process(f"{self.address}#{self.boots}")
@@ -146,7 +149,8 @@ class BookieNode:
         self.world.trace.note(self.address, f"starts as {self.bookie_id}")
         boots = self.boots
         try:
-            await self.process.spawn(self._boot(), name=f"{self.address} boots")
+            self._booting = self.process.spawn(self._boot(), name=f"{self.address} boots")
+            await self._booting
         except asyncio.CancelledError:
             if boots == self.boots and self.process.alive:
                 raise
