@@ -72,6 +72,8 @@ class Registration:
         self._keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._keeper
+        if self._store.session_state is not SessionState.CONNECTED:
+            return  # the session's end will do it
         try:
             async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
                 for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):

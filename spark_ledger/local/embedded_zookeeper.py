@@ -89,9 +89,12 @@ class EmbeddedZooKeeper:
                     raise
 
     def kill(self) -> None:
-        """SIGKILL, server included; returns when it has ended."""
+        """SIGKILL, server included; returns when it has ended and its port is free again."""
         if self._child:
             self._child.kill()
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while not port_is_free(self._port) and time.monotonic() < deadline:
+                time.sleep(POLL_S)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""

@@ -28,8 +28,12 @@ def main(arguments: list[str]) -> int:
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr, preexec_fn=_die_with_parent()
     )
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    threading.Thread(target=_watch_parent, args=(child, folder), daemon=True).start()
-    return child.wait()
+    orphaned = threading.Event()
+    threading.Thread(target=_watch_parent, args=(child, orphaned), daemon=True).start()
+    status = child.wait()
+    if orphaned.is_set() and folder:
+        _delete(folder)
+    return status
 
 
 def _die_with_parent() -> "Callable[[], None] | None":
@@ -47,14 +51,11 @@ def _die_with_parent() -> "Callable[[], None] | None":
     return ask
 
 
-def _watch_parent(child: "subprocess.Popen[bytes]", folder: "str | None") -> None:
+def _watch_parent(child: "subprocess.Popen[bytes]", orphaned: threading.Event) -> None:
     while os.read(0, 4096):
         pass
+    orphaned.set()
     child.kill()
-    child.wait()
-    if folder:
-        _delete(folder)
-    os._exit(1)
 
 
 def _delete(folder: str) -> None:

@@ -42,6 +42,11 @@ class LocalBookie:
         return self.pid is not None
 
     @property
+    def exit_code(self) -> int | None:
+        """Of its last process: None while it runs, negative for the signal that ended it."""
+        return self._child.exit_code if self._child else None
+
+    @property
     def log(self) -> Path:
         return self.folder / "bookie.log"
 

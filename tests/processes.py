@@ -1,0 +1,46 @@
+"""What tests ask about processes, from /proc (tests run on Linux)."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+PATIENCE_S = 30.0
+POLL_S = 0.02
+
+
+def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Whether it holds within the time; asked again and again."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on."""
+    parents = {child: parent for child, parent, _ in _all()}
+    found = [pid]
+    for ancestor in found:
+        found += [child for child, parent in sorted(parents.items()) if parent == ancestor]
+    return found[1:]
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those of the pids that run; a zombie does not."""
+    running = {pid for pid, _, state in _all() if state != "Z"}
+    return [pid for pid in pids if pid in running]
+
+
+def _all() -> list[tuple[int, int, str]]:
+    """(pid, parent's pid, state) of every process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text(errors="replace")
+        except OSError:
+            continue  # it has just ended
+        state, parent = text.rpartition(")")[2].split()[:2]
+        found.append((int(stat.parent.name), int(parent), state))
+    return found
