@@ -1,0 +1,89 @@
+"""Where the topic layer is tested: the simulated cluster with real bookies and the real client."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit import CommitOutcome, TxnKey
+from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.segments import Segment, merge_ranges
+from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.topics import TopicInfo
+from tests.simulation.loop import run
+from tests.simulation.world import World
+
+NOW_MS = 1_700_000_000_000
+QUERY, RUN, TARGET = "q", "run-1", "t"
+
+
+@dataclass
+class Stage:
+    """A cluster and one process that uses topics."""
+
+    world: World
+    client: TopicClient
+    topic: TopicInfo
+
+    async def another(self) -> TopicClient:
+        """The topic layer of another process."""
+        process = await self.world.client("other")
+        return TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+
+    async def intent(self, run_id: str = RUN) -> Intent:
+        return await self.client.intents.open_query_intent(QUERY, run_id, TARGET)
+
+    async def written(
+        self, intent: Intent, rows: Sequence[bytes], task_index: int = 0
+    ) -> TaskResult:
+        """Rows (keyed by themselves) written by one task."""
+        writer = self.client.task_writer(self.topic, intent, task_index=task_index)
+        column = pa.array(rows, pa.binary())
+        await writer.write(column, column)
+        return await writer.finish()
+
+    async def commit(
+        self, intent: Intent, version: int, *results: TaskResult, **options: Any
+    ) -> CommitOutcome:
+        txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
+        return await self.client.commit(self.topic.id, txn, intent.id, results, **options)
+
+    async def rows(self, partition: int = 0, **options: Any) -> list[tuple[int, bytes]]:
+        """(offset, value) of all that is committed, as a new reader sees it."""
+        reader = await self.another()
+        state = await reader.log(self.topic.id).fold(fresh=True)
+        ranges = {partition: (0, state.partitions[partition].end_offset)}
+        found: list[tuple[int, bytes]] = []
+        for task in plan_read(state, ranges, **options):
+            async for part in reader.read(task):
+                values = part.record_batch.column("value").to_pylist()
+                found += enumerate(values, part.offset)
+        return found
+
+
+def play(
+    act: Callable[[Stage], Coroutine[Any, Any, Any]], *, partitions: int = 1, seed: int = 0
+) -> Any:
+    """Run `act` on a stage with 4 bookies and topic `t`."""
+
+    async def main() -> Any:
+        world = World()
+        await world.prepare(4)
+        process = await world.client("main")
+        client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+        topic = await client.topics.create("t", partitions)
+        result = await act(Stage(world, client, topic))
+        world.check()
+        return result
+
+    return run(main(), seed)
+
+
+def segment(ledger_id: int, *entry_rows: int, partition: int = 0, first: int = 0) -> Segment:
+    """Entries `first`... of so many rows each, 100 bytes a row."""
+    rows = sum(entry_rows)
+    entries = merge_ranges(range(first, first + len(entry_rows)))
+    return Segment(partition, ledger_id, 0, entries, entry_rows, rows, rows * 100, 1, 2)

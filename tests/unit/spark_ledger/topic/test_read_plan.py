@@ -1,0 +1,123 @@
+import random
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.topic import state
+from spark_ledger.topic.read_plan import lost_rows, plan_read
+from spark_ledger.topic.records import Append, Commit
+from tests.unit.spark_ledger.topic.stage import segment
+
+
+def topic_of(*segments, partitions=1):
+    topic = state.empty("id", partitions)
+    for number, one in enumerate(segments):
+        topic = state.apply(topic, number, Commit("", "", "", 0, "", "", (Append((one,)),)), 0)
+    return topic
+
+
+def offsets_of(tasks):
+    return [
+        piece.offset + row
+        for task in tasks
+        for part in task.slices
+        for piece in part.pieces
+        for row in range(piece.take)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_of_the_range_is_planned_once_and_in_order(seed):
+    rng = random.Random(seed)
+    segments, first = [], 0
+    for _ in range(rng.randrange(1, 8)):
+        rows = [rng.randrange(1, 50) for _ in range(rng.randrange(1, 6))]
+        segments.append(segment(rng.randrange(2), *rows, first=first))
+        first += len(rows) + rng.randrange(3)
+    topic = topic_of(*segments)
+    end = topic.end_offsets()[0]
+    lo = rng.randrange(end)
+    hi = rng.randrange(lo, end + 1)
+
+    tasks = plan_read(topic, {0: (lo, hi)}, min_partitions=rng.randrange(1, 9))
+
+    assert offsets_of(tasks) == list(range(lo, hi))
+    for task in tasks:
+        assert offsets_of([task]) == list(range(task.start, task.end))
+        for part in task.slices:
+            ids = [piece.entry_id for piece in part.pieces]
+            assert ids == sorted(ids)
+            assert part.known_confirmed >= ids[-1]
+
+
+def test_a_piece_says_where_in_its_entry_and_in_its_segment_the_rows_are():
+    topic = topic_of(segment(1, 5), segment(2, 10, 10, first=3))
+
+    (task,) = plan_read(topic, {0: (12, 18)}, topic="t")
+
+    (part,) = task.slices
+    assert (part.ledger_id, part.known_confirmed, part.rows) == (2, 4, 6)
+    assert [tuple(piece) for piece in part.pieces] == [(3, 0, 7, 3, 12), (4, 10, 0, 3, 15)]
+
+
+def test_small_batches_in_one_ledger_are_read_as_one_slice():
+    topic = topic_of(*(segment(7, 1, first=number) for number in range(100)))
+
+    (task,) = plan_read(topic, {0: (0, 100)})
+
+    assert len(task.slices) == 1
+    assert task.slices[0].rows == 100
+
+
+def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
+    topic = topic_of(segment(1, 100))
+
+    tasks = plan_read(topic, {0: (0, 100)}, min_partitions=4)
+
+    assert [(task.start, task.end) for task in tasks] == [(0, 25), (25, 50), (50, 75), (75, 100)]
+
+
+def test_a_cut_goes_to_an_entrys_boundary_when_one_is_near():
+    topic = topic_of(segment(1, 48, 52, 47, 53))
+
+    tasks = plan_read(topic, {0: (0, 200)}, min_partitions=4)
+
+    assert [task.end for task in tasks] == [48, 100, 147, 200]
+
+
+def test_a_task_has_about_as_many_bytes_as_it_may():
+    topic = topic_of(segment(1, *[100] * 40))  # 400,000 bytes
+
+    tasks = plan_read(topic, {0: (0, 4000)}, task_bytes=100_000)
+
+    assert [task.rows for task in tasks] == [1000] * 4
+
+
+def test_tasks_are_shared_out_by_rows_over_partitions():
+    topic = topic_of(segment(1, 900), segment(2, 100, partition=1), partitions=3)
+
+    tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, min_partitions=10)
+
+    assert [task.partition for task in tasks] == [0] * 9 + [1]
+
+
+@pytest.mark.parametrize("asked", [{0: (0, 11)}, {0: (5, 4)}, {1: (0, 0)}, {0: (-1, 3)}])
+def test_a_range_that_the_topic_does_not_have_is_refused(asked):
+    with pytest.raises(errors.NoSuchEntry, match=r"LEDGER_OFFSETS.OUT_OF_RANGE"):
+        plan_read(topic_of(segment(1, 10)), asked)
+
+
+def test_rows_beyond_the_end_of_a_closed_ledger_are_lost_rows_with_their_offsets():
+    (task,) = plan_read(topic_of(segment(1, 10, 10, 10)), {0: (0, 25)})
+    ends = {"last_entry": 0, "length_bytes": 9, "rows": 10}
+    shape = {"ledger_id": 1, "ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
+    fragments = (Fragment(0, ("a",)),)
+    closed = LedgerRecord(**shape, fragments=fragments, state=LedgerState.CLOSED, **ends)
+    still_open = LedgerRecord(**shape, fragments=fragments)
+
+    lost = lost_rows(closed, task.slices[0])
+
+    assert (lost.start, lost.end) == (10, 25)
+    assert "15 rows (offsets 10 to 24)" in str(lost.error())
+    assert lost_rows(still_open, task.slices[0]) is None

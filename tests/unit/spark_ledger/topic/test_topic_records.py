@@ -1,0 +1,113 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic import records
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.records import (
+    Append,
+    Commit,
+    Head,
+    IdBlock,
+    IntentRecord,
+    IntentState,
+    QueryPointer,
+    TopicLife,
+    TopicRecord,
+    TxnRecord,
+)
+from spark_ledger.topic.segments import Segment
+
+SEGMENT = Segment(1, 42, 3, ((0, 1), (4, 4)), (10, 20, 5), 35, 3500, 1000, 2000)
+COMMIT = Commit("c1", "q", "t", 7, "r", "i", (Append((SEGMENT,)),))
+
+PAIRS = [
+    (COMMIT, records.encode_commit, records.decode_commit),
+    (Head(5, TopicLife.DELETED), records.encode_head, records.decode_head),
+    (TopicRecord("persistent://a/b/c", 4), records.encode_topic, records.decode_topic),
+    (TxnRecord(7, "r", "c1", "id", 3, {0: 10, 2: 5}), records.encode_txn, records.decode_txn),
+    (
+        IntentRecord("query", "q", "r", "t", 6, 1, IntentState.CONDEMNED, "stale"),
+        records.encode_intent,
+        records.decode_intent,
+    ),
+    (QueryPointer("i", "r", 2), records.encode_query_pointer, records.decode_query_pointer),
+    (IdBlock(8, 8), records.encode_block, records.decode_block),
+    ("an-id", records.encode_topic_pointer, records.decode_topic_pointer),
+]
+
+
+@pytest.mark.parametrize(("record", "encode", "decode"), PAIRS)
+def test_a_record_is_read_as_it_was_written(record, encode, decode):
+    assert decode(encode(record)) == record
+
+
+def test_a_commit_has_these_bytes():
+    assert records.encode_commit(COMMIT) == (
+        b'{"actions":[{"action":"append","segments":[{"bytes":3500,"entries":[[0,1],[4,4]],'
+        b'"entry_rows":[10,20,5],"ledger":42,"partition":1,"version":3,"written_ms":[1000,2000]}'
+        b']}],"app_id":"q","commit_id":"c1","intent":"i","min_reader":1,"min_writer":1,'
+        b'"run_id":"r","target":"t","version":7}'
+    )
+
+
+def test_head_and_transaction_record_have_these_bytes():
+    assert records.encode_head(Head(5)) == (
+        b'{"min_reader":1,"min_writer":1,"next":5,"state":"open"}'
+    )
+    assert records.encode_txn(TxnRecord(7, "r", "c1", "id", 3, {0: 10})) == (
+        b'{"commit_id":"c1","min_reader":1,"min_writer":1,"number":3,"rows":{"0":10},'
+        b'"run_id":"r","topic_id":"id","version":7}'
+    )
+
+
+@pytest.mark.parametrize(("record", "encode", "decode"), PAIRS)
+def test_a_record_that_needs_a_newer_reader_is_an_error(record, encode, decode):
+    plain = json.loads(encode(record)) | {"min_reader": 2}
+
+    with pytest.raises(errors.UnsupportedFormat, match="needs reader version 2"):
+        decode(json.dumps(plain).encode())
+
+
+@pytest.mark.parametrize(("record", "encode", "decode"), PAIRS)
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"null", b'{"min_reader":1}', b"\xff"])
+def test_bytes_that_are_no_record_are_an_error(record, encode, decode, damage):
+    with pytest.raises(errors.UnsupportedFormat):
+        decode(damage)
+
+
+def test_an_action_that_is_not_known_is_an_error_and_never_skipped():
+    plain = json.loads(records.encode_commit(COMMIT))
+    plain["actions"].append({"action": "hole", "ranges": []})
+
+    with pytest.raises(errors.UnsupportedFormat, match="unknown action 'hole'"):
+        records.decode_commit(json.dumps(plain).encode())
+
+
+def test_a_field_that_is_not_known_is_left_alone():
+    plain = json.loads(records.encode_head(Head(5))) | {"later": 1}
+
+    assert records.decode_head(json.dumps(plain).encode()) == Head(5)
+
+
+def test_what_a_commit_demands_of_writers_is_kept():
+    strict = replace(COMMIT, min_writer=3)
+
+    assert records.decode_commit(records.encode_commit(strict)).min_writer == 3
+
+
+@pytest.mark.parametrize(
+    ("entries", "entry_rows"),
+    [((), ()), (((2, 1),), (1,)), (((0, 1), (1, 2)), (1, 1, 1, 1)), (((0, 1),), (1,)),
+     (((0, 0),), (0,)), (((-1, -1),), (1,))],
+)  # fmt: skip
+def test_a_segment_whose_entries_and_rows_do_not_agree_is_refused(entries, entry_rows):
+    with pytest.raises(ValueError, match="entr"):
+        Segment(0, 1, 0, entries, entry_rows, sum(entry_rows), 10, 1, 1)
+
+
+def test_policies_with_quorums_in_the_wrong_order_are_refused():
+    with pytest.raises(errors.BadConfig, match="3/2/3"):
+        TopicPolicies(3, 2, 3)
