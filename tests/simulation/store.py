@@ -370,9 +370,13 @@ class SimSession:
         loop.call_later(seconds, self._reconnect, self._suspensions, context=_outside(loop))
 
     def expire(self) -> None:
-        """The server ends the session now; the client learns it at its next request."""
-        if not self._ended:
-            self._expire_at_server(self._id)
+        """The server ends the session now; the client learns it at its next request or ping."""
+        if self._ended:
+            return
+        self._expire_at_server(self._id)
+        loop = asyncio.get_running_loop()
+        ping_s = self._store.rng.uniform(0, self._store.faults.session_timeout_s / 3)
+        loop.call_later(ping_s, self._ping, self._id, context=_outside(loop))
 
     def abandon(self) -> None:
         """The client was killed: nothing more is answered, its ephemerals go at the time-out."""
@@ -502,8 +506,13 @@ class SimSession:
     # -- the session's life ----------------------------------------------------------------------
 
     def reconnect(self) -> None:
-        """End a suspension before its time."""
+        """End a suspension before its time, and let the client learn an expiry."""
         self._reconnect(self._suspensions)
+        self._ping(self._id)
+
+    def _ping(self, session_id: int) -> None:
+        if session_id == self._id and self._expired and not self._ended:
+            self._learn_expiry()
 
     def _reconnect(self, suspension: int) -> None:
         suspended = self._state is SessionState.SUSPENDED

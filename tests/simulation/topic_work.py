@@ -1,5 +1,4 @@
-"""What Spark does with a topic in a run: runs of a query (tasks write, the driver commits), readers,
-and a janitor that takes intents away.
+"""A topic in a run: the runs of a query, readers, and a janitor that takes intents away.
 
 Always true: every row says which attempt of which task wrote it, so whatever is read can be traced
 to what was committed; the log in the store, not anybody's memory of it, says what was committed.
