@@ -37,7 +37,9 @@ class Display:
         return time.monotonic() - self._started
 
     def say(self, text: str) -> None:
-        self.console.print(f"[dim]{self.elapsed_s:6.1f} s[/]  {text}", highlight=False)
+        self.console.print(
+            f"[dim]{self.elapsed_s:6.1f} s[/]  {text}", highlight=False, soft_wrap=True
+        )
 
     @contextmanager
     def bars(self, *names: str, total: int) -> Iterator[None]:

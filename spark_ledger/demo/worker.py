@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 STOP_TIMEOUT_S = 10
 Told = dict[str, Any]  # what a parent gave to its worker
@@ -103,14 +103,18 @@ def settings() -> Told:
 
 
 def commands() -> Iterator[str]:
-    """What the parent says, as it says it. Ends never: without a parent this process dies."""
-    yield from _lines(sys.stdin.buffer)
+    """What the parent says, as it says it. Never ends: without a parent this process dies.
+
+    Reads the descriptor itself: a buffered reader held by a daemon thread aborts a Python that
+    is about to exit.
+    """
+    heard = b""
+    while chunk := os.read(0, 4096):
+        heard += chunk
+        *lines, heard = heard.split(b"\n")
+        for line in lines:
+            yield line.decode()
     _kill_group(os.getpgid(0))
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    for line in stream:
-        yield line.decode().strip()
 
 
 def listen() -> "queue.Queue[str]":
