@@ -1,0 +1,176 @@
+"""The command line as a user runs it: `spark-ledger ...` in a process of its own."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_ledger import LedgerClient
+from spark_ledger.local import LocalCluster
+from spark_ledger.local.embedded_zookeeper import free_port
+from tests.processes import alive, descendants
+
+TIMEOUT_S = 120
+
+
+def spark_ledger(
+    *arguments: object, env: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "spark_ledger.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def succeeds(*arguments: object, env: dict[str, str] | None = None) -> str:
+    ended = spark_ledger(*arguments, env=env)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def fails(*arguments: object, env: dict[str, str] | None = None) -> str:
+    """What is said on standard error: one line, and nothing on standard output."""
+    ended = spark_ledger(*arguments, env=env)
+    assert ended.returncode != 0
+    assert ended.stdout == ""
+    assert ended.stderr.count("\n") == 1, ended.stderr
+    return ended.stderr
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory):
+    """A cluster brought up by `spark-ledger up`: its folder and what `up` said."""
+    folder = tmp_path_factory.mktemp("up") / "cluster"
+    port = free_port()
+    said = succeeds("up", "--bookies", 3, "--port", port, "--data-dir", folder, "--json")
+    yield folder, json.loads(said)
+    if spark_ledger("status", "--data-dir", folder).returncode == 0:
+        succeeds("down", "--data-dir", folder)
+
+
+def test_a_ledger_can_be_created_when_up_returns(up):
+    with LedgerClient(up[1]["service_url"]) as client, client.create_ledger(3, 3, 2) as ledger:
+        assert ledger.append(b"first") == 0
+
+
+def test_status_lists_the_bookies_of_the_folders_cluster(up):
+    folder, said = up
+    status = json.loads(succeeds("status", "--data-dir", folder, "--json"))
+    assert status["service_url"] == said["service_url"]
+    assert [bookie["state"] for bookie in status["bookies"]] == ["writable"] * 3
+    assert said["service_url"] in succeeds("status", "--data-dir", folder)
+
+
+def test_what_is_up_already_is_said_with_the_remedy(up):
+    assert "up already" in fails("up", "--data-dir", up[0], "--port", free_port())
+
+
+def test_a_taken_port_is_named(up, tmp_path: Path):
+    port = up[1]["service_url"].split(":")[2].partition("/")[0]
+    assert f"port {port} is taken" in fails("up", "--data-dir", tmp_path / "c", "--port", port)
+
+
+def test_without_java_up_says_so(tmp_path: Path):
+    said = fails("up", "--data-dir", tmp_path / "c", env={"JAVA_HOME": str(tmp_path)})
+    assert f"JAVA_HOME={tmp_path} holds no bin/java" in said
+
+
+@pytest.mark.parametrize("verb", ["down", "status"])
+def test_nothing_up_in_the_folder_is_one_line(verb: str, tmp_path: Path):
+    assert f"no cluster is up in {tmp_path}" in fails(verb, "--data-dir", tmp_path)
+
+
+def test_down_ends_every_process_and_up_takes_the_same_bookies_again(up):
+    folder, said = up
+    port = said["service_url"].split(":")[2].partition("/")[0]
+
+    def ids() -> list[str]:
+        status = json.loads(succeeds("status", "--data-dir", folder, "--json"))
+        return [bookie["id"] for bookie in status["bookies"]]
+
+    before, processes = ids(), [said["pid"], *descendants(said["pid"])]
+    assert len(processes) == 6  # the background process, ZooKeeper and guardian, three bookies
+    succeeds("down", "--data-dir", folder)
+    assert not alive(processes)
+    succeeds("up", "--data-dir", folder, "--port", port)
+    assert ids() == before
+
+
+def test_topics_are_created_listed_and_described(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    assert "4 partition(s)" in succeeds("topic", "create", "cli-flights", "--partitions", 4, *url)
+    listed = json.loads(succeeds("topic", "list", "--json", *url))
+    mine = [topic for topic in listed if topic["topic"].endswith("/cli-flights")]
+    assert [topic["partitions"] for topic in mine] == [4]
+    described = json.loads(succeeds("topic", "describe", "cli-flights", "--json", *url))
+    assert described["id"] == mine[0]["id"]
+    assert [offset["end_offset"] for offset in described["offsets"]] == [0, 0, 0, 0]
+    assert mine[0]["id"] in succeeds("topic", "list", *url)
+    assert "PARTITION" in succeeds("topic", "describe", "cli-flights", *url)
+
+
+def test_a_topic_is_created_once_and_an_unknown_one_names_its_neighbour(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    succeeds("topic", "create", "cli-once", *url)
+    assert "[LEDGER_TOPIC" in fails("topic", "create", "cli-once", *url)
+    assert "cli-once" in fails("topic", "describe", "cli-onse", *url)
+
+
+def test_the_tail_of_an_empty_topic_is_empty(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    succeeds("topic", "create", "cli-empty", *url)
+    assert succeeds("topic", "tail", "cli-empty", "--no-follow", *url) == ""
+
+
+def test_clean_says_what_it_would_do(cluster: LocalCluster):
+    report = json.loads(
+        succeeds("topic", "clean", "--dry-run", "--json", "--service-url", cluster.service_url)
+    )
+    assert report["dry_run"] is True
+
+
+def test_a_ledger_is_shown_read_and_recovered(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    with LedgerClient(cluster.service_url) as client:
+        ledger = client.create_ledger(3, 3, 2, metadata={"made by": "a test"})
+        payloads = [b"plain text", b"\x00\xff", b""]
+        for payload in payloads:
+            ledger.append(payload)
+        ledger_id = ledger.ledger_id
+        shown = json.loads(succeeds("ledger", "show", ledger_id, "--json", *url))
+        assert shown["state"] == "OPEN"
+        assert shown["custom"] == {"made by": "a test"}
+        recovered = json.loads(succeeds("ledger", "recover", ledger_id, "--json", *url))
+        assert (recovered["state"], recovered["last_entry"]) == ("CLOSED", 2)
+    lines = succeeds("ledger", "read", ledger_id, "--json", *url).splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["entry"] for entry in entries] == [0, 1, 2]
+    assert [base64.b64decode(entry["payload_base64"]) for entry in entries] == payloads
+    assert succeeds("ledger", "read", ledger_id, "--last", 1, *url) == "0\tplain text\n1\t0x00ff\n"
+    listed = json.loads(succeeds("ledger", "list", "--json", *url))
+    assert ledger_id in [ledger["ledger_id"] for ledger in listed]
+    assert "CLOSED" in succeeds("ledger", "show", ledger_id, *url)
+
+
+def test_a_ledger_that_is_not_there_is_one_line(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    assert "987654321" in fails("ledger", "show", 987654321, *url)
+
+
+def test_the_service_url_comes_from_the_environment(cluster: LocalCluster):
+    env = {"LEDGER_SERVICE_URL": cluster.service_url}
+    assert json.loads(succeeds("topic", "list", "--json", env=env)) is not None
+
+
+def test_a_cluster_that_does_not_answer_is_named():
+    url = f"zk://127.0.0.1:{free_port()}/ledger"
+    assert url in fails("topic", "list", "--service-url", url)
+    assert "no service URL" in fails("topic", "list", "--service-url", "nonsense")
