@@ -14,6 +14,7 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic import records
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
@@ -205,7 +206,7 @@ class TopicWork:
                 continue
             try:
                 await self.read_all(topics, fresh=client.rng.random() < 0.5)
-            except LedgerError as error:
+            except (LedgerError, StoreError) as error:  # a fold's errors are the store's
                 self._met(client, "read topic", error)
 
     async def read_all(self, topics: TopicClient, *, fresh: bool) -> dict[int, list[bytes]]:
@@ -313,7 +314,7 @@ class TopicWork:
         if last is not None and segment.last_entry > last:
             raise Violation("T6", f"{where} was committed, CLOSED at {last}")
 
-    def _met(self, client: Client, doing: str, error: LedgerError) -> None:
+    def _met(self, client: Client, doing: str, error: LedgerError | StoreError) -> None:
         self.world.trace.note(client.name, f"{doing}: {error}")
         self.world.ghost.meet(f"{doing}: {type(error).__name__}")
 

@@ -90,11 +90,24 @@ class World:
         await asyncio.gather(*(node.start() for node in self.nodes))
 
     async def client(self, name: str) -> "Client":
-        """A new process with a session and a ledger store of its own."""
+        """A new process with a session and a ledger store of its own; one that cannot start, or
+        is killed while it does, is started again."""
+        while True:
+            client = self._new_client(name)
+            try:
+                await client.start()
+                return client
+            except StoreError:
+                client.kill()
+            except asyncio.CancelledError:
+                if client.process.alive:
+                    raise
+            await asyncio.sleep(1)
+
+    def _new_client(self, name: str) -> "Client":
         count = self._names[name] = self._names.get(name, 0) + 1
         client = Client(self, f"{name}.{count}")
         self.clients.append(client)
-        await client.start()
         return client
 
     def check(self) -> None:
