@@ -18,6 +18,8 @@ from bookie_server.ledger_storage import LedgerStorage, Undeliverable
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
+METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
+
 
 class Refused(Exception):
     """First contact did not come about; `status` is what the caller answers."""
@@ -54,12 +56,17 @@ class LedgerDirectory:
         task = self._meeting.get(ledger_id)
         if task is None:
             task = self._meeting[ledger_id] = asyncio.ensure_future(self._meet(ledger_id))
-            task.add_done_callback(lambda _: self._meeting.pop(ledger_id))
+            task.add_done_callback(lambda done: self._met(ledger_id, done))
         return await asyncio.shield(task)
 
     def wake_all(self) -> None:
         for handle in self._handles.values():
             handle.wake()
+
+    def _met(self, ledger_id: int, done: asyncio.Task[LedgerHandle]) -> None:
+        del self._meeting[ledger_id]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; perhaps all were cancelled
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
         state = self._storage.state(ledger_id)
@@ -76,10 +83,14 @@ class LedgerDirectory:
         """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
         path = paths.ledger(ledger_id)
         try:
-            await self._metadata.sync(path)
-            found = ledger_record.decode((await self._metadata.get(path)).value)
+            async with asyncio.timeout(METADATA_WAIT_S):
+                await self._metadata.sync(path)
+                found = ledger_record.decode((await self._metadata.get(path)).value)
         except NoNode as error:
             raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+        except TimeoutError as error:
+            reason = f"the metadata store did not answer within {METADATA_WAIT_S} s"
+            raise Refused(Status.METADATA_UNAVAILABLE, reason) from error
         except (StoreError, ledger_record.BadLedgerRecord) as error:
             raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
         state = LedgerState(

@@ -1,0 +1,126 @@
+"""One bookie over simulated disks, with short ways to ask it things."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.api.status import Status
+from bookie_server.bookie import Bookie
+from bookie_server.handler import handle_bytes
+from bookie_server.storage_config import StorageConfig
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.tokens import Tokens, verifiers
+from tests.simulation.disk import Keep, SimDisk
+from tests.simulation.index import SimIndex
+from tests.simulation.store import SimStore
+
+KIB = 1 << 10
+CONFIG = StorageConfig(
+    journal_bytes_max=512 * KIB,
+    journal_batch_bytes_max=128 * KIB,
+    journal_pending_bytes_max=256 * KIB,
+    recovery_reserve_bytes=64 * KIB,
+    write_cache_bytes=512 * KIB,
+    flush_interval_s=5.0,
+    flush_chunk_bytes=32 * KIB,
+    entry_log_bytes_max=256 * KIB,
+    entry_bytes_max=64 * KIB,
+    read_bytes_max=64 * KIB,
+    read_pending_bytes_max=256 * KIB,
+)
+ID = "bookie-1"
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int = -1) -> bytes:
+    """An entry whose cumulative counts are those of equal entries before it."""
+    count = entry_id + 1
+    header = EntryHeader(
+        ledger_id, entry_id, lac, count * len(payload), count, len(payload), payload_crc([payload])
+    )
+    return pack_header(header) + payload
+
+
+class Node:
+    """A bookie, its disks and its metadata; survives crashes of the bookie."""
+
+    def __init__(self, config: StorageConfig = CONFIG, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self.config = config
+        self.journal_disk = SimDisk(rng)
+        self.ledger_disk = SimDisk(rng)
+        self.store = SimStore(rng)
+        self.bookie: Bookie
+
+    async def start(self) -> "Node":
+        index = await SimIndex.open(self.ledger_disk)
+        session = self.store.session("bookie")
+        self.bookie = await Bookie.start(
+            ID, self.journal_disk, self.ledger_disk, index, session, self.config
+        )
+        return self
+
+    async def crash(self, keep: Keep = "none") -> None:
+        """Kill the bookie, lose what `keep` does not spare, start it again."""
+        self.die(keep)
+        await self.start()
+
+    def die(self, keep: Keep = "none") -> None:
+        self.bookie.abandon()
+        self.journal_disk.crash(keep)
+        self.ledger_disk.crash(keep)
+
+    async def create_ledger(self, *ledger_ids: int, tokens: Tokens | None = None) -> None:
+        session = self.store.session("client")
+        for ledger_id in ledger_ids:
+            record = LedgerRecord(
+                ledger_id,
+                1,
+                1,
+                1,
+                (Fragment(0, (ID,)),),
+                verifiers=verifiers(tokens) if tokens is not None else None,
+            )
+            path = paths.ledger(ledger_id)
+            await session.create(path, ledger_record.encode(record), parents=True)
+
+    async def add(
+        self, *entries: bytes, recovery: bool = False, token: bytes = b""
+    ) -> list[Status]:
+        adds = [m.Add([each], recovery, token) for each in entries]
+        response = await self._ask("Add", m.AddRequest(ID, adds))
+        return [result.status for result in response.results]
+
+    async def read(self, ledger_id: int, first: int, last: int, **more: Any) -> m.ReadResponse:
+        request = m.ReadRequest(ID, ledger_id, first, last, more.pop("max_bytes", 1 << 20), **more)
+        response: m.ReadResponse = await self._ask("Read", request)
+        return response
+
+    async def statuses(
+        self, ledger_id: int, first: int, last: int, **more: Any
+    ) -> Sequence[Status]:
+        response = await self.read(ledger_id, first, last, **more)
+        return [response.status] if response.status else [r.status for r in response.results]
+
+    async def read_lac(self, ledger_id: int, **more: Any) -> m.ReadLacResponse:
+        response: m.ReadLacResponse = await self._ask(
+            "ReadLac", m.ReadLacRequest(ID, ledger_id, **more)
+        )
+        return response
+
+    async def write_lac(self, ledger_id: int, lac: int) -> Status:
+        response = await self._ask("WriteLac", m.WriteLacRequest(ID, ledger_id, lac))
+        return Status(response.status)
+
+    async def fence(self, ledger_id: int) -> Status:
+        return (await self.read_lac(ledger_id, fence=True)).status
+
+    async def _ask(self, method: str, request: m.Request) -> Any:
+        answer = await handle_bytes(self.bookie, method, codec.encode(request))
+        return codec.decode_response(method, answer)
+
+    def files(self, disk: SimDisk, folder: str) -> list[str]:
+        return [path for path in disk.paths() if path.startswith(f"{folder}/")]
