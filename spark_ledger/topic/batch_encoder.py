@@ -86,6 +86,7 @@ class BatchEncoder:
         self._sticky = sticky
         self._now_ms = now_ms
         self._compression = compression
+        self._entry_bytes_max = entry_bytes_max
         self._row_bytes_max = entry_bytes_max - message_batch.OVERHEAD_BYTES_MAX
         self._entry_bytes = min(ENTRY_BYTES, self._row_bytes_max)
         self._gather_bytes_max = gather_bytes_max
@@ -167,7 +168,12 @@ class BatchEncoder:
     def _emit(self, partition: int) -> EncodedEntry:
         gathered = self._gathered.pop(partition)
         self.gathered_bytes -= gathered.bytes
-        body = message_batch.encode_body(gathered.record_batch(), self._compression)
+        rows = gathered.record_batch()
+        body = message_batch.encode_body(rows, self._compression)
+        if body.nbytes > self._entry_bytes_max - message_batch.OVERHEAD_BYTES_MAX // 2:
+            body = message_batch.encode_body(
+                rows
+            )  # compression made it larger: rows near the limit
         return EncodedEntry(partition, gathered.rows, self._now_ms(), body)
 
     def _fullest(self) -> int:

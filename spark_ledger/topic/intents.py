@@ -280,7 +280,8 @@ class Intents:
 
 
 def _query_intent_id(record: IntentRecord) -> str:
-    return f"{escape(record.run_id)}-{record.generation}@{escape(record.target)}"
+    names = (record.app_id, record.run_id, record.target, str(record.generation))
+    return "@".join(escape(name) for name in names)
 
 
 def _decoded(intent_id: str, node: Versioned) -> Intent:

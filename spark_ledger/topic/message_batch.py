@@ -28,7 +28,7 @@ VERSION = 1
 HEADER_BYTES = 32
 SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 COMPRESSIONS = ("none", "lz4", "zstd")
-OVERHEAD_BYTES_MAX = 4096  # of header, schema and framing around one row's bytes
+OVERHEAD_BYTES_MAX = 1024  # of headers, schema and framing around one row's bytes
 
 _HEADER = struct.Struct("<4sBBHIIqq")
 assert _HEADER.size == HEADER_BYTES

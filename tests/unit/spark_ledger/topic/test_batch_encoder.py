@@ -1,3 +1,5 @@
+import random
+
 import pyarrow as pa
 import pytest
 
@@ -121,3 +123,20 @@ def test_no_rows_make_no_entries():
     encoder = BatchEncoder(3, 0, lambda: 5)
 
     assert [*encoder.add(binary([]), binary([])), *encoder.flush()] == []
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("entry_bytes_max", [8_192, 1 << 20, 16 << 20])
+def test_the_largest_row_that_is_taken_fits_into_an_entry(entry_bytes_max, compression):
+    encoder = BatchEncoder(
+        1, 0, lambda: 5, entry_bytes_max=entry_bytes_max, compression=compression
+    )
+    room = entry_bytes_max - 1024 - 8
+    key = random.Random(7).randbytes(room // 2)
+    value = random.Random(8).randbytes(room - room // 2)
+
+    entries = [*encoder.add(binary([key]), binary([value])), *encoder.flush()]
+
+    assert entries[0].payload_bytes + 64 <= entry_bytes_max
+    with pytest.raises(errors.MessageTooBig):
+        encoder.add(binary([key]), binary([value + b"x"]))

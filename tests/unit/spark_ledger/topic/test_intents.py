@@ -1,0 +1,135 @@
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.topic import records
+from spark_ledger.topic.intents import STALE, SUPERSEDED
+from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play
+
+
+def test_all_tasks_of_a_run_get_the_same_intent_whoever_asks_first():
+    async def act(stage):
+        clients = [stage.client, *[await stage.another() for _ in range(4)]]
+        intents = await asyncio.gather(
+            *(client.intents.open_query_intent(QUERY, "r", TARGET) for client in clients)
+        )
+
+        assert [intent.id for intent in intents] == [intents[0].id] * 5
+        assert intents[0].open
+
+    play(act)
+
+
+def test_a_new_run_condemns_the_older_run_which_can_do_nothing_more():
+    async def act(stage):
+        old = await stage.intent("run-1")
+        result = await stage.written(old, [b"a"])
+        new = await stage.intent("run-2")
+
+        ended = await stage.client.intents.get(old.id)
+        assert (ended.record.why, new.open) == (SUPERSEDED, True)
+        with pytest.raises(errors.Fenced, match="superseded"):
+            await stage.commit(old, 0, result)
+        with pytest.raises(errors.Fenced):
+            await stage.intent("run-1")
+        other = await stage.another()
+        with pytest.raises(errors.Fenced):
+            await other.intents.ledger_id(old)
+
+    play(act)
+
+
+def test_a_run_condemned_as_stale_goes_on_under_a_new_generation():
+    async def act(stage):
+        first = await stage.intent()
+        await stage.client.intents.condemn(first.id, STALE)
+
+        second = await stage.intent()
+
+        assert (second.record.generation, second.open, second.id != first.id) == (1, True, True)
+        assert (await stage.intent()).id == second.id
+
+    play(act)
+
+
+def test_an_intent_notes_the_version_that_was_recorded_when_it_was_made():
+    async def act(stage):
+        first = await stage.intent("run-1")
+        await stage.commit(first, 4, await stage.written(first, [b"a"]))
+
+        second = await stage.intent("run-2")
+
+        assert (first.record.w0, second.record.w0) == (records.NO_VERSION, 4)
+
+    play(act)
+
+
+def test_an_intent_ends_once():
+    async def act(stage):
+        intents = stage.client.intents
+        intent = await intents.open_batch_intent("app", "r", TARGET)
+
+        await intents.finish(intent.id)
+        after = await intents.condemn(intent.id, STALE)
+
+        assert after.record.state is records.IntentState.DONE
+        with pytest.raises(errors.Fenced, match="no intent"):
+            await intents.get("never")
+
+    play(act)
+
+
+def test_ledger_ids_are_recorded_under_their_intent_before_they_are_used():
+    async def act(stage):
+        one, other = [
+            await stage.client.intents.open_batch_intent("app", f"{n}", TARGET) for n in range(2)
+        ]
+        ids = [await stage.client.intents.ledger_id(one) for _ in range(10)]
+        theirs = await stage.client.intents.ledger_id(other)
+
+        recorded = []
+        for name in stage.world.store.peek_children(paths.intent_blocks(one.id)):
+            node = stage.world.store.peek(f"{paths.intent_blocks(one.id)}/{name}")
+            block = records.decode_block(node.value)
+            recorded += range(block.first, block.first + block.count)
+        assert set(ids) <= set(recorded)
+        assert len(set(ids)) == 10
+        assert theirs not in recorded
+
+    play(act)
+
+
+def test_heartbeats_are_shown_now_and_then_and_their_failure_is_no_error():
+    async def act(stage):
+        intent = await stage.intent()
+        path = paths.intent_heartbeat(intent.id)
+        for _ in range(10):
+            await stage.client.intents.heartbeat(intent)
+        assert stage.world.store.peek(path).version == 1
+
+        await asyncio.sleep(100)
+        await stage.client.intents.heartbeat(intent)
+        assert stage.world.store.peek(path).version == 2
+
+        await asyncio.sleep(100)
+        stage.world.store.stall(60)
+        await stage.client.intents.heartbeat(intent)
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_intents_are_opened_and_ended_while_answers_are_lost_and_replicas_lag(seed):
+    async def act(stage):
+        stage.world.store.faults.unknown = 0.3
+        stage.world.store.faults.lag_s = 1.0
+        for number in range(5):
+            intent = await stage.intent(f"run-{number}")
+            assert intent.open
+            await stage.client.intents.ledger_id(intent)
+            batch = await stage.client.intents.open_batch_intent("app", "r", TARGET)
+            await stage.client.intents.finish(batch.id)
+
+    play(act, seed=seed)

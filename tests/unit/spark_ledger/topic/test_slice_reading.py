@@ -1,0 +1,122 @@
+import asyncio
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic.read_plan import plan_read
+from tests.unit.spark_ledger.topic.stage import play
+
+
+async def write_batches(stage, batches, rows=40):
+    """`batches` commits of `rows` rows of 1 KB with ten keys each."""
+    intent = await stage.intent()
+    for version in range(batches):
+        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        keys = pa.array([b"k%d" % (n % 10) for n in range(rows)], pa.binary())
+        values = pa.array([b"%d-%d" % (version, n) + b"x" * 1000 for n in range(rows)])
+        await task.write(keys, values)
+        await stage.commit(intent, version, await task.finish())
+
+
+def test_every_partition_is_read_in_order_with_dense_offsets_while_its_ledger_is_open():
+    async def act(stage):
+        await write_batches(stage, 3)
+
+        seen = []
+        for partition in range(3):
+            rows = await stage.rows(partition)
+            assert [offset for offset, _ in rows] == list(range(len(rows)))
+            order = [tuple(map(int, v.rstrip(b"x").split(b"-"))) for _, v in rows]
+            assert order == sorted(order)
+            seen += order
+        assert sorted(seen) == [(v, n) for v in range(3) for n in range(40)]
+
+    play(act, partitions=3)
+
+
+def test_a_topic_cut_into_many_tasks_reads_the_same():
+    async def act(stage):
+        await write_batches(stage, 2)
+        whole = await stage.rows()
+
+        assert await stage.rows(min_partitions=13) == whole
+        assert await stage.rows(task_bytes=3000) == whole
+
+    play(act)
+
+
+def test_a_range_is_read_without_the_rows_around_it():
+    async def act(stage):
+        await write_batches(stage, 2)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (17, 59)})
+
+        found = [rows async for rows in stage.client.read(task)]
+
+        assert sum(rows.record_batch.num_rows for rows in found) == 42
+        assert found[0].offset == 17
+        assert found[0].record_batch["value"][0].as_py().startswith(b"0-17x")
+
+    play(act)
+
+
+def test_a_ledger_that_is_gone_is_an_error_with_its_own_type():
+    async def act(stage):
+        await write_batches(stage, 1)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (0, 40)})
+        (part,) = task.slices
+        gone = replace(task, slices=(replace(part, ledger_id=999_999),))
+
+        with pytest.raises(errors.NoSuchLedger):
+            [rows async for rows in stage.client.read(gone)]
+
+    play(act)
+
+
+def test_a_committed_range_beyond_the_end_of_its_ledger_is_lost_rows_and_no_silent_jump():
+    async def act(stage):
+        await write_batches(stage, 1)
+        await asyncio.sleep(60)  # the idle ledger closes
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (0, 40)})
+        (part,) = task.slices
+        last = part.pieces[-1]
+        beyond = replace(part, pieces=(*part.pieces[:-1], last._replace(entry_id=999)))
+
+        with pytest.raises(errors.RowsLost, match=rf"offsets {last.offset} to 39"):
+            [rows async for rows in stage.client.read(replace(task, slices=(beyond,)))]
+
+    play(act)
+
+
+def test_an_entry_that_is_not_what_the_log_says_is_an_error():
+    async def act(stage):
+        await write_batches(stage, 1)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (0, 40)})
+        (part,) = task.slices
+        wrong = replace(part, pieces=(part.pieces[0]._replace(first_row=5), *part.pieces[1:]))
+
+        with pytest.raises(errors.UnsupportedFormat, match="says otherwise"):
+            [rows async for rows in stage.client.read(replace(task, slices=(wrong,)))]
+
+    play(act)
+
+
+def test_a_reader_that_stops_early_leaves_nothing_running():
+    async def act(stage):
+        await write_batches(stage, 3, rows=100)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        before = len(asyncio.all_tasks())
+        (task,) = plan_read(state, {1: (0, state.end_offsets()[1])})
+        reading = stage.client.read(task)
+        await anext(reading)
+        await reading.aclose()
+        await asyncio.sleep(5)
+
+        assert len(asyncio.all_tasks()) <= before
+
+    play(act, partitions=4)

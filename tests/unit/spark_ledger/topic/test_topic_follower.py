@@ -1,0 +1,97 @@
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from tests.unit.spark_ledger.topic.stage import play
+
+
+def test_a_commit_is_known_soon_after_and_idle_polls_ask_nobody():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        intent = await stage.intent()
+        asked = []
+        get = reader.store.get
+
+        async def counted(path, watch=None):
+            asked.append(path)
+            return await get(path, watch)
+
+        reader.store.get = counted
+        assert [follower.state().end_offsets() for _ in range(1000)] == [{0: 0}] * 1000
+        assert asked == []
+
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        await asyncio.sleep(0.2)
+
+        assert follower.state().end_offsets() == {0: 1}
+        assert (await reader.follow(stage.topic.id)) is follower
+        await reader.close()
+
+    play(act)
+
+
+def test_an_idle_topic_is_read_again_every_ten_seconds_under_one_watch():
+    async def act(stage):
+        reader = await stage.another()
+        watches, reads = [], []
+        get = reader.store.get
+
+        async def counted(path, watch=None):
+            if path == paths.topic_head(stage.topic.id):
+                reads.append(path)
+                watches.extend([watch] if watch else [])
+            return await get(path, watch)
+
+        reader.store.get = counted
+        await reader.follow(stage.topic.id)
+        await asyncio.sleep(100)
+
+        assert 9 <= len(reads) <= 12
+        assert len(watches) == 1
+        await reader.close()
+
+    play(act)
+
+
+def test_a_state_that_could_not_be_confirmed_for_long_is_an_error_until_the_store_is_back():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        reader.store.suspend(60)
+        await asyncio.sleep(5)
+        follower.state()
+
+        await asyncio.sleep(50)
+        with pytest.raises(errors.Unavailable, match="could not be read for 30 s"):
+            follower.state()
+
+        await asyncio.sleep(60)
+        assert follower.state().end_offsets() == {0: 0}
+        await reader.close()
+
+    play(act)
+
+
+def test_a_deleted_topic_is_seen_to_be_deleted():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+
+        await stage.client.topics.delete("t")
+        await asyncio.sleep(1)
+
+        assert follower.state().deleted
+        await reader.close()
+
+    play(act)
+
+
+def test_a_topic_that_is_not_there_is_not_followed():
+    async def act(stage):
+        with pytest.raises(errors.TopicNotFound):
+            await stage.client.follow("no-such-id")
+
+    play(act)

@@ -1,0 +1,83 @@
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic.policies import TopicPolicies
+from tests.unit.spark_ledger.topic.stage import play
+
+
+def test_a_topic_is_opened_and_listed_as_it_was_made():
+    async def act(stage):
+        policies = TopicPolicies(3, 2, 2)
+        made = await stage.client.topics.create("a/b/c", 7, policies)
+        other = await stage.another()
+
+        assert await other.topics.open("persistent://a/b/c") == made
+        assert [info.name.short for info in await other.topics.list()] == [
+            "persistent://a/b/c",
+            "t",
+        ]
+        assert (made.partitions, made.policies) == (7, policies)
+
+    play(act)
+
+
+def test_a_name_is_given_once_also_when_two_ask_at_once():
+    async def act(stage):
+        other = await stage.another()
+        made = await asyncio.gather(
+            *(topics.create("x", exist_ok=True) for topics in (stage.client.topics, other.topics))
+        )
+
+        assert made[0].id == made[1].id
+        with pytest.raises(errors.TopicExists):
+            await other.topics.create("x")
+
+    play(act)
+
+
+def test_a_topic_that_is_not_there_is_an_error_with_the_nearest_name():
+    async def act(stage):
+        await stage.client.topics.create("flights")
+        with pytest.raises(errors.TopicNotFound, match="no topic 'flihgts'; near to it: flights"):
+            await stage.client.topics.open("flihgts")
+
+    play(act)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 100_001])
+def test_a_topic_has_at_least_one_partition_and_not_too_many(partitions):
+    async def act(stage):
+        with pytest.raises(errors.BadConfig, match="partitions must be"):
+            await stage.client.topics.create("x", partitions)
+
+    play(act)
+
+
+def test_a_topic_made_again_under_its_name_is_another_topic_and_the_old_one_takes_nothing():
+    async def act(stage):
+        intent = await stage.intent()
+        result = await stage.written(intent, [b"a"])
+        await stage.client.topics.delete("t")
+        again = await stage.client.topics.create("t")
+
+        assert again.id != stage.topic.id
+        with pytest.raises(errors.TopicDeleted):
+            await stage.commit(intent, 0, result)
+        with pytest.raises(errors.TopicNotFound):
+            await stage.client.topics.delete("gone")
+
+    play(act)
+
+
+def test_making_and_deleting_end_well_while_answers_are_lost():
+    async def act(stage):
+        stage.world.store.faults.unknown = 0.4
+        for number in range(10):
+            info = await stage.client.topics.create(f"x{number}")
+            assert (await stage.client.topics.open(f"x{number}")).id == info.id
+            await stage.client.topics.delete(f"x{number}")
+        assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
+
+    play(act, seed=3)
