@@ -1,0 +1,160 @@
+"""Bookies of a few lines, for tests of the ledger that script every answer.
+
+They keep entries in a dict, fence, and hear LACs, as the real ones; a test makes one silent (no
+answer until the caller's time is over), refusing (an error at once) or gives it an `override`.
+Time is simulated: waits cost nothing.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.entry import unpack_entry
+from bookie_server.api.status import Status
+from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.network import CallFailed
+from spark_ledger.config import ClientConfig
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from tests.simulation.loop import run
+from tests.simulation.store import SimSession, SimStore
+
+Override = Callable[[Any], Any]
+
+
+class FakeBookie:
+    """One bookie. `requests` is everything it was asked, in order."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.fenced: dict[int, bool] = {}
+        self.lac: dict[int, int] = {}
+        self.silent = False
+        self.refusing = False
+        self.override: Override | None = None
+        self.requests: list[Any] = []
+
+    async def handle(self, request: Any, timeout_s: float) -> Any:
+        """The answer; None is no answer."""
+        self.requests.append(request)
+        if self.refusing:
+            raise CallFailed("connection refused")
+        if self.silent:
+            await asyncio.sleep(timeout_s)
+            raise CallFailed("too late")
+        await asyncio.sleep(0.001)
+        answer = self.override(request) if self.override else None
+        if answer is None:
+            answer = self.answer(request)
+        if isinstance(answer, CallFailed):
+            raise answer
+        return answer
+
+    def answer(self, request: Any) -> Any:
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(self.add(add)) for add in request.adds])
+        if isinstance(request, m.ReadRequest):
+            self.fenced[request.ledger_id] = self.fenced.get(request.ledger_id) or request.fence
+            return self.read(request)
+        if isinstance(request, m.ReadLacRequest):
+            fenced = self.fenced.get(request.ledger_id, False) or request.fence
+            self.fenced[request.ledger_id] = fenced
+            return m.ReadLacResponse(Status.OK, self.lac.get(request.ledger_id, -1), fenced)
+        lac = max(request.last_add_confirmed, self.lac.get(request.ledger_id, -1))
+        self.lac[request.ledger_id] = lac
+        return m.WriteLacResponse(Status.OK)
+
+    def add(self, add: m.Add) -> Status:
+        data = b"".join(add.entry)
+        header = unpack_entry(data).header
+        if self.fenced.get(header.ledger_id) and not add.recovery:
+            return Status.FENCED
+        self.entries.setdefault((header.ledger_id, header.entry_id), data)
+        lac = max(header.last_add_confirmed, self.lac.get(header.ledger_id, -1))
+        self.lac[header.ledger_id] = lac
+        return Status.OK
+
+    def read(self, request: m.ReadRequest) -> m.ReadResponse:
+        results, size = [], 0
+        for entry_id in range(request.first_entry, request.last_entry + 1):
+            data = self.entries.get((request.ledger_id, entry_id))
+            size += len(data or b"")
+            if results and size > request.max_bytes:
+                break
+            results.append(
+                m.EntryResult(Status.NO_SUCH_ENTRY)
+                if data is None
+                else m.EntryResult(Status.OK, data)
+            )
+        return m.ReadResponse(Status.OK, results, self.lac.get(request.ledger_id, -1))
+
+
+class FakeNetwork:
+    def __init__(self, bookies: dict[str, FakeBookie]) -> None:
+        self.bookies = bookies
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        bookie = self.bookies[address.partition(":")[0]]
+        answer = await bookie.handle(codec.decode_request(method, request), timeout_s)
+        return codec.encode(answer)
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeCluster:
+    """Bookies "a", "b", ... and clients of them over one metadata store."""
+
+    def __init__(self, bookies: int, **settings: Any) -> None:
+        names = [chr(ord("a") + number) for number in range(bookies)]
+        self.bookies = {name: FakeBookie(name) for name in names}
+        self.store = SimStore()
+        self.config = ClientConfig(**settings)
+        self.admin: SimSession = self.store.session("admin")
+
+    async def start(self) -> None:
+        for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
+            await self.admin.create(folder, parents=True)
+        for name in self.bookies:
+            await self.register(name)
+
+    async def register(self, name: str) -> None:
+        self.bookies.setdefault(name, FakeBookie(name))
+        value = json.dumps({"address": f"{name}:1", "free_bytes": 1000}).encode()
+        await self.admin.create(f"{paths.BOOKIES_AVAILABLE}/{name}", value, ephemeral=True)
+
+    async def deregister(self, name: str) -> None:
+        await self.admin.delete(f"{paths.BOOKIES_AVAILABLE}/{name}")
+
+    async def client(self, name: str = "client", seed: int = 0) -> LedgerStore:
+        session = self.store.session(name)
+        directory = BookieDirectory(session)
+        await directory.start()
+        bookies = BookieClient(FakeNetwork(self.bookies), directory, self.config)
+        return LedgerStore(session, bookies, directory, self.config, random.Random(seed))
+
+    def holders(self, ledger_id: int, entry_id: int) -> list[str]:
+        return [n for n, b in self.bookies.items() if (ledger_id, entry_id) in b.entries]
+
+
+def simulated(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test in simulated time."""
+
+    def wrapped() -> None:
+        run(test(), seed=1, time_max_s=3600)
+
+    wrapped.__name__ = test.__name__
+    wrapped.__doc__ = test.__doc__
+    return wrapped
+
+
+async def cluster_of(bookies: int, **settings: Any) -> tuple[FakeCluster, LedgerStore]:
+    cluster = FakeCluster(bookies, **settings)
+    await cluster.start()
+    return cluster, await cluster.client()

@@ -1,0 +1,118 @@
+"""Quorum predicates against their definitions as sets, for every (E, Qw, Qa) up to 7."""
+
+import itertools
+
+import pytest
+
+from bookie_server.api.status import Meaning
+from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
+
+SIZES = [Quorum(e, w, a) for e in range(1, 8) for w in range(1, e + 1) for a in range(1, w + 1)]
+BIG_IDS = [base + step for base in (0, 2**31, 2**32, 2**53, 2**63 - 8) for step in range(8)]
+
+
+def windows(quorum: Quorum) -> list[list[int]]:
+    e = quorum.ensemble_size
+    return [[(s + i) % e for i in range(quorum.write_quorum)] for s in range(e)]
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_a_write_set_is_consecutive_slots_from_the_entrys_own_also_for_large_ids(quorum):
+    for entry_id in BIG_IDS:
+        expected = [(entry_id + i) % quorum.ensemble_size for i in range(quorum.write_quorum)]
+        assert list(quorum.write_set(entry_id)) == expected
+        mask = quorum.write_masks()[entry_id % quorum.ensemble_size]
+        assert mask == sum(1 << slot for slot in expected)
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_four_forms_of_coverage_agree_for_every_set_of_silent_bookies(quorum):
+    for silent in range(1 << quorum.ensemble_size):
+        quiet = {slot for slot in range(quorum.ensemble_size) if silent >> slot & 1}
+        by_heard = all(
+            len(set(window) - quiet) >= quorum.negatives_needed for window in windows(quorum)
+        )
+        by_silent = all(len(set(window) & quiet) < quorum.ack_quorum for window in windows(quorum))
+        by_ack_quorums_hit = all(
+            set(acks) - quiet
+            for window in windows(quorum)
+            for acks in itertools.combinations(window, quorum.ack_quorum)
+        )
+        no_silent_ack_quorum = not any(
+            set(acks) <= quiet
+            for window in windows(quorum)
+            for acks in itertools.combinations(window, quorum.ack_quorum)
+        )
+        assert quorum.covered(silent) == by_heard == by_silent
+        assert by_silent == by_ack_quorums_hit == no_silent_ack_quorum
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_writable_means_that_each_write_set_keeps_an_ack_quorum(quorum):
+    for failed in range(1 << quorum.ensemble_size):
+        left = {slot for slot in range(quorum.ensemble_size) if not failed >> slot & 1}
+        expected = all(len(set(w) & left) >= quorum.ack_quorum for w in windows(quorum))
+        assert quorum.writable(failed) == expected
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_a_cover_has_a_copy_of_every_entry(quorum):
+    for first in range(quorum.ensemble_size):
+        cover = set(quorum.cover(first))
+        assert first in cover
+        assert all(cover & set(window) for window in windows(quorum))
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_the_tail_verdict_follows_the_table_for_every_vector_of_answers(quorum):
+    answers = [Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.UNKNOWN, None]
+    for said in itertools.combinations_with_replacement(answers, quorum.write_quorum):
+        positives, negatives = said.count(Meaning.POSITIVE), said.count(Meaning.NEGATIVE)
+        if positives:
+            expected = Verdict.RECOVER
+        elif negatives > quorum.write_quorum - quorum.ack_quorum:
+            expected = Verdict.ABSENT
+        else:
+            expected = Verdict.WAIT if None in said else Verdict.UNDECIDABLE
+        assert recovery_verdict(quorum, list(said)) is expected
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_an_acknowledged_entry_is_never_judged_absent(quorum):
+    """Honest members: who holds the entry says so or is silent; who does not may deny it."""
+    members = range(quorum.write_quorum)
+    for holders in itertools.combinations(members, quorum.ack_quorum):
+        choices = [
+            (Meaning.POSITIVE, Meaning.UNKNOWN, None)
+            if member in holders
+            else (Meaning.NEGATIVE, Meaning.UNKNOWN, None)
+            for member in members
+        ]
+        for said in itertools.product(*choices):
+            assert recovery_verdict(quorum, list(said)) is not Verdict.ABSENT
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("YNN", Verdict.RECOVER),
+        ("YY?", Verdict.RECOVER),
+        ("Y??", Verdict.RECOVER),
+        ("??N", Verdict.UNDECIDABLE),
+        ("?N.", Verdict.WAIT),
+        ("NN.", Verdict.ABSENT),
+        ("NN?", Verdict.ABSENT),
+        ("NNN", Verdict.ABSENT),
+        ("???", Verdict.UNDECIDABLE),
+        ("...", Verdict.WAIT),
+    ],
+)
+def test_the_tail_decisions_of_three_copies_with_two_acks(said, expected):
+    letters = {"Y": Meaning.POSITIVE, "N": Meaning.NEGATIVE, "?": Meaning.UNKNOWN, ".": None}
+    assert recovery_verdict(Quorum(3, 3, 2), [letters[letter] for letter in said]) is expected
+
+
+def test_quorums_out_of_order_are_refused():
+    for sizes in ((2, 3, 2), (3, 2, 3), (3, 3, 0)):
+        with pytest.raises(ValueError, match="does not hold"):
+            Quorum(*sizes)

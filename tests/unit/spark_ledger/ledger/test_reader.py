@@ -1,0 +1,250 @@
+"""The reader against scripted bookies: only what is confirmed, from whoever has it."""
+
+import asyncio
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from spark_ledger import errors
+from spark_ledger.bookies.directory import BookieDirectory
+from tests.simulation.loop import current
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+
+
+async def written(ledgers, count, size=10, sizes=(3, 3, 2), close=True):
+    writer = await ledgers.create(*sizes)
+    await asyncio.gather(*(writer.append(bytes([n % 256]) * size, 1) for n in range(count)))
+    await writer.fully_replicated(1)
+    if close:
+        await writer.close()
+    return writer
+
+
+async def collect(reader, first, last, **options):
+    found = []
+    async for entry_id, entry in reader.read(first, last, **options):
+        assert entry.header.entry_id == entry_id
+        assert bytes(entry.payload[:1]) == bytes([entry_id % 256])
+        found.append(entry_id)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2)], ids=str)
+def test_a_closed_ledger_reads_whole_and_in_parts_whatever_its_striping(sizes):
+    @simulated
+    async def test():
+        _, ledgers = await cluster_of(5, read_request_bytes=400, read_ahead_bytes=1200)
+        writer = await written(ledgers, 100, sizes=sizes)
+        reader = await ledgers.open(writer.ledger_id, recover=False)
+        assert reader.is_closed
+        assert reader.last_add_confirmed == 99
+        for first, last in ((0, 99), (7, 7), (33, 98)):
+            assert await collect(reader, first, last) == list(range(first, last + 1))
+
+    test()
+
+
+@simulated
+async def test_an_open_ledger_is_read_up_to_its_last_add_confirmed_and_no_further():
+    _, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 10, close=False)
+    await writer.append(b"\x0a")
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    confirmed = await reader.refresh_last_add_confirmed()
+    assert confirmed == 9
+    assert await collect(reader, 0, 9) == list(range(10))
+    with pytest.raises(errors.NoSuchEntry):
+        await collect(reader, 0, 10)
+
+
+@simulated
+async def test_what_the_caller_knows_to_be_confirmed_is_read():
+    _, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 10, close=False)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    assert await collect(reader, 0, 9, known_confirmed=9) == list(range(10))
+
+
+@simulated
+async def test_beyond_the_end_of_a_closed_ledger_nothing_is_confirmed_whoever_says_so():
+    _, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 10)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    with pytest.raises(errors.NoSuchEntry):
+        await collect(reader, 5, 10, known_confirmed=10)
+
+
+@simulated
+async def test_a_dead_bookie_costs_nothing_but_a_moment():
+    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1200)
+    writer = await written(ledgers, 100)
+    cluster.bookies["a"].refusing = True
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    assert await collect(reader, 0, 99) == list(range(100))
+
+
+@simulated
+async def test_one_of_three_bookies_is_enough_to_read():
+    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1200)
+    writer = await written(ledgers, 100)
+    cluster.bookies["a"].refusing = cluster.bookies["b"].silent = True
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    began = current().time()
+    assert await collect(reader, 0, 99) == list(range(100))
+    assert current().time() - began < 12
+
+
+@simulated
+async def test_a_damaged_copy_is_read_from_the_next_replica():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 9)
+    for entry in range(9):
+        for name in ("ab", "bc", "ca")[entry % 3]:
+            data = cluster.bookies[name].entries[writer.ledger_id, entry]
+            cluster.bookies[name].entries[writer.ledger_id, entry] = data[:-1] + b"\xff"
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    assert await collect(reader, 0, 8) == list(range(9))
+
+
+@simulated
+async def test_when_every_copy_is_damaged_the_error_says_so():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 3)
+    for bookie in cluster.bookies.values():
+        data = bookie.entries[writer.ledger_id, 1]
+        bookie.entries[writer.ledger_id, 1] = data[:-1] + b"\xff"
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    with pytest.raises(errors.DigestMismatch):
+        await collect(reader, 0, 2)
+
+
+@simulated
+async def test_a_confirmed_entry_that_all_deny_is_unavailable_and_never_the_end():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 3)
+    for bookie in cluster.bookies.values():
+        del bookie.entries[writer.ledger_id, 2]
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    with pytest.raises(errors.DataUnavailable, match="NO_SUCH_ENTRY"):
+        await collect(reader, 0, 2)
+
+
+@simulated
+async def test_a_reader_with_an_old_record_reads_it_again_when_entries_are_denied():
+    cluster, ledgers = await cluster_of(6)
+    writer = await written(ledgers, 5, close=False)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    old = writer.record.last_fragment.ensemble
+    for name in old:
+        cluster.bookies[name].refusing = True
+    await asyncio.gather(*(writer.append(bytes([n])) for n in range(5, 10)))
+    await writer.close()
+    for name in old:
+        cluster.bookies[name].refusing = False
+    assert await collect(reader, 0, 9, known_confirmed=9) == list(range(10))
+    assert reader.is_closed
+
+
+@simulated
+async def test_what_is_fetched_ahead_stays_within_its_bytes():
+    cluster, ledgers = await cluster_of(3, read_request_bytes=2000, read_ahead_bytes=8000)
+    writer = await written(ledgers, 200, size=200)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    entries = reader.read(0, 199)
+    await anext(entries)
+    await asyncio.sleep(5)
+    asked = [
+        r
+        for bookie in cluster.bookies.values()
+        for r in bookie.requests
+        if isinstance(r, m.ReadRequest)
+    ]
+    assert 2 <= len(asked) <= 5
+    assert len({r.bookie_id for r in asked}) == 3
+    await entries.aclose()
+
+
+@simulated
+async def test_entries_larger_than_a_request_are_read_one_by_one():
+    _, ledgers = await cluster_of(3, read_request_bytes=100, read_ahead_bytes=300)
+    writer = await written(ledgers, 12, size=500)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    assert await collect(reader, 0, 11) == list(range(12))
+
+
+@simulated
+async def test_a_wrong_password_is_told_apart_from_lost_data():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 3)
+    for bookie in cluster.bookies.values():
+        bookie.override = lambda request: m.ReadResponse(Status.UNAUTHORIZED)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    with pytest.raises(errors.Unauthorized):
+        await collect(reader, 0, 2)
+
+
+@simulated
+async def test_a_deleted_ledger_is_gone_and_deleting_again_is_no_error():
+    _, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 1, close=False)
+    with pytest.raises(errors.LedgerError, match="not CLOSED"):
+        await ledgers.delete(writer.ledger_id)
+    await writer.close()
+    await ledgers.delete(writer.ledger_id)
+    await ledgers.delete(writer.ledger_id)
+    with pytest.raises(errors.NoSuchLedger):
+        await ledgers.open(writer.ledger_id, recover=True)
+
+
+@simulated
+async def test_all_ledgers_are_listed_in_order_of_their_ids():
+    _, ledgers = await cluster_of(3)
+    assert [ledger_id async for ledger_id in ledgers.list()] == []
+    for ledger_id in (12345678901, 7, 2**63 - 1):
+        await ledgers.create(3, 3, 2, ledger_id=ledger_id)
+    assert [ledger_id async for ledger_id in ledgers.list()] == [7, 12345678901, 2**63 - 1]
+
+
+@simulated
+async def test_ids_are_never_handed_out_twice_not_even_with_lost_answers():
+    cluster, ledgers = await cluster_of(3)
+    other = await cluster.client("other")
+    cluster.store.faults.unknown = 0.4
+    blocks = await asyncio.gather(*(s.allocate_ids(3) for s in (ledgers, other) for _ in range(20)))
+    given = [ledger_id for block in blocks for ledger_id in block]
+    assert len(set(given)) == len(given) == 120
+
+
+@simulated
+async def test_a_create_whose_answer_was_lost_is_one_ledger():
+    cluster, ledgers = await cluster_of(3)
+    cluster.store.faults.unknown = 0.6
+    writers = [await ledgers.create(3, 3, 2) for _ in range(10)]
+    cluster.store.calm()
+    assert [i async for i in ledgers.list()] == sorted(w.ledger_id for w in writers)
+
+
+@simulated
+async def test_an_id_that_is_taken_is_refused():
+    _, ledgers = await cluster_of(3)
+    await ledgers.create(3, 3, 2, ledger_id=5)
+    with pytest.raises(errors.LedgerError, match="taken"):
+        await ledgers.create(3, 3, 2, ledger_id=5)
+
+
+@simulated
+async def test_the_directory_follows_registrations_and_keeps_addresses():
+    cluster, _ = await cluster_of(2)
+    directory = BookieDirectory(cluster.store.session("another"))
+    await directory.start()
+    told = []
+    directory.add_listener(lambda: told.append([b.id for b in directory.writable()]))
+    await cluster.register("c")
+    await asyncio.sleep(1)
+    await cluster.deregister("a")
+    await asyncio.sleep(1)
+    assert told[-1] == ["b", "c"]
+    assert directory.address("a") == "a:1"
+    assert await directory.find("nobody") is None
+    await directory.close()

@@ -1,0 +1,278 @@
+"""Recovery against scripted bookies: the tail's decisions, fencing, write-backs, rivals."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
+from bookie_server.api.status import Status
+from spark_ledger import errors
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerState
+from tests.simulation.loop import current
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+
+
+def entry_bytes(ledger_id, entry_id, lac):
+    payload = b"p%d" % entry_id
+    size = 2 * (entry_id + 1)
+    crc = payload_crc([payload])
+    header = EntryHeader(ledger_id, entry_id, lac, size, entry_id + 1, len(payload), crc)
+    return pack_header(header) + payload
+
+
+def put(cluster, ledger_id, entry_id, holders, lac=-1):
+    for name in holders:
+        bookie = cluster.bookies[name]
+        bookie.entries[ledger_id, entry_id] = entry_bytes(ledger_id, entry_id, lac)
+        bookie.lac[ledger_id] = max(lac, bookie.lac.get(ledger_id, -1))
+
+
+async def ledger_on(cluster, ledgers, sizes=(3, 3, 2), **fields):
+    """An open ledger on bookies a, b, c, ... in this order."""
+    writer = await ledgers.create(*sizes)
+    ensemble = tuple(cluster.bookies)[: sizes[0]]
+    record = dataclasses.replace(writer.record, fragments=(Fragment(0, ensemble),), **fields)
+    path = paths.ledger(writer.ledger_id)
+    await cluster.admin.set(path, ledger_record.encode(record), writer.version)
+    return writer.ledger_id
+
+
+def unknown(request):
+    if isinstance(request, m.ReadRequest):
+        return m.ReadResponse(Status.IO_ERROR)
+    return None
+
+
+@simulated
+async def test_a_ledger_never_written_closes_at_minus_one():
+    cluster, ledgers = await cluster_of(3)
+    record = (await ledgers.recover(await ledger_on(cluster, ledgers))).record
+    assert record.state is LedgerState.CLOSED
+    assert (record.last_entry, record.length_bytes, record.rows) == (-1, 0, 0)
+
+
+@simulated
+async def test_entries_beyond_the_last_add_confirmed_are_found_written_back_and_counted():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    put(cluster, ledger_id, 1, "ab", lac=0)
+    put(cluster, ledger_id, 2, "c", lac=0)
+    record = (await ledgers.recover(ledger_id)).record
+    assert (record.last_entry, record.length_bytes, record.rows) == (2, 6, 3)
+    assert [cluster.holders(ledger_id, e) for e in range(3)] == [["a", "b", "c"]] * 3
+
+
+@simulated
+async def test_the_length_comes_from_the_last_entry_itself_when_nothing_is_recovered():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    cluster.bookies["a"].lac[ledger_id] = 0  # told by an explicit LAC
+    record = (await ledgers.recover(ledger_id)).record
+    assert (record.last_entry, record.length_bytes, record.rows) == (0, 2, 1)
+
+
+@simulated
+async def test_an_empty_last_fragment_closes_below_its_first_entry_and_stays():
+    cluster, ledgers = await cluster_of(4)
+    fragments = (Fragment(0, ("a", "b", "c")), Fragment(2, ("a", "b", "d")))
+    ledger_id = await ledger_on(cluster, ledgers)
+    known = await ledgers.record(ledger_id, fresh=True)
+    changed = dataclasses.replace(known.record, fragments=fragments)
+    await cluster.admin.set(paths.ledger(ledger_id), ledger_record.encode(changed), known.version)
+    put(cluster, ledger_id, 0, "abc")
+    put(cluster, ledger_id, 1, "bc")
+    record = (await ledgers.recover(ledger_id)).record
+    assert (record.last_entry, record.length_bytes, record.rows) == (1, 4, 2)
+    assert record.fragments == fragments
+    reads = [r for r in cluster.bookies["a"].requests if isinstance(r, m.ReadRequest) and r.fence]
+    assert all(read.first_entry >= 2 for read in reads)
+
+
+@simulated
+async def test_write_backs_carry_the_last_add_confirmed_of_when_recovery_began():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    put(cluster, ledger_id, 1, "a", lac=0)
+    put(cluster, ledger_id, 2, "a", lac=0)
+    await ledgers.recover(ledger_id)
+    headers = [unpack_entry(cluster.bookies["c"].entries[ledger_id, e]).header for e in (1, 2)]
+    assert [header.last_add_confirmed for header in headers] == [0, 0]
+    originals = [unpack_entry(cluster.bookies["a"].entries[ledger_id, e]).header for e in (1, 2)]
+    assert [header.identity for header in headers] == [header.identity for header in originals]
+
+
+@simulated
+async def test_everything_asked_for_fences_and_every_add_is_a_recovery_add():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "a")
+    await ledgers.recover(ledger_id)
+    for bookie in cluster.bookies.values():
+        for request in bookie.requests:
+            if isinstance(request, m.AddRequest):
+                assert all(add.recovery for add in request.adds)
+            else:
+                assert request.fence
+
+
+@simulated
+async def test_both_holders_silent_and_the_third_denying_is_given_up_and_stays_in_recovery():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+    for name in "ab":
+        cluster.bookies[name].override = unknown
+    with pytest.raises(errors.DataUnavailable, match="stays IN_RECOVERY"):
+        await ledgers.recover(ledger_id)
+    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    for name in "ab":
+        cluster.bookies[name].override = None
+    assert (await ledgers.recover(ledger_id)).record.last_entry == 0
+
+
+@simulated
+async def test_one_denial_and_two_silent_is_given_up_even_when_nobody_has_it():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "ab":
+        cluster.bookies[name].override = unknown
+    with pytest.raises(errors.DataUnavailable):
+        await ledgers.recover(ledger_id)
+
+
+@simulated
+async def test_a_fence_that_two_of_three_do_not_answer_is_given_up_naming_them():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "ac":
+        cluster.bookies[name].refusing = True
+    with pytest.raises(errors.DataUnavailable, match=r"a \(a:1\).*c \(c:1\)"):
+        await ledgers.recover(ledger_id)
+
+
+@simulated
+async def test_a_silent_bookie_blocks_recovery_for_a_moment_only():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+    cluster.bookies["c"].silent = True
+    began = current().time()
+    assert (await ledgers.recover(ledger_id)).record.last_entry == 0
+    assert current().time() - began < 8
+
+
+@simulated
+async def test_a_damaged_copy_is_unknown_and_not_a_denial():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    for name in "bc":
+        data = cluster.bookies[name].entries[ledger_id, 0]
+        cluster.bookies[name].entries[ledger_id, 0] = data[:-1] + b"!"
+    assert (await ledgers.recover(ledger_id)).record.last_entry == 0
+
+
+@simulated
+async def test_a_failing_write_back_changes_the_ensemble_in_the_closing_write_only():
+    cluster, ledgers = await cluster_of(5)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+
+    def no_adds(request):
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(Status.IO_ERROR) for _ in request.adds])
+        return None
+
+    for name in "bc":
+        cluster.bookies[name].override = no_adds
+    record = (await ledgers.recover(ledger_id)).record
+    assert [fragment.first_entry for fragment in record.fragments] == [0]
+    assert sorted(record.fragments[0].ensemble) == ["a", "d", "e"]
+    writes = [
+        ledger_record.decode(change.after.value)
+        for commit in cluster.store.log
+        for change in commit.changes
+        if change.path == paths.ledger(ledger_id) and change.after is not None
+    ]
+    in_recovery = [r for r in writes if r.state is LedgerState.IN_RECOVERY]
+    assert [r.last_fragment.ensemble for r in in_recovery] == [("a", "b", "c")]
+
+
+@simulated
+async def test_a_long_tail_is_recovered_whole_across_windows_and_byte_limits():
+    cluster, ledgers = await cluster_of(3, read_request_bytes=2000, inflight_bytes=3000)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for entry in range(700):
+        put(cluster, ledger_id, entry, ("ab", "bc", "ca", "abc")[entry % 4])
+    record = (await ledgers.recover(ledger_id)).record
+    assert (record.last_entry, record.rows) == (699, 700)
+    reader = await ledgers.open(ledger_id, recover=False)
+    assert [e async for e, _ in reader.read(0, 699)] == list(range(700))
+
+
+@simulated
+async def test_a_striped_tail_is_decided_by_each_entrys_own_write_set():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = await ledger_on(cluster, ledgers, sizes=(4, 2, 2))
+    put(cluster, ledger_id, 0, "ab")
+    put(cluster, ledger_id, 1, "c")
+    put(cluster, ledger_id, 2, "d")
+    record = (await ledgers.recover(ledger_id)).record
+    # with Qa = Qw one denial proves that the entry was never acknowledged; a holder may be late
+    assert record.last_entry in (0, 1, 2)
+    for entry in range(record.last_entry + 1):
+        expected = {"abcd"[entry % 4], "abcd"[(entry + 1) % 4]}
+        assert expected <= set(cluster.holders(ledger_id, entry))
+
+
+@simulated
+async def test_recoverers_at_the_same_time_find_the_same_end():
+    cluster, ledgers = await cluster_of(4)
+    others = [await cluster.client(f"other {n}", seed=n) for n in range(3)]
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    put(cluster, ledger_id, 1, "b")
+    found = await asyncio.gather(*(each.recover(ledger_id) for each in (ledgers, *others)))
+    assert len({ledger_record.encode(known.record) for known in found}) == 1
+
+
+@simulated
+async def test_recovery_against_a_live_writer_keeps_all_it_acknowledged():
+    cluster, ledgers = await cluster_of(3)
+    other = await cluster.client("other", seed=1)
+    writer = await ledgers.create(3, 3, 2)
+    adds = [writer.append(b"x%d" % n) for n in range(50)]
+    await asyncio.sleep(0.003)
+    record = (await other.recover(writer.ledger_id)).record
+    results = await asyncio.gather(*adds, return_exceptions=True)
+    acked = [r for r in results if isinstance(r, int)]
+    assert record.last_entry >= max(acked, default=-1)
+    assert isinstance(
+        (await asyncio.gather(writer.append(b"y"), return_exceptions=True))[0], errors.Fenced
+    )
+
+
+@simulated
+async def test_lost_answers_of_the_store_do_not_change_the_result():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+    cluster.store.faults.unknown = 0.7
+    record = (await ledgers.recover(ledger_id)).record
+    assert (record.state, record.last_entry) == (LedgerState.CLOSED, 0)
+
+
+@simulated
+async def test_a_wrong_password_recovers_nothing_and_says_so():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for bookie in cluster.bookies.values():
+        bookie.override = lambda request: m.ReadLacResponse(Status.UNAUTHORIZED)
+    with pytest.raises(errors.Unauthorized):
+        await ledgers.recover(ledger_id, password=b"wrong")
