@@ -245,3 +245,58 @@ def test_nothing_is_committed_to_a_topic_that_a_newer_writer_has_changed():
             await other.commit(intent, 1, await other.written(intent, [b"b"]))
 
     play(act)
+
+
+def before_the_first_multi(store, act):
+    """Let `act` happen when the store's next multi is about to be sent."""
+    multi = store.multi
+
+    async def interrupted(operations):
+        store.multi = multi
+        await act()
+        return await multi(operations)
+
+    store.multi = interrupted
+
+
+def test_a_committer_that_slept_while_its_number_was_used_and_trimmed_commits_behind_the_others():
+    async def act(stage):
+        slow = await stage.intent()
+        written = await stage.written(slow, [b"slow"])
+        other = replace(stage, client=await stage.another())
+
+        async def others_commit_and_the_log_is_trimmed():
+            for number in range(3):
+                intent = await other.client.intents.open_batch_intent("app", f"r{number}", TARGET)
+                result = await other.written(intent, [b"%d" % number])
+                await other.commit(intent, number, result, finish_intent=True)
+            for number in range(2):
+                await other.client.store.delete(paths.topic_log(stage.topic.id, number))
+
+        await stage.client.log(stage.topic.id).fold()
+        before_the_first_multi(stage.client.store, others_commit_and_the_log_is_trimmed)
+        with pytest.raises(errors.UnsupportedFormat, match="missing below its head"):
+            await stage.commit(slow, 0, written)  # later: it folds from the checkpoint
+
+        assert stage.world.store.peek(paths.topic_log(stage.topic.id, 0)) is None
+        assert log_length(stage) == 3
+
+    play(act)
+
+
+def test_the_recorded_version_never_goes_back():
+    async def act(stage):
+        intent = await stage.intent()
+        other = replace(stage, client=await stage.another())
+
+        async def a_later_version_is_committed():
+            await other.commit(intent, 4, await other.written(intent, [b"4"]))
+
+        before_the_first_multi(stage.client.store, a_later_version_is_committed)
+        outcome = await stage.commit(intent, 3)
+
+        record = stage.world.store.peek(paths.txn("q", TARGET))
+        assert outcome.kind is CommitKind.ALREADY
+        assert records.decode_txn(record.value).version == 4
+
+    play(act)
