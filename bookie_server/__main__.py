@@ -202,16 +202,17 @@ def _keep_the_heap_small() -> None:
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_ARENA_MAX, 2)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)
+        libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 8 << 20)
 
 
 def _exit(status: int, why: str) -> None:
     """Leave at once, whatever threads are still at work: what counts has been synced."""
-    if status != STOPPED:
-        print(f"bookie_server: {why}", file=sys.stderr)
-    sys.stderr.flush()
-    logging.shutdown()
+    with contextlib.suppress(OSError):  # the log may be on the disk that failed
+        if status != STOPPED:
+            print(f"bookie_server: {why}", file=sys.stderr)
+        sys.stderr.flush()
+        logging.shutdown()
     os._exit(status)
 
 

@@ -7,11 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger import LedgerClient
+from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.embedded_zookeeper import free_port
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit import TxnKey
 from tests.processes import alive, descendants
 
 TIMEOUT_S = 120
@@ -128,6 +132,41 @@ def test_the_tail_of_an_empty_topic_is_empty(cluster: LocalCluster):
     url = ("--service-url", cluster.service_url)
     succeeds("topic", "create", "cli-empty", *url)
     assert succeeds("topic", "tail", "cli-empty", "--no-follow", *url) == ""
+
+
+def write_rows(service_url: str, topic: str, rows: dict[str, str]) -> None:
+    """As a Spark batch of one task would."""
+
+    async def work(client: TopicClient) -> None:
+        info = await client.topics.open(topic)
+        intent = await client.intents.open_batch_intent("app", "run", topic)
+        writer = client.task_writer(info, intent, task_index=0)
+        await writer.write(pa.array(rows.keys()), pa.array(rows.values()))
+        txn = TxnKey("app", topic, 0, "run")
+        await client.commit(info.id, txn, intent.id, [await writer.finish()], finish_intent=True)
+
+    with_topics(service_url, work)
+
+
+def test_the_tail_shows_the_last_rows_with_their_offsets(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    succeeds("topic", "create", "cli-tail", *url)
+    write_rows(cluster.service_url, "cli-tail", {"a": "one", "b": "two", "c": "three"})
+    shown = succeeds("topic", "tail", "cli-tail", "--rows", 2, "--no-follow", *url)
+    assert shown == "0\t1\tb\ttwo\n0\t2\tc\tthree\n"
+    lines = succeeds("topic", "tail", "cli-tail", "--no-follow", "--json", *url).splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["a", "b", "c"]
+
+
+def test_a_tail_that_follows_shows_what_comes_later(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    succeeds("topic", "create", "cli-follow", *url)
+    command = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "tail", "cli-follow", *url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tail:
+        write_rows(cluster.service_url, "cli-follow", {"k": "later"})
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == "0\t0\tk\tlater\n"
+        tail.kill()
 
 
 def test_clean_says_what_it_would_do(cluster: LocalCluster):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_ledger import LedgerClient
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.local import LocalCluster
 from tests.processes import alive, descendants, eventually
@@ -188,6 +190,20 @@ def test_a_bookie_without_zookeeper_ends_with_status_3_and_names_the_url(tmp_pat
     assert "zk://127.0.0.1:1/ledger" in ended.stderr
 
 
+def test_a_bookie_whose_port_is_taken_ends_with_status_4_and_names_it(
+    cluster: LocalCluster, tmp_path: Path
+):
+    settings = {
+        "service_url": cluster.service_url,
+        "listen": cluster.bookies[2].address,
+        "journal_directory": tmp_path / "journal",
+        "ledger_directory": tmp_path / "ledgers",
+    }
+    ended = bookie_server(*(f"--set={key}={value}" for key, value in settings.items()))
+    assert ended.returncode == 4
+    assert f"cannot listen on {cluster.bookies[2].address}" in ended.stderr
+
+
 def test_a_second_process_on_the_same_disks_ends_with_status_8(cluster: LocalCluster):
     bookie = cluster.bookies[2]
     settings = {
@@ -201,7 +217,24 @@ def test_a_second_process_on_the_same_disks_ends_with_status_8(cluster: LocalClu
     assert "another bookie is running" in ended.stderr
 
 
-def test_a_bookie_whose_disk_takes_no_more_ends_with_status_6(fresh_cluster):
+def test_a_bookie_whose_disk_fails_while_it_serves_ends_with_status_6_and_loses_nothing(
+    fresh_cluster,
+):
+    cluster = fresh_cluster(bookies=4)
+    with LedgerClient(cluster.service_url) as client, client.create_ledger(3, 3, 2) as ledger:
+        ledger.append(b"before")
+        members = client.ledger_metadata(ledger.ledger_id).last_fragment.ensemble
+        failing = next(bookie for bookie in cluster.bookies if bookie.id == members[0])
+        resource.prlimit(failing.pid, resource.RLIMIT_FSIZE, (0, 0))  # every write: EFBIG
+        assert ledger.append(b"after") == 1
+        assert eventually(lambda: not failing.running)
+        assert failing.exit_code == 6
+        failing.start()
+        reader = client.open_ledger(ledger.ledger_id)
+        assert [bytes(payload) for _, payload in reader.read(0, 1)] == [b"before", b"after"]
+
+
+def test_a_bookie_that_cannot_open_its_disk_ends_with_status_6(fresh_cluster):
     cluster = fresh_cluster(bookies=1)
     bookie = cluster.bookies[0]
     bookie.stop()
