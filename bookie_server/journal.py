@@ -38,6 +38,7 @@ from bookie_server.journal_format import (
     decode_records,
     encode_batch,
     encode_file_header,
+    records_bytes,
 )
 from bookie_server.storage_config import StorageConfig
 
@@ -116,8 +117,8 @@ class Journal:
             return done
         groups = _split(records, self._config.journal_batch_bytes_max)
         for group in groups[:-1]:
-            self._enqueue(_Group(group, batch_bytes(group), None))
-        self._enqueue(_Group(groups[-1], batch_bytes(groups[-1]), done))
+            self._enqueue(_Group(group, records_bytes(group), None))
+        self._enqueue(_Group(groups[-1], records_bytes(groups[-1]), done))
         self._wake.set()
         return done
 
@@ -225,14 +226,14 @@ async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> File
 
 def _split(records: Sequence[Record], bytes_max: int) -> list[Sequence[Record]]:
     """Cut into groups of at most `bytes_max` each; a larger record is a group of its own."""
-    if batch_bytes(records) <= bytes_max:
+    if records_bytes(records) <= bytes_max:
         return [records]
     groups: list[Sequence[Record]] = []
     group: list[Record] = []
     room = bytes_max
     for record in records:
         room -= RECORD_HEADER_BYTES + len(record.body)
-        if group and room < BLOCK_BYTES:
+        if group and room < 0:
             groups.append(group)
             group, room = [], bytes_max - RECORD_HEADER_BYTES - len(record.body)
         group.append(record)

@@ -103,10 +103,14 @@ def padded(length: int) -> int:
     return -(-length // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def records_bytes(records: Sequence[Record]) -> int:
+    """The length of these records, headers counted."""
+    return RECORD_HEADER_BYTES * len(records) + sum([len(record.body) for record in records])
+
+
 def batch_bytes(records: Sequence[Record]) -> int:
     """The length on disk of a batch of these records."""
-    bodies = sum([len(record.body) for record in records])
-    return padded(BATCH_HEADER_BYTES + RECORD_HEADER_BYTES * len(records) + bodies)
+    return padded(BATCH_HEADER_BYTES + records_bytes(records))
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -133,10 +137,9 @@ def encode_batch(
         out.append(head + _CRC.pack(crc32c(head)))
         out.append(body)
         at += RECORD_HEADER_BYTES + length
-    records_bytes = at - offset - BATCH_HEADER_BYTES
     head = _BATCH.pack(
         BATCH_MAGIC, VERSION, 0, file_id, offset, batch_no, *synced,
-        records_bytes, len(records), 0,
+        at - offset - BATCH_HEADER_BYTES, len(records), 0,
     )  # fmt: skip
     out[0] = head + _CRC.pack(crc32c(head))
     out.append(bytes(offset + padded(at - offset) - at))

@@ -1,5 +1,6 @@
 """One bookie over simulated disks, with short ways to ask it things."""
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -93,6 +94,16 @@ class Node:
         adds = [m.Add([each], recovery, token) for each in entries]
         response = await self._ask("Add", m.AddRequest(ID, adds))
         return [result.status for result in response.results]
+
+    async def add_all(self, *entries: bytes) -> None:
+        """Add as a patient client does: what is busy again, until all are stored."""
+        for _ in range(1000):
+            statuses = await self.add(*entries)
+            if Status.BUSY not in statuses:
+                assert statuses == [Status.OK] * len(entries)
+                return
+            await asyncio.sleep(self.config.retry_after_ms / 1000)
+        raise AssertionError("busy for ever")
 
     async def read(self, ledger_id: int, first: int, last: int, **more: Any) -> m.ReadResponse:
         request = m.ReadRequest(ID, ledger_id, first, last, more.pop("max_bytes", 1 << 20), **more)

@@ -63,10 +63,7 @@ def test_entries_survive_flush_roll_and_a_crash_in_any_mixture():
             frame = [
                 entry(ledger, e, payload) for e in range(first, first + 10) for ledger in (1, 2)
             ]
-            statuses = await node.add(*frame)
-            while Status.BUSY in statuses:
-                await asyncio.sleep(0.02)
-                statuses = await node.add(*frame)
+            await node.add_all(*frame)
             if first % 70 == 0:
                 await node.crash("random")
         for ledger in (1, 2):
@@ -85,8 +82,7 @@ def test_entries_survive_flush_roll_and_a_crash_in_any_mixture():
 def test_flushed_journal_segments_are_removed_and_a_restart_reads_little():
     async def test(node):
         for e in range(200):
-            while (await node.add(entry(1, e, bytes(10_000)))) == [Status.BUSY]:
-                await asyncio.sleep(0.02)
+            await node.add_all(entry(1, e, bytes(10_000)))
         await asyncio.sleep(20)
         assert len(node.files(node.journal_disk, "journal")) <= 2
         await node.crash()

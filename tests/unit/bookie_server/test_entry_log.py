@@ -1,0 +1,194 @@
+import pytest
+
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.entry_index import Location
+from bookie_server.entry_log import (
+    BadEntryLog,
+    EntryLogs,
+    LedgerShare,
+    decode_footer,
+    decode_log_header,
+    decode_record,
+    decode_record_header,
+    encode_footer,
+    encode_log_header,
+    encode_record_header,
+    log_path,
+)
+from tests.simulation.disk import SimDisk
+from tests.simulation.loop import current, run
+from tests.unit.bookie_server.node import CONFIG, KIB, entry
+
+PLACE = Location(7, 3, 5, 64, 69)
+HEADER = EntryHeader(7, 3, 2, 400, 40, 5, payload_crc([b"hello"]))
+RECORD = encode_record_header(PLACE) + pack_header(HEADER) + b"hello"
+
+
+def test_the_bytes_of_a_log_header():
+    header = encode_log_header(5)
+    assert header[:20].hex() == "534c454c010000000500000000000000ac80d578"
+    assert header[20:] == bytes(44)
+    decode_log_header(header, 5)
+
+
+def test_the_bytes_of_a_record():
+    assert RECORD[:48].hex() == (
+        "534c4552" "0100" "0000" "0700000000000000" "0300000000000000"  # ledger, entry
+        "0500000000000000" "4000000000000000" "45000000" "7d14f448"  # log, position, bytes, CRC
+    )  # fmt: skip
+    assert decode_record_header(RECORD) == PLACE
+    assert bytes(decode_record(RECORD, PLACE)) == RECORD[48:]
+
+
+def test_the_bytes_of_a_footer():
+    shares = {9: LedgerShare(1000, 10), 7: LedgerShare(117, 1)}
+    footer = encode_footer(5, 4096, shares)
+    assert footer.hex() == (
+        "0700000000000000" "7500000000000000" "0100000000000000"  # ledger, bytes, entries
+        "0900000000000000" "e803000000000000" "0a00000000000000"
+        "534c4546" "0100" "0000" "0500000000000000"  # magic, version, reserved, log
+        "0010000000000000" "0200000000000000" "3a6dd907" "89fdfe3a"  # map at, ledgers, CRCs
+    )  # fmt: skip
+    assert decode_footer(5, footer, 4096 + len(footer)) == shares
+
+
+def test_no_flipped_bit_of_a_record_goes_unnoticed():
+    for bit in range(8 * len(RECORD)):
+        data = bytearray(RECORD)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadEntryLog):
+            decode_record(data, PLACE)
+
+
+def test_no_flipped_bit_of_a_footer_goes_unnoticed():
+    footer = encode_footer(5, 4096, {7: LedgerShare(117, 1)})
+    for bit in range(8 * len(footer)):
+        data = bytearray(footer)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadEntryLog):
+            decode_footer(5, data, 4096 + len(footer))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [PLACE._replace(**other) for other in (
+        {"ledger_id": 8}, {"entry_id": 4}, {"log_id": 6}, {"position": 0}, {"entry_bytes": 68},
+    )],
+)  # fmt: skip
+def test_a_record_of_another_place_is_refused(place):
+    with pytest.raises(BadEntryLog):
+        decode_record(RECORD, place)
+
+
+def test_a_record_whose_entry_is_another_is_refused():
+    other = RECORD[:48] + entry(7, 4, b"hello")
+    with pytest.raises(BadEntryLog, match="holds another entry"):
+        decode_record(other, PLACE)
+
+
+@pytest.mark.parametrize("length", [0, 20, 47, 48, 116])
+def test_a_record_that_is_cut_off_is_refused(length):
+    with pytest.raises(BadEntryLog):
+        decode_record(RECORD[:length], PLACE)
+
+
+def test_headers_of_other_logs_are_refused():
+    with pytest.raises(BadEntryLog):
+        decode_log_header(encode_log_header(5), 6)
+    with pytest.raises(BadEntryLog):
+        decode_footer(6, encode_footer(5, 0, {}), 40)
+    with pytest.raises(BadEntryLog):
+        decode_footer(5, encode_footer(5, 0, {}), 41)
+
+
+def entries(*keys, payload=b"x" * 1000):
+    return ((ledger, e, entry(ledger, e, payload)) for ledger, e in keys)
+
+
+def test_what_write_returned_for_is_read_after_the_worst_crash():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        keys = [(1, e) for e in range(3)] + [(2, 5)]
+        places = await logs.write(entries(*keys))
+        assert [(p.ledger_id, p.entry_id) for p in places] == keys
+        disk.crash("none")
+        logs = await EntryLogs.open(disk, CONFIG)
+        found = await logs.read(places)
+        assert [bytes(each) for each in found] == [e for _, _, e in entries(*keys)]
+
+    run(main())
+
+
+def test_neighbours_are_read_at_once_and_others_are_found_too():
+    async def main():
+        disk = SimDisk()
+        disk.faults.read_s = (1.0, 1.0)
+        logs = await EntryLogs.open(disk, CONFIG)
+        places = await logs.write(entries(*[(1, e) for e in range(20)]))
+        before = current().time()
+        assert len(await logs.read(places)) == 20
+        assert current().time() - before < 1.5
+        some = await logs.read([places[3], places[9], places[4]])
+        assert [bytes(each) for each in some] == [entry(1, e, b"x" * 1000) for e in (3, 9, 4)]
+
+    run(main())
+
+
+def test_a_full_log_is_closed_with_the_map_of_what_each_ledger_has_in_it():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        keys = [(1, e) for e in range(150)] + [(2, e) for e in range(150)]
+        places = await logs.write(entries(*keys))
+        await logs.close()
+        assert {place.log_id for place in places} == {1, 2}
+        total = {1: 0, 2: 0}
+        for log_id in (1, 2):
+            data = disk.durable(log_path(log_id))
+            assert len(data) < CONFIG.entry_log_bytes_max + 64 * KIB
+            for ledger_id, share in decode_footer(log_id, data, len(data)).items():
+                mine = [p for p in places if (p.log_id, p.ledger_id) == (log_id, ledger_id)]
+                assert share.entries == len(mine)
+                assert share.bytes == sum(48 + p.entry_bytes for p in mine)
+                total[ledger_id] += share.entries
+        assert total == {1: 150, 2: 150}
+
+    run(main())
+
+
+def test_after_a_restart_a_new_log_is_begun():
+    async def main():
+        disk = SimDisk()
+        for log_id in (1, 2, 3):
+            logs = await EntryLogs.open(disk, CONFIG)
+            places = await logs.write(entries((1, log_id)))
+            assert places[0].log_id == log_id
+
+    run(main())
+
+
+def test_what_cannot_be_read_is_said_entry_by_entry():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        places = await logs.write(entries((1, 0), (1, 1), (1, 2)))
+        disk.flip_bit(log_path(1), 8 * (places[1].position + 200))
+        gone = places[0]._replace(log_id=9)
+        found = await logs.read([*places, gone])
+        kinds = [type(each) for each in found]
+        assert kinds == [memoryview, BadEntryLog, memoryview, NoSuchFile]
+
+    run(main())
+
+
+def test_a_failed_sync_is_an_error_of_the_write():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        disk.faults.sync_fails = 1
+        with pytest.raises(DiskFailed):
+            await logs.write(entries((1, 0)))
+
+    run(main())

@@ -1,0 +1,149 @@
+import asyncio
+import errno
+import os
+import threading
+
+import pytest
+
+from bookie_server import os_disk
+from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.os_disk import OsDisk
+
+
+def on_a_disk(tmp_path, test):
+    async def main():
+        disk = OsDisk(tmp_path / "disk", "journal")
+        try:
+            await test(disk)
+        finally:
+            disk.shut_down()
+
+    asyncio.run(main())
+
+
+def test_appends_follow_each_other_and_reads_end_at_the_end(tmp_path):
+    async def test(disk):
+        file = await disk.create("a", reserve_bytes=1 << 16)
+        assert file.end == 0
+        assert await file.append([b"ab", bytearray(b"cd"), memoryview(b"efg")[1:]]) == 0
+        assert await file.append([b"hi"], sync=True) == 6
+        assert await file.read(1, 4) == b"bcdf"
+        assert os.stat(tmp_path / "disk/a").st_size == 1 << 16
+        await file.close()
+        again = await disk.open("a")
+        assert again.end == 1 << 16
+        assert await again.read(0, 10) == b"abcdfghi\0\0"
+        assert await again.read((1 << 16) - 2, 10) == b"\0\0"
+
+    on_a_disk(tmp_path, test)
+
+
+def test_more_buffers_than_one_call_takes_are_all_written(tmp_path):
+    async def test(disk):
+        buffers = [b"%04d" % number for number in range(5000)]
+        file = await disk.create("a")
+        await file.append(buffers, sync=True)
+        assert await file.read(0, 1 << 20) == b"".join(buffers)
+
+    on_a_disk(tmp_path, test)
+
+
+def test_a_write_that_the_kernel_cuts_short_is_continued(tmp_path, monkeypatch):
+    whole = os.pwritev
+
+    def short(fd, buffers, position):
+        return whole(fd, [b"".join(buffers)[:7]], position)
+
+    monkeypatch.setattr(os, "pwritev", short)
+
+    async def test(disk):
+        file = await disk.create("a")
+        await file.append([b"abcdefghij", b"", b"klm", b"nopqrstuvwxyz"])
+        assert await file.read(0, 100) == b"abcdefghijklmnopqrstuvwxyz"
+
+    on_a_disk(tmp_path, test)
+
+
+@pytest.mark.parametrize("call", ["pwritev", "fdatasync"])
+def test_after_a_failed_write_or_sync_the_file_refuses_everything(tmp_path, monkeypatch, call):
+    async def test(disk):
+        file = await disk.create("a")
+
+        def fail(*_):
+            raise OSError(errno.EIO, "bad disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fail)
+            with pytest.raises(DiskFailed, match="bad disk"):
+                await file.append([b"x"], sync=True)
+        with pytest.raises(DiskFailed, match="earlier write or sync failed"):
+            await file.append([b"x"])
+        with pytest.raises(DiskFailed):
+            await file.sync()
+
+    on_a_disk(tmp_path, test)
+
+
+def test_where_fallocate_is_missing_zeros_are_written(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "posix_fallocate")
+
+    async def test(disk):
+        await disk.create("a", reserve_bytes=(1 << 20) + 5)
+        assert os.stat(tmp_path / "disk/a").st_blocks * 512 >= 1 << 20
+        assert os.stat(tmp_path / "disk/a").st_size == (1 << 20) + 5
+
+    on_a_disk(tmp_path, test)
+
+
+def test_where_fdatasync_is_missing_the_stronger_call_is_made(tmp_path, monkeypatch):
+    import fcntl
+
+    calls = []
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda fd, call: calls.append(call))
+
+    async def test(disk):
+        file = await disk.create("a")
+        await file.append([b"x"], sync=True)
+        assert calls == [51]
+
+    on_a_disk(tmp_path, test)
+
+
+def test_names_are_made_listed_renamed_and_removed(tmp_path):
+    async def test(disk):
+        await disk.make_folder("x/y")
+        await disk.create("x/y/b")
+        await disk.create("x/y/a")
+        assert await disk.list("x/y") == ["a", "b"]
+        assert await disk.list("nowhere") == []
+        await disk.rename("x/y/a", "x/y/b")
+        await disk.sync_dir("x/y")
+        assert await disk.list("x/y") == ["b"]
+        with pytest.raises(DiskFailed):
+            await disk.create("x/y/b")
+        await disk.remove("x/y/b")
+        for call in (disk.remove, disk.open):
+            with pytest.raises(NoSuchFile):
+                await call("x/y/b")
+        assert 0 < await disk.free_bytes() <= await disk.total_bytes()
+
+    on_a_disk(tmp_path, test)
+
+
+def test_threads_are_named_by_their_work(tmp_path, monkeypatch):
+    names = set()
+    monkeypatch.setattr(os, "fdatasync", lambda _: names.add(threading.current_thread().name))
+    monkeypatch.setattr(
+        os_disk, "_pread", lambda *_: names.add(threading.current_thread().name) or b""
+    )
+
+    async def test(disk):
+        file = await disk.create("a")
+        await file.sync()
+        await file.read(0, 1)
+        kinds = sorted(name.rsplit("_", 1)[0] for name in names)
+        assert kinds == ["journal-read", "journal-write"]
+
+    on_a_disk(tmp_path, test)
