@@ -1,8 +1,8 @@
 """A topic's state kept current in memory, so that an idle poll needs no round trip (hazard 47).
 
 Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
-of, re-arming at most every 50 ms; without a change head is read again every 10 s; a state that
-was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
+of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
+that was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ class TopicFollower:
         self._failure: errors.LedgerError | None = None
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
+        self._read_again_s = self._loop.time()
 
     async def start(self) -> TopicState:
         """Fold freshly (sync first) and go on following in the background.
@@ -67,7 +68,7 @@ class TopicFollower:
         try:
             while True:
                 await self._wait_for_change()
-                await asyncio.sleep(REARM_S)
+                await asyncio.sleep(self._read_again_s - self._loop.time())
                 await self._read_patiently()
         except errors.LedgerError as error:
             self._failure = error
@@ -90,6 +91,7 @@ class TopicFollower:
         """Fold, with a watch unless one is still out."""
         self._changed.clear()
         began_s = self._loop.time()
+        self._read_again_s = began_s + REARM_S
         watch = None if self._armed else self._heard
         self._armed = True
         try:

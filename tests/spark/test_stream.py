@@ -6,7 +6,12 @@ import time
 import pytest
 
 from spark_ledger.topic import blocking
-from tests.spark.topics import files_of_numbers, newest, stream_of_files
+from tests.spark.topics import (
+    files_of_numbers,
+    forget_the_newest,
+    stream_of_files,
+    wait_until,
+)
 
 
 def test_available_now_reads_everything_there_is_and_ends(topics, topic, keyed, tmp_path):
@@ -48,9 +53,9 @@ def test_an_idle_query_sees_new_rows_and_stays_idle_otherwise(topics, topic, key
         query.processAllAvailable()
         batches = query.lastProgress["batchId"] if query.lastProgress else 0
         topics.write(keyed(7, start=5), topic)
-        query.processAllAvailable()
+        wait_until(lambda: len(topics.numbers(copy)) == 7)
         assert topics.numbers(copy) == list(range(5, 12))  # latest: nothing of the first five
-        time.sleep(1.0)  # a hundred polls
+        time.sleep(1.0)  # a hundred polls, none of which may make a batch
         progress = json.loads(query.lastProgress.json)
         assert progress["batchId"] <= batches + 2
         assert progress["sources"][0]["endOffset"][topic] == {"0": 12}
@@ -64,7 +69,7 @@ def test_a_batch_whose_commit_spark_forgot_is_in_the_topic_once(spark, topics, t
     topics.copy(stream_of_files(spark, source), topic, checkpoint, partitions=2)
     assert topics.numbers(topic) == list(range(250))
     for _ in range(2):
-        newest(checkpoint / "commits").unlink()
+        forget_the_newest(checkpoint / "commits")
         topics.copy(stream_of_files(spark, source), topic, checkpoint)
         assert topics.numbers(topic) == list(range(250))
     files_of_numbers(source, range(250, 300))

@@ -1,6 +1,8 @@
 """Short ways for tests to write and read topics with Spark."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +69,16 @@ def stream_of_files(spark: SparkSession, folder: Path) -> DataFrame:
     return reader.json(str(folder))
 
 
-def newest(folder: Path) -> Path:
-    """The newest file of a checkpoint's log."""
-    return max(
-        (path for path in folder.iterdir() if path.name.isdigit()), key=lambda p: int(p.name)
-    )
+def forget_the_newest(folder: Path) -> None:
+    """Delete the newest file of a checkpoint's log, and Hadoop's checksum beside it."""
+    numbered = (path for path in folder.iterdir() if path.name.isdigit())
+    newest = max(numbered, key=lambda path: int(path.name))
+    newest.unlink()
+    (folder / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)
