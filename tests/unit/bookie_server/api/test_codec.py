@@ -1,0 +1,135 @@
+"""The hand-written encoding is the one the generated code reads and writes."""
+
+import contextlib
+
+import pytest
+
+from bookie_server.api import bookie_pb2, codec
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status, StopReason
+
+EDGES = [0, 1, 127, 128, 300, 2**31, 2**32, 2**53, 2**63 - 1]
+NEGATIVES = [-1, -(2**63)]
+
+
+def add_request():
+    adds = [
+        m.Add([b"one"]),
+        m.Add([b"t", bytearray(b"w"), memoryview(b"o" * 300)], recovery=True, token=b"\0\xff"),
+        m.Add([b""]),
+    ]
+    return m.AddRequest("bookie-ü", adds)
+
+
+def add_response():
+    return m.AddResponse(
+        [
+            m.AddResult(Status.OK),
+            m.AddResult(Status.BUSY, 200, ""),
+            m.AddResult(Status.FENCED, 0, "é"),
+        ]
+    )
+
+
+def read_request(ledger=7, first=0, last=9):
+    return m.ReadRequest("b", ledger, first, last, 4 << 20, fence=True, token=b"t")
+
+
+def read_response(lac=-1):
+    results = [m.EntryResult(Status.OK, b"x" * 200), m.EntryResult(Status.NO_SUCH_ENTRY)]
+    return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why")
+
+
+REQUESTS = [
+    add_request(),
+    m.AddRequest("", []),
+    *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
+    m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
+    m.ReadLacRequest("b", 1, previous_lac=2**62),
+    m.WriteLacRequest("b", 7, 2**40, b"t"),
+    m.WriteLacRequest("b", 7, -1),
+    m.InfoRequest(),
+    m.InfoRequest("b"),
+]
+RESPONSES = [
+    add_response(),
+    m.AddResponse([]),
+    *[read_response(lac) for lac in [*EDGES, *NEGATIVES]],
+    m.ReadResponse(Status.NO_SUCH_LEDGER),
+    m.ReadLacResponse(Status.OK, -1, True),
+    m.WriteLacResponse(Status.BUSY, 20, "later"),
+    m.InfoResponse(Status.OK, "b", "readonly", "full", 1, 2**40, 3, 16 << 20, "0.1.0"),
+]
+
+
+def plain(value):
+    """A message as dictionaries, lists and bytes, whichever code made it."""
+    if hasattr(value, "ListFields"):
+        return {f.name: plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if isinstance(value, int | str):
+        return value
+    return [plain(each) for each in value]
+
+
+def expected(message):
+    """`plain`, with an add's buffers joined, as they travel."""
+    whole = plain(message)
+    for add in whole.get("adds", []):
+        add["entry"] = b"".join(add["entry"])
+    return whole
+
+
+def generated(message):
+    return getattr(bookie_pb2, type(message).__name__)
+
+
+@pytest.mark.parametrize("message", REQUESTS + RESPONSES, ids=lambda each: type(each).__name__)
+def test_the_generated_code_reads_what_is_written_by_hand(message):
+    assert plain(generated(message).FromString(codec.encode(message))) == expected(message)
+
+
+@pytest.mark.parametrize("message", REQUESTS + RESPONSES, ids=lambda each: type(each).__name__)
+def test_what_the_generated_code_writes_is_read_by_hand(message):
+    kind = type(message).__name__
+    method = kind.removesuffix("Request").removesuffix("Response")
+    decode = codec.decode_request if kind.endswith("Request") else codec.decode_response
+    written = generated(message)(**expected(message)).SerializeToString()
+    assert expected(decode(method, written)) == expected(message)
+
+
+def test_entries_are_views_into_the_message():
+    data = codec.encode(add_request())
+    request = codec.decode_request("Add", data)
+    assert all(buffer.obj is data for add in request.adds for buffer in add.entry if len(buffer))
+
+
+def test_fields_of_a_later_version_are_skipped():
+    later = codec.encode(read_request()) + bytes([15 << 3 | 0, 5, 14 << 3 | 2, 2, 1, 1])
+    later += bytes([13 << 3 | 5, 0, 0, 0, 0, 12 << 3 | 1]) + bytes(8)
+    assert codec.decode_request("Read", later) == read_request()
+
+
+@pytest.mark.parametrize("method", list(m.METHODS))
+def test_bytes_that_are_no_message_are_refused_or_read_but_never_crash(method):
+    whole = codec.encode(add_request())
+    for length in range(len(whole)):
+        for decode in (codec.decode_request, codec.decode_response):
+            with contextlib.suppress(codec.BadMessage):
+                decode(method, whole[:length])
+
+
+def test_a_message_cut_off_inside_a_field_is_refused():
+    for method, message in (("Add", add_request()), ("Read", read_request())):
+        with pytest.raises(codec.BadMessage):
+            codec.decode_request(method, codec.encode(message)[:-1])
+    with pytest.raises(codec.BadMessage):
+        codec.decode_request("Add", b"\x0a" + b"\xff" * 11)
+
+
+def test_statuses_and_stop_reasons_have_the_numbers_of_the_contract():
+    assert {s.name: s.value for s in Status} == dict(bookie_pb2.Status.items())
+    assert {s.name: s.value for s in StopReason} == dict(bookie_pb2.StopReason.items())

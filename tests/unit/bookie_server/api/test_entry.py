@@ -1,0 +1,61 @@
+import pytest
+
+from bookie_server.api.entry import (
+    BadEntry,
+    EntryHeader,
+    pack_header,
+    payload_crc,
+    unpack_entry,
+    unpack_header,
+)
+
+HEADER = EntryHeader(7, 3, 2, 400, 40, 5, payload_crc([b"hello"]))
+ENTRY = pack_header(HEADER) + b"hello"
+
+
+def test_the_bytes_of_an_entry():
+    assert ENTRY.hex() == (
+        "534c4531" "01" "00" "0000"  # magic, version, flags, reserved
+        "0700000000000000" "0300000000000000" "0200000000000000"  # ledger, entry, LAC
+        "9001000000000000" "2800000000000000"  # cumulative bytes and rows
+        "05000000" "4cbb719a" "00000000" "99bef94d"  # payload length and CRC, reserved, CRC
+        "68656c6c6f"
+    )  # fmt: skip
+
+
+def test_an_entry_is_read_as_it_was_written():
+    found = unpack_entry(ENTRY)
+    assert found.header == HEADER
+    assert found.payload == b"hello"
+    assert payload_crc([b"he", bytearray(b"ll"), memoryview(b"o")]) == HEADER.payload_crc
+    empty = HEADER._replace(payload_bytes=0, payload_crc=0, last_add_confirmed=-1)
+    assert unpack_entry(pack_header(empty)).header == empty
+
+
+def test_no_flipped_bit_and_no_missing_or_extra_byte_goes_unnoticed():
+    for bit in range(8 * len(ENTRY)):
+        data = bytearray(ENTRY)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadEntry):
+            unpack_entry(data)
+    for length in range(len(ENTRY)):
+        with pytest.raises(BadEntry):
+            unpack_entry(ENTRY[:length])
+    with pytest.raises(BadEntry):
+        unpack_entry(ENTRY + b"!")
+
+
+def test_an_entry_of_another_format_is_refused():
+    from crc32c import crc32c
+
+    for at, value in ((0, b"X"), (4, b"\2")):
+        body = bytearray(ENTRY[:60])
+        body[at : at + 1] = value
+        with pytest.raises(BadEntry, match="unknown entry format"):
+            unpack_header(bytes(body) + crc32c(bytes(body)).to_bytes(4, "little"))
+
+
+def test_identity_leaves_out_what_a_write_back_changes():
+    assert HEADER.identity == HEADER._replace(last_add_confirmed=9, flags=1).identity
+    for other in ({"entry_id": 4}, {"cumulative_rows": 41}, {"payload_crc": 1}):
+        assert HEADER.identity != HEADER._replace(**other).identity

@@ -1,0 +1,38 @@
+"""The committed files of bookie.proto are what its compiler makes of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+CONTRACT = "bookie_server/api/bookie.proto"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("generated")
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
+    command += [f"--python_out={folder}", f"--grpc_python_out={folder}", CONTRACT]
+    subprocess.run(command, check=True, cwd=ROOT)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["bookie_pb2.py", "bookie_pb2_grpc.py"])
+def test_generated_code_equals_what_is_committed(made, name):
+    fresh = (made / "bookie_server/api" / name).read_text()
+    kept = (ROOT / "bookie_server/api" / name).read_text()
+    assert _code(fresh) == _code(kept), (
+        "run: python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. " + CONTRACT
+    )
+
+
+def _code(text):
+    """Without what only names the compiler's version."""
+    volatile = ("# Protobuf Python Version", "GRPC_GENERATED_VERSION = ")
+    lines = [line for line in text.splitlines() if not line.startswith(volatile)]
+    start = next(
+        (i for i, line in enumerate(lines) if "ValidateProtobufRuntimeVersion(" in line), 0
+    )
+    return lines if not start else lines[:start] + lines[start + 7 :]
