@@ -8,9 +8,10 @@ HANDED_OVER_BYTES_MAX, what is fetched ahead by AHEAD_BYTES.
 import asyncio
 import os
 import random
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
+from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
@@ -32,7 +34,8 @@ T = TypeVar("T")
 HANDED_OVER_BYTES_MAX = 8 * 1024 * 1024
 AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
-_connected: dict[tuple[int, str], "BlockingTopics"] = {}
+_connected: dict[str, "BlockingTopics"] = {}
+_connecting = threading.Lock()
 
 
 def topics(service_url: str) -> "BlockingTopics":
@@ -40,15 +43,26 @@ def topics(service_url: str) -> "BlockingTopics":
 
     Raises errors.Unavailable, errors.BadConfig.
     """
-    key = (os.getpid(), service_url)
-    if key not in _connected:
-        ledgers = ledger_store(service_url)
+    ledgers = ledger_store(service_url)
+    with _connecting:
+        found = _connected.get(service_url)
+        if found is None or found.client.ledgers is not ledgers:
+            found = BlockingTopics(background_loop().run(_wire(ledgers)))
+            _connected[service_url] = found
+        return found
 
-        async def wire() -> TopicClient:
-            return TopicClient(ledgers, random.Random(os.urandom(16)), _now_ms)
 
-        _connected[key] = BlockingTopics(background_loop().run(wire()))
-    return _connected[key]
+async def _wire(ledgers: LedgerStore) -> TopicClient:
+    return TopicClient(ledgers, random.Random(os.urandom(16)), _now_ms)
+
+
+def _after_fork() -> None:
+    global _connecting
+    _connecting = threading.Lock()
+    _connected.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class BlockingTopics:
@@ -83,16 +97,13 @@ class BlockingTopics:
     def read(self, task: ReadTask) -> Iterator[Rows]:
         """The task's rows in order, fetched ahead. Raises as slice_reader.read_task."""
         loop = background_loop()
-        fetched = fetch_task(self.client.ledgers, task)
-        ahead = loop.submit(_handful(fetched))
+        ahead = _Ahead(fetch_task(self.client.ledgers, task))
         try:
-            while handful := ahead.result():
-                ahead = loop.submit(_handful(fetched))
+            while handful := loop.run(ahead.next()):
                 for piece in handful:
                     yield piece.rows()
         finally:
-            ahead.cancel()
-            loop.run(_close(ahead, fetched))
+            loop.run(ahead.close())
 
 
 class BlockingTaskWriter:
@@ -137,24 +148,36 @@ class BlockingTaskWriter:
             future.result()
 
 
-async def _handful(fetched: AsyncIterator[FetchedPiece]) -> list[FetchedPiece]:
-    """The next entries, AHEAD_BYTES of them or a few more; none at the end."""
-    taken: list[FetchedPiece] = []
-    size = 0
-    async for piece in fetched:
-        taken.append(piece)
-        size += len(piece.entry.payload)
-        if size >= AHEAD_BYTES:
-            break
-    return taken
+class _Ahead:
+    """Fetches the next handful of entries while the caller decodes the last. On the loop."""
 
+    def __init__(self, fetched: AsyncGenerator[FetchedPiece, None]) -> None:
+        self._fetched = fetched
+        self._next: asyncio.Task[list[FetchedPiece]] | None = None
 
-async def _close(ahead: "Future[list[FetchedPiece]]", fetched: AsyncIterator[FetchedPiece]) -> None:
-    """End the fetching, once the handful under way was cancelled or has ended."""
-    await asyncio.wait([asyncio.wrap_future(ahead)])
-    close = getattr(fetched, "aclose", None)
-    if close is not None:
-        await close()
+    async def next(self) -> list[FetchedPiece]:
+        """The next entries in order; none at the end."""
+        loop = asyncio.get_running_loop()
+        handful = await (self._next or loop.create_task(self._fetch()))
+        self._next = loop.create_task(self._fetch())
+        return handful
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)
+        await self._fetched.aclose()
+
+    async def _fetch(self) -> list[FetchedPiece]:
+        """AHEAD_BYTES of entries, or one more."""
+        taken: list[FetchedPiece] = []
+        size = 0
+        async for piece in self._fetched:
+            taken.append(piece)
+            size += len(piece.entry.payload)
+            if size >= AHEAD_BYTES:
+                break
+        return taken
 
 
 def _now_ms() -> int:

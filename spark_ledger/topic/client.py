@@ -3,7 +3,7 @@ use. Nothing is decided here; each part is in its own file."""
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic import slice_reader
@@ -108,7 +108,7 @@ class TopicClient:
             await self.intents.finish(intent_id)
         return outcome
 
-    def read(self, task: ReadTask) -> AsyncIterator[Rows]:
+    def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
         """See slice_reader.read_task."""
         return slice_reader.read_task(self.ledgers, task)
 

@@ -114,14 +114,15 @@ class EntrySender:
         return tuple(segments), tuple(self._missing)
 
     async def abort(self) -> None:
-        """Forget what was sent; the ledger is closed in the background."""
+        """Forget what was sent, without waiting for it; the ledger is closed in the background."""
         async with self._turn:
             self._again.clear()
+            for sent in self._sent:
+                sent.acked.add_done_callback(_taken)
+            self._sent.clear()
             if self._ledger is not None:
                 self._cache.discard(self._ledger)
-                await self._all_decided()
                 self._ledger = None
-            self._sent.clear()
 
     async def _send_waiting(self) -> None:
         while self._again:
@@ -229,3 +230,9 @@ class EntrySender:
             ]
         self._cache.release(self._ledger)
         self._ledger = None
+
+
+def _taken(acked: "asyncio.Future[int]") -> None:
+    """Nobody is interested in how it ended."""
+    if not acked.cancelled():
+        acked.exception()

@@ -8,8 +8,11 @@ that several partitions share: such ranges are fetched side by side within the r
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +23,8 @@ from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.message_batch import decode_batch
 from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask, lost_rows
 from spark_ledger.topic.segments import merge_ranges
+
+T = TypeVar("T")
 
 RANGES_AT_ONCE = 16
 
@@ -58,37 +63,35 @@ class FetchedPiece:
         return Rows(self.partition, piece.offset, batch.written_ms, kept)
 
 
-async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncIterator[Rows]:
+async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
     """The rows of all slices of a task, in order. Raises errors.NoSuchLedger (fold again: it was
     replaced or trimmed), errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch,
     errors.UnsupportedFormat."""
-    async for fetched in fetch_task(ledgers, task):
-        yield fetched.rows()
+    async with aclosing(fetch_task(ledgers, task)) as pieces:
+        async for fetched in pieces:
+            yield fetched.rows()
 
 
-async def read_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator[Rows]:
-    """The slice's rows in order. Raises as read_task."""
-    async for fetched in fetch_slice(ledgers, planned):
-        yield fetched.rows()
-
-
-async def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncIterator[FetchedPiece]:
+async def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[FetchedPiece, None]:
     """The entries of all slices of a task, in order, not decoded yet. Raises as read_task."""
     for planned in task.slices:
-        async for fetched in fetch_slice(ledgers, planned):
-            yield fetched
+        async with aclosing(_fetch_slice(ledgers, planned)) as pieces:
+            async for fetched in pieces:
+                yield fetched
 
 
-async def fetch_slice(ledgers: LedgerStore, planned: ReadSlice) -> AsyncIterator[FetchedPiece]:
+async def _fetch_slice(
+    ledgers: LedgerStore, planned: ReadSlice
+) -> AsyncGenerator[FetchedPiece, None]:
     """The slice's entries in order, not decoded yet. Raises as read_task."""
     reader = await _open(ledgers, planned)
     pieces = iter(planned.pieces)
-    ranges = merge_ranges(piece.entry_id for piece in planned.pieces)
     budget = ledgers.config.read_ahead_bytes
-    async for entry_id, entry in _read_ranges(reader, ranges, planned, budget):
-        piece = next(pieces)
-        assert piece.entry_id == entry_id, "entries come in the order of the plan"
-        yield FetchedPiece(planned.partition, piece, entry)
+    async with aclosing(_read_ranges(reader, planned, budget)) as entries:
+        async for entry_id, entry in entries:
+            piece = next(pieces)
+            assert piece.entry_id == entry_id, "entries come in the order of the plan"
+            yield FetchedPiece(planned.partition, piece, entry)
     assert next(pieces, None) is None, "a slice is read to its end"
 
 
@@ -103,34 +106,40 @@ async def _open(ledgers: LedgerStore, planned: ReadSlice) -> LedgerReader:
 
 
 async def _read_ranges(
-    reader: LedgerReader,
-    ranges: Sequence[tuple[int, int]],
-    planned: ReadSlice,
-    budget: int,
-) -> AsyncIterator[tuple[int, Entry]]:
-    """The entries of all ranges in order; short ranges are fetched side by side."""
+    reader: LedgerReader, planned: ReadSlice, budget: int
+) -> AsyncGenerator[tuple[int, Entry], None]:
+    """The slice's entries in order: ranges one after the other, or short ones side by side."""
+    ranges = merge_ranges(piece.entry_id for piece in planned.pieces)
     entry_bytes = max(1, planned.bytes // len(planned.pieces))
     longest = max(last - first + 1 for first, last in ranges)
-    at_once = min(RANGES_AT_ONCE, budget // (entry_bytes * longest))
+    at_once = min(RANGES_AT_ONCE, budget // (entry_bytes * longest), len(ranges))
     confirmed = planned.known_confirmed
-    if len(ranges) == 1 or at_once <= 1:
-        for first, last in ranges:
-            async for found in reader.read(first, last, known_confirmed=confirmed):
-                yield found
+    if at_once > 1:
+        reads = (_collect(reader, first, last, confirmed) for first, last in ranges)
+        async with aclosing(_side_by_side(reads, at_once)) as collected:
+            async for entries in collected:
+                for found in entries:
+                    yield found
         return
-    loop = asyncio.get_running_loop()
-    waiting: deque[asyncio.Task[list[tuple[int, Entry]]]] = deque()
-    rest = iter(ranges)
-    try:
-        for first, last in _first(rest, at_once):
-            waiting.append(loop.create_task(_collect(reader, first, last, confirmed)))
-        while waiting:
-            entries = await waiting[0]
-            waiting.popleft()
-            for first, last in _first(rest, 1):
-                waiting.append(loop.create_task(_collect(reader, first, last, confirmed)))
-            for found in entries:
+    for first, last in ranges:
+        async with aclosing(reader.read(first, last, known_confirmed=confirmed)) as read:
+            async for found in read:
                 yield found
+
+
+async def _side_by_side(
+    reads: Iterator[Coroutine[Any, Any, T]], at_once: int
+) -> AsyncGenerator[T, None]:
+    """The results in order, while so many are under way."""
+    loop = asyncio.get_running_loop()
+    waiting: deque[asyncio.Task[T]] = deque()
+    try:
+        waiting.extend(loop.create_task(read) for read in islice(reads, at_once))
+        while waiting:
+            result = await waiting[0]
+            waiting.popleft()
+            waiting.extend(loop.create_task(read) for read in islice(reads, 1))
+            yield result
     finally:
         for task in waiting:
             task.cancel()
@@ -140,9 +149,5 @@ async def _read_ranges(
 async def _collect(
     reader: LedgerReader, first: int, last: int, confirmed: int
 ) -> list[tuple[int, Entry]]:
-    return [found async for found in reader.read(first, last, known_confirmed=confirmed)]
-
-
-def _first(ranges: Iterator[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
-    for _, ends in zip(range(count), ranges, strict=False):
-        yield ends
+    async with aclosing(reader.read(first, last, known_confirmed=confirmed)) as read:
+        return [found async for found in read]
