@@ -59,9 +59,7 @@ class RocksIndex(EntryIndex):
         await self._run(self._writer, self._write, pairs)
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None:
-        key = entry_key(ledger_id, entry_id)
-        value = await self._run(self._readers, self._db.get, key)
-        return None if value is None else decode_location(key, value)
+        return await self._run(self._readers, self._get, entry_key(ledger_id, entry_id))
 
     async def range(
         self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
@@ -103,6 +101,10 @@ class RocksIndex(EntryIndex):
             batch.put(key, value)
         options.sync = True
         self._db.write(batch, options)
+
+    def _get(self, key: bytes) -> Location | None:
+        value = self._db.get(key)
+        return None if value is None else decode_location(key, value)
 
     def _range(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[Location]:
         found: list[Location] = []

@@ -110,6 +110,14 @@ def test_errors_of_rocksdb_are_disk_failures(tmp_path):
     with pytest.raises(DiskFailed, match="cannot be opened"):
         on_an_index(tmp_path, None)
 
+    async def damaged(index):
+        index._db[entry_key(7, 3)] = b"short"
+        for question in (index.get(7, 3), index.range(7, 0, 9, 100), index.last(7)):
+            with pytest.raises(DiskFailed, match="not an entry's location"):
+                await question
+
+    on_an_index(tmp_path / "damaged", damaged)
+
     async def closed():
         index = await RocksIndex.open(tmp_path / "good")
         index._db.close()
