@@ -33,7 +33,7 @@ from spark_ledger.topic.names import escape
 from spark_ledger.topic.records import Append, Commit, Head, IntentState, TxnRecord
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import pause_s, read
+from spark_ledger.topic.store_calls import look_up, pause_s
 from spark_ledger.topic.task_writer import TaskResult
 from spark_ledger.topic.topic_log import TopicLog
 
@@ -187,7 +187,7 @@ class _Committer:
         if fresh:
             await self._store.sync(self._txn_path)
         intent = await self._intent()
-        record, version = await self._record()  # after the intent: see _intent_for
+        record, version = await self._record()  # after the intent: see _intent
         outcome = settled(record, self._draft, intent.record.w0)
         if outcome is not None:
             return outcome
@@ -237,13 +237,13 @@ class _Committer:
         """The intent, read *before* the transaction record: if this commit's own multi, whose
         answer was lost, ended the intent, the record read after it says so."""
         path = paths.intent(self._draft.intent)
-        node = await read(self._store, path)
+        node = await look_up(self._store, path)
         if node is None:
             raise errors.Fenced(f"there is no intent {self._draft.intent}")
         return Intent(self._draft.intent, records.decode_intent(node.value), node.version)
 
     async def _record(self) -> tuple[TxnRecord, int]:
-        node = await read(self._store, self._txn_path)
+        node = await look_up(self._store, self._txn_path)
         if node is None:
             raise errors.Fenced(
                 f"'{self._draft.app_id}' has no transaction record for '{self._draft.target}':"

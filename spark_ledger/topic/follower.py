@@ -26,7 +26,7 @@ class TopicFollower:
         self._changed = asyncio.Event()
         self._armed = False
         self._latest: tuple[TopicState, float] | None = None
-        self._failure: errors.LedgerError | None = None
+        self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._read_again_s = self._loop.time()
@@ -70,7 +70,7 @@ class TopicFollower:
                 await self._wait_for_change()
                 await asyncio.sleep(self._read_again_s - self._loop.time())
                 await self._read_patiently()
-        except errors.LedgerError as error:
+        except Exception as error:  # whatever it is, `state` tells it
             self._failure = error
 
     async def _wait_for_change(self) -> None:

@@ -34,7 +34,7 @@ from spark_ledger.metadata.store import (
 from spark_ledger.topic import records
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.records import IdBlock, IntentRecord, IntentState, QueryPointer, TxnRecord
-from spark_ledger.topic.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
+from spark_ledger.topic.store_calls import TRIES_MAX, ensure, look_up, pause_s, reachable, read
 
 SUPERSEDED = "superseded"
 STALE = "stale"
@@ -145,7 +145,7 @@ class Intents:
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.Fenced when there is none."""
         with reachable(f"reading intent {intent_id}"):
-            node = await read(self.store, paths.intent(intent_id))
+            node = await look_up(self.store, paths.intent(intent_id))
         if node is None:
             raise errors.Fenced(f"there is no intent {intent_id}", intent=intent_id)
         return _decoded(intent_id, node)

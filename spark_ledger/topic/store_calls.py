@@ -28,6 +28,16 @@ async def read(store: MetadataStore, path: str) -> Versioned | None:
         return None
 
 
+async def look_up(store: MetadataStore, path: str) -> Versioned | None:
+    """As `read`, but None only if there was no node when it was called: who was told of a node by
+    another process may be ahead of what this session has seen."""
+    node = await read(store, path)
+    if node is None:
+        await store.sync(path)
+        node = await read(store, path)
+    return node
+
+
 async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
     """There is a node at the path when it returns; one that was there is left as it is."""
     if await read(store, path) is not None:

@@ -15,7 +15,7 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, Versioned, Watche
 from spark_ledger.topic import records, state
 from spark_ledger.topic.records import Head, TopicLife
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import read
+from spark_ledger.topic.store_calls import look_up
 
 READS_AT_ONCE = 64
 
@@ -80,10 +80,7 @@ class TopicLog:
 
     async def _commit_node(self, number: int) -> Versioned:
         path = paths.topic_log(self.topic_id, number)
-        node = await read(self.store, path)
-        if node is None:  # head was read in a session that had seen more
-            await self.store.sync(path)
-            node = await read(self.store, path)
+        node = await look_up(self.store, path)
         if node is None:
             raise errors.UnsupportedFormat(
                 f"commit {number} of topic {self.topic_id} is missing below its head"
@@ -94,6 +91,9 @@ class TopicLog:
         try:
             return await self.store.get(path, watch)
         except NoNode:
+            node = await look_up(self.store, path)
+        if node is None:
             raise errors.TopicNotFound(
                 f"there is no topic with id {self.topic_id}", topic_id=self.topic_id
-            ) from None
+            )
+        return node

@@ -300,3 +300,18 @@ def test_the_recorded_version_never_goes_back():
         assert records.decode_txn(record.value).version == 4
 
     play(act)
+
+
+def test_a_driver_whose_replica_lags_finds_what_its_tasks_made():
+    async def act(stage):
+        driver = replace(stage, client=await stage.another())
+        await driver.client.store.sync()
+        stage.world.store.faults.lag_s = 30.0
+        for version in range(3):
+            intent = await stage.intent(f"run-{version}")
+            written = await stage.written(intent, [b"%d" % version])
+            await driver.commit(intent, version, written)
+
+        assert await stage.rows() == [(n, b"%d" % n) for n in range(3)]
+
+    play(act)

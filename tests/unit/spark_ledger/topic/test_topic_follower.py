@@ -95,3 +95,20 @@ def test_a_topic_that_is_not_there_is_not_followed():
             await stage.client.follow("no-such-id")
 
     play(act)
+
+
+def test_what_ends_the_following_is_told_by_every_later_poll():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        path = paths.topic_log(stage.topic.id, 0)
+        await stage.client.store.set(path, b"damaged", 0)
+        await asyncio.sleep(1)
+
+        with pytest.raises(errors.UnsupportedFormat, match="not a commit"):
+            follower.state()
+        await reader.close()
+
+    play(act)

@@ -1,0 +1,95 @@
+"""Topics on real processes, through the blocking facade that Spark's tasks and drivers use."""
+
+import random
+import uuid
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic import blocking
+from spark_ledger.topic.commit import CommitKind, TxnKey
+from spark_ledger.topic.read_plan import plan_read
+
+
+def write_and_commit(topics, info, version, rows, compression="none"):
+    client = topics.client
+    run_id = f"run-of-{info.id}"
+    intent = topics.run(client.intents.open_query_intent(info.id, run_id, "target"))
+    task = topics.task_writer(info, intent, task_index=0, compression=compression)
+    for start in range(0, len(rows), 1000):
+        part = pa.array(rows[start : start + 1000], pa.binary())
+        task.write(part, part)
+    txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
+    return topics.run(client.commit(info.id, txn, intent.id, [task.finish()]))
+
+
+def read_all(topics, info, **options):
+    state = topics.run(topics.client.log(info.id).fold(fresh=True))
+    ranges = {partition: (0, end) for partition, end in state.end_offsets().items()}
+    found = []
+    for task in plan_read(state, ranges, **options):
+        for rows in topics.read(task):
+            found += rows.record_batch["value"].to_pylist()
+    return found
+
+
+@pytest.fixture
+def topics(cluster):
+    return blocking.topics(cluster.service_url)
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_what_tasks_write_is_read_after_its_commit_once(topics, compression):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}", 3))
+    rng = random.Random(7)
+    rows = [b"%06d" % n + rng.randbytes(300) for n in range(20_000)]
+
+    first = write_and_commit(topics, info, 0, rows, compression)
+    again = write_and_commit(topics, info, 0, rows, compression)
+
+    assert (first.kind, again.kind) == (CommitKind.COMMITTED, CommitKind.ALREADY)
+    assert sorted(read_all(topics, info)) == rows
+    assert sorted(read_all(topics, info, min_partitions=20)) == rows
+
+
+def test_a_reader_that_stops_early_can_read_again(topics):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    write_and_commit(topics, info, 0, [b"x" * 1000] * 20_000)
+    state = topics.run(topics.client.log(info.id).fold(fresh=True))
+    (task,) = plan_read(state, {0: (0, 20_000)})
+
+    for _ in range(3):
+        reading = topics.read(task)
+        assert next(reading).offset == 0
+        reading.close()
+
+    assert sum(rows.record_batch.num_rows for rows in topics.read(task)) == 20_000
+
+
+def test_a_row_too_big_fails_its_task_and_the_next_one_goes_on(topics):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    intent = topics.run(topics.client.intents.open_batch_intent("app", "run", "target"))
+    task = topics.task_writer(info, intent, task_index=0)
+
+    with pytest.raises(errors.MessageTooBig):
+        task.write(None, pa.array([b"fits", b"x" * (16 << 20)], pa.binary()))
+    task.abort()
+
+    write_and_commit(topics, info, 0, [b"a"])
+    assert read_all(topics, info) == [b"a"]
+
+
+def test_the_janitor_takes_what_an_ended_run_left(topics):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    client = topics.client
+    intent = topics.run(client.intents.open_batch_intent(f"app-{info.id}", "run", "target"))
+    task = topics.task_writer(info, intent, task_index=0)
+    task.write(None, pa.array([b"left behind"], pa.binary()))
+    ledger_id = task.finish().segments[0].ledger_id
+
+    report = topics.run(client.janitor.clean(condemn=[intent.id]))
+
+    assert ledger_id in report.deleted
+    with pytest.raises(errors.NoSuchLedger):
+        topics.run(client.ledgers.record(ledger_id, fresh=True))
