@@ -6,7 +6,7 @@ know, or bytes that are no such record raise errors.UnsupportedFormat: nothing i
 action left out would move every later offset (hazard 17). Unknown *fields* are allowed: what must
 not be ignored raises `min_reader`.
 
-docs/formats.md, "Topics", shows every record.
+docs/topics.md shows every record.
 """
 
 import json
