@@ -133,3 +133,23 @@ def test_intents_are_opened_and_ended_while_answers_are_lost_and_replicas_lag(se
             await stage.client.intents.finish(batch.id)
 
     play(act, seed=seed)
+
+
+def test_a_commit_of_the_older_run_at_the_last_moment_is_noted_by_the_new_runs_intent():
+    async def act(stage):
+        old = await stage.intent("run-1")
+        written = await stage.written(old, [b"a"])
+        newer = await stage.another()
+        multi = newer.store.multi
+
+        async def late(operations):
+            newer.store.multi = multi
+            await stage.commit(old, 5, written)
+            return await multi(operations)
+
+        newer.store.multi = late
+        intent = await newer.intents.open_query_intent(QUERY, "run-2", TARGET)
+
+        assert intent.record.w0 == 5
+
+    play(act)
