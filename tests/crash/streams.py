@@ -20,7 +20,7 @@ PARTITIONS = 3
 
 
 def from_files(spark: SparkSession, told: Told) -> DataFrame:
-    reader = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 4)
+    reader = spark.readStream.schema("key string, value string").option("maxFilesPerTrigger", 20)
     return reader.csv(told["files"])
 
 
