@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.spark.topics import SparkTopics
+
 
 def error_of(action) -> str:
     with pytest.raises(Exception) as caught:
@@ -37,6 +39,14 @@ def batched(topics):
     return run
 
 
+@pytest.fixture(scope="module")
+def ten_rows(spark, cluster) -> str:
+    """A topic of one partition with ten rows."""
+    topics = SparkTopics(spark, cluster.service_url)
+    topics.write(spark.range(10).selectExpr("cast(id as string) AS value"), "ten-rows")
+    return "ten-rows"
+
+
 @pytest.mark.parametrize("kind", ["batched", "streamed"])
 def test_reading_a_topic_that_is_not_there_names_what_is_near(topics, topic, keyed, request, kind):
     topics.write(keyed(1), f"{topic}-flights")
@@ -60,7 +70,6 @@ def test_options_that_make_no_sense_are_refused(request, kind, options, expected
     assert expected in request.getfixturevalue(kind)(**options)
 
 
-@pytest.mark.parametrize("kind", ["batched", "streamed"])
 @pytest.mark.parametrize(
     ("offsets", "expected"),
     [
@@ -73,18 +82,26 @@ def test_options_that_make_no_sense_are_refused(request, kind, options, expected
         ('{"_ids":{"TOPIC":"another"},"TOPIC":{"0":1}}', "[LEDGER_DATA_LOSS.TOPIC_RECREATED]"),
     ],
 )
-def test_offsets_that_mean_nothing_are_refused(
-    topics, topic, keyed, request, kind, offsets, expected
-):
-    topics.write(keyed(10), topic)
-    text = offsets.replace("TOPIC", topic)
-    assert expected in request.getfixturevalue(kind)(topic, startingOffsets=text)
+def test_offsets_that_mean_nothing_are_refused(ten_rows, batched, offsets, expected):
+    text = offsets.replace("TOPIC", ten_rows)
+    assert expected in batched(ten_rows, startingOffsets=text)
 
 
-def test_a_batch_that_ends_before_it_starts_is_refused(topics, topic, keyed, batched):
-    topics.write(keyed(10), topic)
-    at = {name: json.dumps({topic: {"0": row}}) for name, row in (("first", 7), ("last", 3))}
-    said = batched(topic, startingOffsets=at["first"], endingOffsets=at["last"])
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ("soon", "[LEDGER_OFFSETS.MALFORMED]"),
+        ('{"TOPIC":{"0":11}}', "[LEDGER_OFFSETS.OUT_OF_RANGE]"),
+    ],
+)
+def test_a_stream_refuses_such_offsets_too(ten_rows, streamed, offsets, expected):
+    text = offsets.replace("TOPIC", ten_rows)
+    assert expected in streamed(ten_rows, startingOffsets=text)
+
+
+def test_a_batch_that_ends_before_it_starts_is_refused(ten_rows, batched):
+    at = {name: json.dumps({ten_rows: {"0": row}}) for name, row in (("first", 7), ("last", 3))}
+    said = batched(ten_rows, startingOffsets=at["first"], endingOffsets=at["last"])
     assert "[LEDGER_OFFSETS.START_AFTER_END]" in said
 
 
@@ -97,20 +114,18 @@ def test_a_batch_that_ends_before_it_starts_is_refused(topics, topic, keyed, bat
         (["value", "1.5 AS price"], "[LEDGER_SCHEMA.UNKNOWN_COLUMN] column 'price'"),
     ],
 )
-def test_columns_that_cannot_be_written_are_refused(
-    topics, topic, keyed, tmp_path, columns, expected
-):
+def test_columns_that_cannot_be_written_are_refused(topics, topic, keyed, columns, expected):
     assert expected in error_of(lambda: topics.write(keyed(3).selectExpr(*columns), topic))
-    source = f"{topic}-source"
-    topics.write(keyed(3), source)
-    rows = topics.stream(source, startingOffsets="earliest").selectExpr(*columns)
+
+
+def test_a_stream_refuses_such_columns_too(topics, topic, ten_rows, tmp_path):
+    rows = topics.stream(ten_rows, startingOffsets="earliest").select("key")
     copied = lambda: topics.copy(rows, topic, tmp_path / "checkpoint")  # noqa: E731
-    assert expected in error_of(copied)
+    assert "[LEDGER_SCHEMA.MISSING_COLUMN]" in error_of(copied)
 
 
-def test_a_declared_column_that_no_topic_has_is_refused(topics, topic, keyed):
-    topics.write(keyed(3), topic)
-    said = error_of(lambda: topics.read(topic, "value STRING, price DOUBLE").collect())
+def test_a_declared_column_that_no_topic_has_is_refused(topics, ten_rows):
+    said = error_of(lambda: topics.read(ten_rows, "value STRING, price DOUBLE").collect())
     assert "[LEDGER_SCHEMA.UNKNOWN_COLUMN] a topic has no column 'price'" in said
 
 
@@ -121,7 +136,7 @@ def test_a_declared_column_that_no_topic_has_is_refused(topics, topic, keyed):
         ({"compression": "gzip"}, "[LEDGER_OPTION.INVALID_VALUE] compression"),
         ({"partitions": "0"}, "[LEDGER_OPTION.INVALID_VALUE] partitions"),
         ({"txnVersion": "1"}, "[LEDGER_OPTION.MISSING] txnAppId"),
-        ({"topic": "elsewhere"}, "[LEDGER_OPTION.CONFLICT]"),
+        ({"TOPIC": "elsewhere"}, "[LEDGER_OPTION.CONFLICT]"),
         ({"ensembleSize": "1", "writeQuorum": "2"}, "[LEDGER_OPTION.INVALID_VALUE] ensembleSize"),
     ],
 )
@@ -129,7 +144,7 @@ def test_write_options_that_make_no_sense_are_refused(topics, topic, keyed, opti
     assert expected in error_of(lambda: topics.write(keyed(3), topic, **options))
 
 
-def test_overwriting_a_topic_is_refused(topics, topic, keyed, tmp_path):
+def test_overwriting_a_topic_is_refused(topics, topic, keyed):
     said = error_of(lambda: topics.write(keyed(3), topic, mode="overwrite"))
     assert "[LEDGER_OPTION.INVALID_VALUE] a topic cannot be overwritten" in said
 

@@ -28,21 +28,20 @@ def nobody_listens() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("use", ["read", "write", "stream read", "stream write"])
-def test_a_metadata_store_that_is_down_at_the_start_is_named(spark, topics, keyed, tmp_path, use):
+def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_batch(spark):
     url = f"zk://127.0.0.1:{nobody_listens()}/ledger"
-    down = SparkTopics(spark, url)
     with refused_in_time("[LEDGER_UNAVAILABLE]", url):
-        if use == "read":
-            down.values("t")
-        elif use == "write":
-            down.write(keyed(1), "t")
-        elif use == "stream read":
-            topics.copy(down.stream("t"), "copy", tmp_path / "checkpoint")
-        else:
-            topics.write(keyed(1), "down-source")
-            rows = topics.stream("down-source", startingOffsets="earliest").select("value")
-            down.copy(rows, "t", tmp_path / "checkpoint")
+        SparkTopics(spark, url).values("t")
+
+
+def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_stream(
+    spark, topics, topic, keyed, tmp_path
+):
+    down = SparkTopics(spark, f"zk://127.0.0.1:{nobody_listens()}/ledger")
+    topics.write(keyed(1), topic)
+    rows = topics.stream(topic, startingOffsets="earliest").select("value")
+    with refused_in_time("[LEDGER_UNAVAILABLE]", down.service_url):
+        down.copy(rows, "t", tmp_path / "checkpoint")
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:80/ledger", "zk://", "nonsense"])

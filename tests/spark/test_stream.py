@@ -105,11 +105,9 @@ def test_a_batch_that_failed_half_way_is_replayed_without_a_trace(spark, topics,
 @pytest.mark.parametrize(
     ("starting", "expected"),
     [
-        ("earliest", range(10)),
         ("latest", range(0)),
         ('{"%s":{"0":4}}', range(4, 10)),
         ('{"%s":{"0":-2}}', range(10)),
-        ('{"%s":{"0":-1}}', range(0)),
     ],
 )
 def test_a_stream_starts_where_it_is_told(topics, topic, keyed, tmp_path, starting, expected):
