@@ -15,12 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from spark_ledger.client.loop import background_loop
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
+from spark_ledger.local.maintenance import maintain
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
 START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
@@ -147,8 +150,11 @@ def main() -> None:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
             _write(state, json.dumps(asdict(here)))
+            maintenance = background_loop().submit(maintain(cluster.service_url))
+            maintenance.add_done_callback(_maintenance_ended)
             _say(asdict(here))
             stop.wait()
+            maintenance.cancel()
             state.unlink(missing_ok=True)
     except LedgerError as error:
         wrong_use = isinstance(error, BadConfig)
@@ -165,6 +171,11 @@ def _take_lock(data_dir: Path) -> None:
         raise _up_already(data_dir) from None
     os.ftruncate(fd, 0)
     os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _maintenance_ended(maintenance: "Future[None]") -> None:
+    if not maintenance.cancelled():
+        print(f"maintenance ended: {maintenance.exception()!r}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, text: str) -> None:

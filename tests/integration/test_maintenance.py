@@ -1,0 +1,47 @@
+"""The role that a cluster plays for itself while it is up."""
+
+import asyncio
+import uuid
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.client.connections import ledger_store
+from spark_ledger.client.loop import background_loop
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.local.maintenance import maintain
+from spark_ledger.topic import blocking
+
+PATIENCE_S = 30
+
+
+async def gone(ledgers: LedgerStore, ledger_id: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await ledgers.record(ledger_id, fresh=True)
+            except errors.NoSuchLedger:
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
+    topics = blocking.topics(cluster.service_url)
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    intent = topics.run(topics.client.intents.open_batch_intent(f"app-{info.id}", "run", "t"))
+    task = topics.task_writer(info, intent, task_index=0)
+    task.write(None, pa.array([b"left behind"], pa.binary()))
+    ledger_id = task.finish().segments[0].ledger_id
+
+    maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
+    try:
+        topics.run(topics.client.intents.finish(intent.id))
+        topics.run(gone(ledger_store(cluster.service_url), ledger_id))
+    finally:
+        maintenance.cancel()
+
+
+def test_maintenance_of_a_cluster_that_is_not_there_says_so():
+    with pytest.raises(errors.Unavailable):
+        background_loop().run(maintain("zk://127.0.0.1:1/ledger"))
