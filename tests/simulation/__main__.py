@@ -5,7 +5,7 @@ import sys
 import time
 
 from tests.simulation.scenario import SeedFailed, run_seed
-from tests.simulation.warm import collect, freeze
+from tests.simulation.warm import collect, freeze, quiet
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,7 +17,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--digests", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--met", action="store_true", help="print the situations met, and checks")
     options = parser.parse_args(arguments)
-    return _run(options)
+    with quiet():
+        return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -46,6 +46,8 @@ class Plan:
     recoverers: int
     tailers: int
     topics: bool
+    slow: float | None = None
+    """The share of slow messages, when it is not to be drawn."""
     entries: tuple[int, int] = field(default=(3, 30))
 
     def __str__(self) -> str:
@@ -113,7 +115,7 @@ class Chaos:
             if fault == "loss":
                 network.loss = self._rng.choice((0.005, 0.02, 0.1))
             elif fault == "slow network":
-                network.slow = self._rng.choice((0.01, 0.05))
+                network.slow = self.plan.slow or self._rng.choice((0.01, 0.05, 0.2))
             elif fault == "duplicate":
                 network.duplicate = 0.1
             elif fault == "unknown outcomes":

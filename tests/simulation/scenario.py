@@ -113,7 +113,10 @@ class Scenario:
         self.topics = TopicWork(world, self.plan)
         reader, janitor = await world.client("reader"), await world.client("janitor")
         return [
-            asyncio.create_task(self.topics.supervise(), name="supervisor"),
+            *(
+                asyncio.create_task(self.topics.supervise(query), name=f"supervisor of {query}")
+                for query in self.topics.queries
+            ),
             reader.run(self.topics.read_often(reader), "reads"),
             janitor.run(self.topics.clean(janitor), "cleans"),
         ]

@@ -27,6 +27,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spark_ledger.metadata.store import (
@@ -186,6 +187,7 @@ class SimStore:
         self.listeners: list[Callable[[Commit], None]] = []
         self.sessions: list[SimSession] = []
         self.stalled_until = 0.0
+        self._held: list[Callable[[], None]] = []
         self._tree = _Tree()
         self._next_session = 1
 
@@ -197,11 +199,28 @@ class SimStore:
 
     def stall(self, seconds: float) -> None:
         """Nothing is answered until then; what arrives is carried out afterwards."""
-        self.stalled_until = asyncio.get_running_loop().time() + seconds
+        loop = asyncio.get_running_loop()
+        self.stalled_until = max(self.stalled_until, loop.time() + seconds)
+        loop.call_at(self.stalled_until, self.release, context=_outside(loop))
+
+    def hold(self, arrival: Callable[[], None]) -> bool:
+        """Keep an arriving request, in order, while stalled."""
+        if asyncio.get_running_loop().time() < self.stalled_until:
+            self._held.append(arrival)
+            return True
+        return False
+
+    def release(self) -> None:
+        """Carry out what was held, if the stall is over."""
+        if asyncio.get_running_loop().time() >= self.stalled_until:
+            held, self._held = self._held, []
+            for arrival in held:
+                arrival()
 
     def calm(self) -> None:
         """No lag, no unknown outcomes, no stall, every session connected: for the healing phase."""
         self.faults.lag_s = self.faults.unknown = self.stalled_until = 0.0
+        self.release()
         for session in self.sessions:
             session.reconnect()
 
@@ -444,11 +463,8 @@ class SimSession:
         if request.dropped or suspensions != self._suspensions:
             return
         loop = asyncio.get_running_loop()
-        stalled = self._store.stalled_until
-        if loop.time() < stalled:
-            loop.call_at(stalled, self._arrive, request, suspensions, context=_outside(loop))
-            if request.deadline < stalled:
-                loop.call_at(request.deadline, self._time_out, request)
+        if self._store.hold(partial(self._arrive, request, suspensions)):
+            loop.call_at(request.deadline, self._time_out, request, context=_outside(loop))
             return
         if self._expired:
             self._learn_expiry()

@@ -22,13 +22,13 @@ from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.invariants import Violation
 from tests.simulation.store import EPOCH_MS, Change, Commit
 from tests.simulation.world import Client, World
 
-QUERY = "query-1"
 TOPIC = "t"
 RUNS_MAX = 40
 
@@ -38,8 +38,8 @@ class TopicGhost:
     """What was written and committed, by the log itself."""
 
     topic_id: str = ""
-    next_version: int = 0
-    """The checkpoint: what a new run begins with."""
+    next_version: dict[str, int] = field(default_factory=dict)
+    """By query, its checkpoint: what a new run begins with."""
     rows_of: dict[str, int] = field(default_factory=dict)
     """By task attempt: how many rows it wrote."""
     attempt_of: dict[Segment, str] = field(default_factory=dict)
@@ -65,71 +65,82 @@ class TopicWork:
         self.ghost = TopicGhost()
         self.partitions = self.rng.choice((1, 2, 3))
         self.batches = self.rng.randint(2, 6)
+        self.queries = [f"query-{n + 1}" for n in range(self.rng.choice((1, 1, 2)))]
         self._attempts = 0
         self._runs = 0
+        self._made = asyncio.Lock()
         world.store.listeners.append(self._committed)
 
     # -- the query -------------------------------------------------------------------------------
 
-    async def supervise(self) -> None:
+    async def supervise(self, query: str) -> None:
         """Run after run until every batch is committed; some begin while another still lives."""
-        await self._create_topic()
+        async with self._made:
+            if not self.ghost.topic_id:
+                await self._create_topic()
+        self.ghost.next_version[query] = 0
         drivers: list[asyncio.Task[None]] = []
-        while self.ghost.next_version < self.batches and self._runs < RUNS_MAX:
-            driver = await self._start_run()
+        while self._unfinished(query) and self._runs < RUNS_MAX:
+            driver = await self._start_run(query)
             drivers.append(driver)
             patience_s = self.rng.choice((3.0, 30.0, 120.0, 120.0))
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
-        if self.ghost.next_version < self.batches:
+        if self._unfinished(query):
             raise Violation("T14", f"{RUNS_MAX} runs did not commit {self.batches} batches")
         for outcome in await asyncio.gather(*drivers, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
 
+    def _unfinished(self, query: str) -> bool:
+        return self.ghost.next_version[query] < self.batches
+
     async def _create_topic(self) -> None:
-        client = await self.world.client("admin")
         policies = TopicPolicies(*self.plan.quorum)
-        topics = topic_client(client)
-        for _ in range(100):
-            try:
-                info = await topics.topics.create(TOPIC, self.partitions, policies, exist_ok=True)
-                self.ghost.topic_id = info.id
+        for _ in range(RUNS_MAX):
+            client = await self.world.client("admin")
+            topics = topic_client(client).topics
+            creation = client.run(topics.create(TOPIC, self.partitions, policies, exist_ok=True))
+            (outcome,) = await asyncio.gather(creation, return_exceptions=True)
+            if isinstance(outcome, TopicInfo):
+                self.ghost.topic_id = outcome.id
                 return
-            except LedgerError as error:
-                self._met(client, "create topic", error)
-                await asyncio.sleep(1)
+            if not isinstance(outcome, LedgerError | asyncio.CancelledError):
+                raise outcome
+            self.world.trace.note(client.name, f"create topic: {outcome!r}")
+            await asyncio.sleep(1)
         raise Violation("T14", "the topic could not be created")
 
-    async def _start_run(self) -> "asyncio.Task[None]":
+    async def _start_run(self, query: str) -> "asyncio.Task[None]":
         self._runs += 1
         driver = await self.world.client("driver")
         executor = await self.world.client("executor")
         self.world.ghost.meet("topic run")
-        return driver.run(self._drive(driver, executor, self._runs), "drives")
+        return driver.run(self._drive(driver, executor, query, self._runs), "drives")
 
-    async def _drive(self, driver: Client, executor: Client, run: int) -> None:
+    async def _drive(self, driver: Client, executor: Client, query: str, run: int) -> None:
         try:
-            await self._run_batches(driver, executor, run)
+            await self._run_batches(driver, executor, query, run)
         except LedgerError as error:
             self._met(driver, "run", error)
 
-    async def _run_batches(self, driver: Client, executor: Client, run: int) -> None:
+    async def _run_batches(self, driver: Client, executor: Client, query: str, run: int) -> None:
         topics, tasks = topic_client(driver), topic_client(executor)
         info = await topics.topics.open(TOPIC)
-        while self.ghost.next_version < self.batches:
-            version = self.ghost.next_version
-            intent = await topics.intents.open_query_intent(QUERY, f"run-{run}", TOPIC)
+        checkpoint = self.ghost.next_version
+        while self._unfinished(query):
+            version = checkpoint[query]
+            intent = await topics.intents.open_query_intent(query, f"run-{run}", TOPIC)
             results = await self._run_tasks(executor, tasks, info, intent, version)
-            txn = TxnKey(QUERY, TOPIC, version, f"run-{run}")
+            txn = TxnKey(query, TOPIC, version, f"run-{run}")
             try:
                 outcome = await topics.commit(info.id, txn, intent.id, results)
             except errors.Fenced as error:
                 self._met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
-            self._judge_commit(version, run, outcome)
-            self.ghost.next_version = max(self.ghost.next_version, version + 1)
+            self._judge_commit((query, version), run, outcome)
+            checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
 
     async def _run_tasks(
@@ -184,9 +195,9 @@ class TopicWork:
             self.ghost.attempt_of[segment] = name
         return result
 
-    def _judge_commit(self, version: int, run: int, outcome: Any) -> None:
+    def _judge_commit(self, key: tuple[str, int], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""
-        ghost, key = self.world.ghost, (QUERY, version)
+        ghost = self.world.ghost
         self.world.trace.note("commit", f"{key} by run {run}: {outcome.kind.value}")
         self.world.ghost.meet(f"commit {outcome.kind.value}")
         times = self.ghost.times.get(key, 0)

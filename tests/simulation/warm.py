@@ -2,14 +2,14 @@
 
 import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 EVERY = 20
 
 
 def freeze() -> None:
-    """Leave what is imported by now out of every later collection. What nodes log of the faults
-    that a run injects is of no interest: a failing seed has its trace."""
-    logging.disable(logging.CRITICAL)
+    """Leave what is imported by now out of every later collection."""
     gc.collect()
     gc.freeze()
 
@@ -18,3 +18,14 @@ def collect(runs: int) -> None:
     """Collect after every so many runs: a run leaves cycles behind, but few."""
     if runs % EVERY == 0:
         gc.collect()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What nodes log of injected faults is of no interest: a failing seed has its trace."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
