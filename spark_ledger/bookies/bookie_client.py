@@ -25,7 +25,7 @@ from bookie_server.api.messages import (
     WriteLacResponse,
 )
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import AddLane, Done, NoAnswer
+from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.config import ClientConfig
@@ -49,12 +49,12 @@ class BookieClient:
 
     # -- adds ---------------------------------------------------------------------------------
 
-    def submit_add(self, bookie_id: str, add: Add, size: int, done: Done) -> None:
-        """Send an add of `size` bytes through the bookie's lane; `done` gets the answer, later."""
+    def lane(self, bookie_id: str) -> AddLane:
+        """The one lane of adds to the bookie, which the adds of all ledgers share."""
         lane = self._lanes.get(bookie_id)
         if lane is None:
             lane = self._lanes[bookie_id] = self._new_lane(bookie_id)
-        lane.submit(add, size, done)
+        return lane
 
     async def add(self, bookie_id: str, add: Add) -> AddResult:
         """Send one add and wait for its answer. BUSY is returned, not retried."""
@@ -64,7 +64,7 @@ class BookieClient:
             if not answer.done():
                 answer.set_result(result)
 
-        self.submit_add(bookie_id, add, sum(len(part) for part in add.entry), answered)
+        self.lane(bookie_id).submit(add, sum(map(len, add.entry)), answered)
         return await answer
 
     def _new_lane(self, bookie_id: str) -> AddLane:

@@ -20,6 +20,7 @@ from functools import partial
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
+from spark_ledger.bookies.add_lane import AddLane
 from spark_ledger.errors import (
     Fenced,
     LedgerError,
@@ -47,6 +48,7 @@ class Slot:
     and tries, so that late failures of an earlier one are told apart."""
 
     bookie_id: str
+    lane: AddLane
     generation: int = 0
     failed: str = ""
     failed_at: float = 0.0
@@ -63,7 +65,9 @@ class AddPipeline:
         self.record = record
         self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
-        self.slots = [Slot(bookie) for bookie in record.last_fragment.ensemble]
+        self.slots = [
+            Slot(bookie, cluster.bookies.lane(bookie)) for bookie in record.last_fragment.ensemble
+        ]
         self.missing = MissingCopies(self.quorum)
         self.inflight_bytes = 0
         self.confirmed_bytes = 0
@@ -151,7 +155,8 @@ class AddPipeline:
         mask = sum(1 << index for index in replacements)
         self.pending.drop_acks(mask)
         for index, bookie in replacements.items():
-            self.slots[index] = Slot(bookie, self.slots[index].generation + 1)
+            lane = self.cluster.bookies.lane(bookie)
+            self.slots[index] = Slot(bookie, lane, self.slots[index].generation + 1)
         self.pending.change_in_flight = False
         for index in replacements:
             self._resend(index)
@@ -209,7 +214,7 @@ class AddPipeline:
         slot = self.slots[index]
         add.sends += 1
         answered = partial(self._answered, add, index, slot.bookie_id, slot.generation, since)
-        self.cluster.bookies.submit_add(slot.bookie_id, add.add, add.size, answered)
+        slot.lane.submit(add.add, add.size, answered)
 
     def _answered(
         self,

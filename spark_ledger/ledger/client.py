@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
 from types import MappingProxyType
+from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -47,6 +48,7 @@ class LedgerStore:
         self._records = LedgerRecords(metadata)
         self._cluster = Cluster(self._records, bookies, directory, config, rng)
         self._ids = LedgerIds(metadata)
+        self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
 
     async def create(
         self,
@@ -96,7 +98,9 @@ class LedgerStore:
         async def recover_own(own_id: int) -> VersionedRecord:
             return await recover(self._cluster, own_id, tokens)
 
-        return LedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
+        writer = LedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
+        self._writers[writer.ledger_id] = writer
+        return writer
 
     async def open(
         self,
@@ -151,7 +155,10 @@ class LedgerStore:
         return await self._ids.allocate(count)
 
     async def close(self) -> None:
-        """Give up connections and the session. Writers that are open are not closed."""
+        """Give up connections and the session. Writers that are open are abandoned: what they
+        have pending fails, their ledgers stay open until somebody recovers them."""
+        for writer in [*self._writers.values()]:
+            writer.abandon()
         await self._directory.close()
         await self._bookies.close()
         await self.metadata.close()

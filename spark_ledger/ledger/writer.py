@@ -202,7 +202,10 @@ class LedgerWriter:
             return self._closed
 
     def abandon(self) -> None:
-        """Stop at once, without closing the ledger: pending adds fail, somebody recovers it."""
+        """Stop at once, without closing the ledger: pending adds fail, somebody recovers it.
+        Nothing happens to a writer that is closed."""
+        if self._closed is not None:
+            return
         self._closing = True
         self._pipeline.fail(LedgerClosed(f"the writer of ledger {self.ledger_id} was given up"))
         self._end()

@@ -372,3 +372,15 @@ async def test_a_late_failure_of_an_earlier_try_does_not_fail_the_slot_again():
         await asyncio.sleep(1)
     await writer.fully_replicated(1)
     assert "b" in cluster.holders(writer.ledger_id, 4)
+
+
+@simulated
+async def test_closing_the_store_fails_what_its_writers_have_pending():
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledgers.create(3, 3, 2)
+    for bookie in cluster.bookies.values():
+        bookie.silent = True
+    adding = writer.append(b"x")
+    await asyncio.sleep(0.1)
+    await ledgers.close()
+    assert isinstance(await failure_of(adding), errors.LedgerClosed)
