@@ -39,12 +39,16 @@ class LedgerGhost:
     """Highest id a confirmed read returned."""
     deleted: bool = False
     """Its record is gone from the store."""
-    delete_returned: bool = False
-    """Somebody was told so."""
+    stored_at_delete: dict[int, int] | None = None
+    """When somebody was told so first: by entry, how many bookies had it."""
 
     @property
     def closed(self) -> bool:
         return self.record.closed
+
+    def delete_returned(self) -> None:
+        if self.stored_at_delete is None:
+            self.stored_at_delete = {entry: len(on) for entry, on in self.stored.items()}
 
 
 @dataclass

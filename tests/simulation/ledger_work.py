@@ -71,7 +71,7 @@ class LedgerWork:
         if not record.closed:
             raise Violation("3", f"close of ledger {writer.ledger_id} returned {record.state}")
         ledger = self.world.ghost.ledgers[writer.ledger_id]
-        if not ledger.delete_returned:
+        if not ledger.deleted:
             invariants.all_opens_end_at_the_same_entry(self.world.ghost, ledger, record.last_entry)
 
     # -- recovering and reading ------------------------------------------------------------------

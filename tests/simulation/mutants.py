@@ -118,11 +118,8 @@ def _delivers_while_unacking(adopt: Any) -> Any:
         for add in list(self.pending):
             add.acks &= ~mask
             self.confirm()  # the rest of the queue still carries acks of the replaced
-        for index, owner in replacements.items():
-            self.slots[index] = add_pipeline.Slot(owner, self.slots[index].generation + 1)
-        for index in replacements:
-            self._resend(index)
-        self.confirm()
+        self.pending.change_in_flight = True
+        adopt(self, record, replacements)
 
     return one_pass
 
@@ -180,31 +177,34 @@ SLOW = {
 STRIPED = {
     "quorum": (5, 3, 2),
     "bookies": 7,
-    "faults": ("slow network", "kill"),
+    "faults": ("slow network", "kill", "stall"),
     "slow": 0.1,
-    "between_s": 0.5,
+    "between_s": 0.6,
     "writers": 2,
+    "recoverers": 0,
+    "tailers": 0,
+    "entries": (20, 60),
 }
 MUTANTS = (
-    Mutant("ack before sync", "15: OK leaves before the sync", J, "append", _ack_before_sync, 0),
+    Mutant("ack before sync", "15: OK leaves before the sync", J, "append", _ack_before_sync, 12),
     Mutant(
         "recovery reads do not fence",
         "BK#2614",
         bookie_client.BookieClient,
         "read",
         _never_fences,
-        0,
+        168,
         SLOW,
     ),
-    Mutant("fence forgotten at replay", "12", replay, "_apply", _forgets_fences, 0),
-    Mutant("reply before the fence", "D1", B, "_fence", _replies_before_fence_is_durable, 0),
+    Mutant("fence forgotten at replay", "12", replay, "_apply", _forgets_fences, 17),
+    Mutant("reply before the fence", "D1", B, "_fence", _replies_before_fence_is_durable, 196),
     Mutant(
         "adds taken when fenced",
         "14",
         ledger_handle.LedgerHandle,
         "refusal_of_add",
         _takes_adds_when_fenced,
-        0,
+        6,
     ),
     Mutant(
         "acks of replaced bookies kept",
@@ -212,7 +212,7 @@ MUTANTS = (
         pending_adds.PendingAdds,
         "drop_acks",
         _keeps_acks_of_the_replaced,
-        0,
+        2,
     ),
     Mutant(
         "un-ack interleaved with delivery",
@@ -223,10 +223,12 @@ MUTANTS = (
         0,
         STRIPED,
     ),
-    Mutant("one negative is enough", "1.2", Q, "negatives_needed", _one_negative_is_enough, 0),
+    Mutant("one negative is enough", "1.2", Q, "negatives_needed", _one_negative_is_enough, 12),
     Mutant("recovery closes at the LAC", "2", R, "_write_back_tail", _closes_at_what_was_heard, 0),
-    Mutant("write-backs advance the LAC", "D5", R, "_write_back", _advancing_lac_in_write_backs, 0),
-    Mutant("length not of the last entry", "D3", R, "_end_at", _length_of_what_was_heard, 0),
-    Mutant("recorded version ignored", "T2", topic_commit, "settled", _never_settled, 0, TOPIC),
-    Mutant("intent believed open", "T4", C, "_intent", _believes_its_intent_open, 0, TOPIC),
+    Mutant(
+        "write-backs advance the LAC", "D5", R, "_write_back", _advancing_lac_in_write_backs, 16
+    ),
+    Mutant("length not of the last entry", "D3", R, "_end_at", _length_of_what_was_heard, 6),
+    Mutant("recorded version ignored", "T2", topic_commit, "settled", _never_settled, 53, TOPIC),
+    Mutant("intent believed open", "T4", C, "_intent", _believes_its_intent_open, 117, TOPIC),
 )

@@ -47,6 +47,10 @@ class TopicGhost:
     committed: dict[str, None] = field(default_factory=dict)
     """Task attempts whose rows are in the log."""
     log: dict[int, records.Commit] = field(default_factory=dict)
+    logged_at: dict[int, int] = field(default_factory=dict)
+    """By commit: the zxid that made it."""
+    begun_at: dict[str, int] = field(default_factory=dict)
+    """By run: the zxid that made its first intent."""
     times: dict[tuple[str, int], int] = field(default_factory=dict)
     """By (app id, version): how many commits contribute rows."""
     referenced: dict[int, None] = field(default_factory=dict)
@@ -114,10 +118,11 @@ class TopicWork:
 
     async def _start_run(self, query: str) -> "asyncio.Task[None]":
         self._runs += 1
+        run = self._runs
         driver = await self.world.client("driver")
         executor = await self.world.client("executor")
         self.world.ghost.meet("topic run")
-        return driver.run(self._drive(driver, executor, query, self._runs), "drives")
+        return driver.run(self._drive(driver, executor, query, run), "drives")
 
     async def _drive(self, driver: Client, executor: Client, query: str, run: int) -> None:
         try:
@@ -202,9 +207,12 @@ class TopicWork:
         self.world.ghost.meet(f"commit {outcome.kind.value}")
         times = self.ghost.times.get(key, 0)
         invariants.a_commit_that_returned_is_in_the_log_once(ghost, key, times)
-        found = [c for c in self.ghost.log.values() if (c.app_id, c.version) == key]
-        if int(found[0].run_id.removeprefix("run-")) > run:
-            raise Violation("T2", f"run {run} was told success of {found[0].run_id}'s rows")
+        mine = f"run-{run}"
+        for number, commit in self.ghost.log.items():
+            if (commit.app_id, commit.version) == key and commit.run_id != mine:
+                later = self.ghost.logged_at[number] > self.ghost.begun_at[mine]
+                if later:
+                    raise Violation("T2", f"{mine} was told success of {commit.run_id}'s rows")
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -287,18 +295,23 @@ class TopicWork:
     def _committed(self, commit: Commit) -> None:
         try:
             for change in commit.changes:
-                self._changed(change)
+                self._changed(change, commit.zxid)
         except Violation as violation:
             self.world.observers.violated(violation)
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: Change, zxid: int) -> None:
         if change.path.startswith(paths.LEDGERS) and change.after is None:
             ledger_id = int(change.path.removeprefix(paths.LEDGERS).replace("/", ""))
             if ledger_id in self.ghost.referenced:
                 raise Violation("T4", f"ledger {ledger_id} is in a commit and was deleted")
+        is_intent = change.path.count("/") == 2 and change.path.startswith(paths.INTENTS)
+        if is_intent and change.before is None and change.after is not None:
+            intent = records.decode_intent(change.after.value)
+            self.ghost.begun_at.setdefault(intent.run_id, zxid)
         inside_log = "/log/" in change.path and change.path.startswith(paths.TOPIC_IDS)
         if inside_log and change.before is None and change.after is not None:
             number = int(change.path.rpartition("/")[2])
+            self.ghost.logged_at[number] = zxid
             self._logged(number, records.decode_commit(change.after.value))
 
     def _logged(self, number: int, commit: records.Commit) -> None:

@@ -355,7 +355,7 @@ class WatchedLedgerStore(LedgerStore):
         await super().delete(ledger_id)
         ledger = self.observers.ghost.ledgers.get(ledger_id)
         if ledger is not None:
-            ledger.delete_returned = True
+            ledger.delete_returned()
 
 
 def watch_writer(writer: Any, observers: Observers) -> None:
