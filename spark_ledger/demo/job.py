@@ -18,7 +18,7 @@ from spark_ledger.local import LocalBookie, LocalCluster
 
 PARTITIONS = 4
 SILENCE_S_MAX = 120  # no event for so long means that a Spark process hangs
-REPLAYED, BY_HOUR, LATE = "replayed", "delays by hour", "late flights"
+REPLAY, BY_HOUR, LATE = "replay", "delays by hour", "late flights"  # names of the queries
 Event = dict[str, Any]
 
 
@@ -40,8 +40,7 @@ class MainJob:
         self._query_id = ""
         self._total = 0
         self._schema = ""
-        self._batches: dict[int, Event] = {}
-        self._dropped = 0
+        self._batches: dict[str, dict[int, Event]] = {REPLAY: {}, BY_HOUR: {}, LATE: {}}
         self._checks: list[Check] = []
         self._read: Event = {}
 
@@ -50,7 +49,7 @@ class MainJob:
         self._start("readers", "spark_ledger.demo.readers", self._reader_settings())
         self._prepare()
         self._start_replay()
-        with self._display.bars(REPLAYED, BY_HOUR, LATE, total=self._total):
+        with self._display.bars(REPLAY, BY_HOUR, LATE, total=self._total):
             self._until_done("replay")
             self._display.say("the replay is complete")
             self._start("check", "spark_ledger.demo.check", self._check_settings())
@@ -136,9 +135,6 @@ class MainJob:
                 self._batch(event)
             case "tasks":
                 self._tasks_run()
-            case "rows":
-                self._display.move(event["query"], event["rows"])
-                self._dropped = max(self._dropped, event["dropped"])
             case "check":
                 self._checks.append(Check(event["what"], event["passed"], event["detail"]))
             case "read":
@@ -149,23 +145,33 @@ class MainJob:
                 raise WorkerFailed(f"{worker.name} ended by itself; its log: {worker.log}")
 
     def _batch(self, event: Event) -> None:
-        if not self._batches:
-            self._workers["readers"].tell("read")
-        self._batches[event["batch"]] = event
-        self._display.move(REPLAYED, self._replayed)
-        match self._faults.due(self._replayed / self._total):
+        query = event["query"]
+        is_first = not self._batches[REPLAY]
+        self._batches[query][event["batch"]] = event
+        self._display.move(query, self._rows_of(query))
+        if query != REPLAY:
+            return
+        if is_first:
+            self._workers["readers"].tell("read")  # the first write has made the topic
+        match self._faults.due(self._replayed):
             case Fault.KILL_BOOKIE:
                 self._kill_bookie()
+            case Fault.KILL_REPLAY:
+                self._workers["replay"].tell("watch")
             case Fault.START_BOOKIE:
                 self._start_bookie()
 
     def _tasks_run(self) -> None:
-        if self._faults.due(self._replayed / self._total) is Fault.KILL_REPLAY:
+        if self._faults.due(self._replayed) is Fault.KILL_REPLAY:
             self._kill_replay()
 
+    def _rows_of(self, query: str) -> int:
+        return sum(batch["rows"] for batch in self._batches[query].values())
+
     @property
-    def _replayed(self) -> int:
-        return sum(batch["rows"] for batch in self._batches.values())
+    def _replayed(self) -> float:
+        """The share of all flights."""
+        return self._rows_of(REPLAY) / self._total
 
     # -- faults ---------------------------------------------------------------------------------
 
@@ -184,20 +190,22 @@ class MainJob:
         self._faults.done(Fault.START_BOOKIE)
 
     def _kill_replay(self) -> None:
-        if batch_under_way(self._checkpoint) is None:
-            return
-        self._workers["replay"].kill()
+        """Only if the batch of the tasks is still under way: the replay is held while we look."""
+        replay = self._workers["replay"]
+        replay.hold()
         batch = batch_under_way(self._checkpoint)
-        if batch is not None:  # else it ended in the last moment: the next one will do
-            known = self._audit.versions("flights", self._query_id).count(batch)
-            where = "already" if known else "not yet"
-            self._display.say(
-                f"[yellow]killed[/] the replay (SIGKILL, JVM included) while tasks of batch "
-                f"{batch} ran; the batch was {where} in the topic's log"
-            )
-            self._killed_batch = batch
-            self._faults.done(Fault.KILL_REPLAY)
-        self._start_replay()
+        if batch is None:
+            return replay.go_on()
+        replay.kill()
+        known = self._audit.versions("flights", self._query_id).count(batch)
+        where = "already" if known else "not yet"
+        self._display.say(
+            f"[yellow]killed[/] the replay (SIGKILL, JVM included) while tasks of batch "
+            f"{batch} ran; the batch was {where} in the topic's log"
+        )
+        self._killed_batch = batch
+        self._faults.done(Fault.KILL_REPLAY)
+        return self._start_replay()
 
     # -- the end --------------------------------------------------------------------------------
 
@@ -209,23 +217,25 @@ class MainJob:
 
     def _own_checks(self) -> list[Check]:
         versions = self._audit.versions("flights", self._query_id)
+        dropped = sum(batch["dropped"] for batch in self._batches[BY_HOUR].values())
         in_sequence = versions == sorted(versions)
         left = ", ".join(fault.value for fault in self._faults.left)
         return [
             Check("every fault happened", not left, f"not: {left}" if left else "three of them"),
             compare.committed_once(self._killed_batch, versions),
             Check("commits of the replay in sequence", in_sequence, f"{len(versions)} commits"),
-            Check("watermark dropped no row", not self._dropped, f"{self._dropped} dropped"),
+            Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
         ]
 
     def _say_rates(self) -> None:
-        seconds = sum(batch["seconds"] for batch in self._batches.values())
+        batches = self._batches[REPLAY].values()
+        rows, seconds = self._rows_of(REPLAY), sum(batch["seconds"] for batch in batches)
         megabytes = self._read["bytes"] / 1e6
         ledgers = [*self._audit.ledgers("flights"), *self._audit.ledgers("late-flights")]
         opened = sum(ledger.fragments - 1 for ledger in ledgers)
         self._display.say(
-            f"in:  {self._replayed:,} rows, {megabytes:.1f} MB (three copies of each), "
-            f"{self._replayed / seconds:,.0f} rows/s in {len(self._batches)} micro-batches"
+            f"in:  {rows:,} rows, {megabytes:.1f} MB (three copies of each), "
+            f"{rows / seconds:,.0f} rows/s in {len(batches)} micro-batches"
         )
         self._display.say(
             f"out: {self._read['rows']:,} rows, {self._read['rows'] / self._read['seconds']:,.0f} "

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import session, worker
+from spark_ledger.demo import progress, session, worker
 from spark_ledger.demo.flights import GROUP, LATE_MINUTES
 from spark_ledger.demo.worker import Told
 
@@ -101,37 +101,22 @@ def late_flights(spark: SparkSession, told: Told) -> StreamingQuery:
 
 
 def follow(queries: list[StreamingQuery], heard: "queue.Queue[str]") -> None:
-    """Report rows read until told to finish; then read to the end of the topic and stop."""
+    """Read until told to finish; then read to the end of the topic and stop."""
     while True:
         for query in queries:
             failure = query.exception()
             if failure is not None:
                 raise failure
-        report_rows(queries)
         try:
             assert heard.get(timeout=POLL_S) == "finish"
+            break
         except queue.Empty:
             continue
-        for query in queries:
-            query.processAllAvailable()
-        report_rows(queries)
-        for query in queries:
-            query.stop()
-        return
-
-
-def report_rows(queries: list[StreamingQuery]) -> None:
     for query in queries:
-        progress = query.recentProgress
-        dropped = sum(
-            state["numRowsDroppedByWatermark"] for p in progress for state in p["stateOperators"]
-        )
-        worker.report(
-            "rows",
-            query=query.name,
-            rows=sum(p["numInputRows"] for p in progress),
-            dropped=dropped,
-        )
+        query.processAllAvailable()
+    for query in queries:
+        query.stop()
+        progress.report_all(query)
 
 
 def main() -> None:
@@ -139,6 +124,7 @@ def main() -> None:
     heard = worker.listen()
     spark = session.start("readers", Path(told["scratch"]), cores=2, delta=True)
     worker.report("ready")
+    spark.streams.addListener(progress.BatchListener())
     assert heard.get() == "read"
     follow([delays_by_hour(spark, told), late_flights(spark, told)], heard)
     worker.report("done")

@@ -1,20 +1,22 @@
 """The replaying process: files of flights, one a trigger, into the topic `flights`.
 
-Reports `batch` for each finished micro-batch and `tasks` while tasks of one run, so that whoever
-wants to kill it in mid-batch knows when.
+Reports `batch` for each finished micro-batch and, once told to `watch`, `tasks` again and again
+while tasks run, so that whoever wants to kill it in mid-batch knows when.
 """
 
+import queue
 import time
 from pathlib import Path
 
+from pyspark import StatusTracker
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ledger.demo import session, worker
+from spark_ledger.demo import progress, session, worker
 from spark_ledger.demo.worker import Told
 
-POLL_S = 0.02
+POLL_S = 0.005
 
 
 def start_query(spark: SparkSession, told: Told) -> StreamingQuery:
@@ -25,7 +27,8 @@ def start_query(spark: SparkSession, told: Told) -> StreamingQuery:
         .select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
     )
     return (
-        flights.writeStream.format("ledger")
+        flights.writeStream.queryName("replay")
+        .format("ledger")
         .option("serviceUrl", told["service_url"])
         .option("topic", "flights")
         .option("partitions", told["partitions"])
@@ -35,41 +38,31 @@ def start_query(spark: SparkSession, told: Told) -> StreamingQuery:
     )
 
 
-def follow(spark: SparkSession, query: StreamingQuery) -> None:
-    """Report until the query has ended; raises what it failed with."""
+def follow(spark: SparkSession, query: StreamingQuery, heard: "queue.Queue[str]") -> None:
+    """Until the query has ended; raises what it failed with."""
     tracker = spark.sparkContext.statusTracker()
-    reported = 0
-    while True:
-        active = query.isActive
-        running = _running_tasks(tracker)  # before progress: reported batches came before them
-        progress = query.recentProgress
-        for batch in progress[reported:]:
-            seconds = batch["durationMs"]["triggerExecution"] / 1000
-            worker.report(
-                "batch", batch=batch["batchId"], rows=batch["numInputRows"], seconds=seconds
-            )
-        reported = len(progress)
-        if not active:
-            query.awaitTermination()
-            return
-        if running:
+    while query.isActive:
+        if not heard.empty() and _tasks_run(tracker):
             worker.report("tasks")
         time.sleep(POLL_S)
+    query.awaitTermination()
+    progress.report_all(query)
 
 
-def _running_tasks(tracker: object) -> int:
-    stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())  # type: ignore[attr-defined]
-    return sum(stage.numActiveTasks for stage in stages if stage)
+def _tasks_run(tracker: StatusTracker) -> bool:
+    stages = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+    return any(stage.numActiveTasks for stage in stages if stage)
 
 
 def main() -> None:
     told = worker.settings()
-    worker.listen()
+    heard = worker.listen()
     spark = session.start("replay", Path(told["scratch"]), cores=1)
     worker.report("ready")
+    spark.streams.addListener(progress.BatchListener())
     query = start_query(spark, told)
     worker.report("started", query_id=query.id, run_id=query.runId)
-    follow(spark, query)
+    follow(spark, query, heard)
     worker.report("done")
     spark.stop()
 

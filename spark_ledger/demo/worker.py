@@ -61,6 +61,13 @@ class Worker:
         self._process.stdin.write(f"{command}\n".encode())
         self._process.stdin.flush()
 
+    def hold(self) -> None:
+        """SIGSTOP for the whole group."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """SIGKILL for the whole group, Spark's JVM included; returns when it is gone."""
         self.finished = True
