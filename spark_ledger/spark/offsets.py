@@ -54,14 +54,14 @@ def encode(positions: Mapping[str, Sequence[int]], known: Ends) -> dict[str, Any
 def decode(offset: Mapping[str, Any], known: Ends) -> Positions:
     """An offset that this source once returned, or text like it, as positions.
 
-    A partition that the topic has got since then starts at its beginning. Raises
-    TopicRecreated, OffsetsMalformed, OffsetsNotAssigned.
+    A topic or partition that came since then starts at its beginning. Raises TopicRecreated,
+    OffsetsMalformed, and OffsetsNotAssigned for a topic or partition that is not read any more.
     """
     _check_shape(offset, "the offset in the checkpoint")
     _check_topics(offset, known, "the offset in the checkpoint")
     positions: Positions = {}
     for topic, ends in known.items():
-        by_partition = _by_partition(offset[topic], topic, len(ends.ends))
+        by_partition = _by_partition(offset.get(topic, {}), topic, len(ends.ends))
         at = (by_partition.get(p, ends.starts[p]) for p in range(len(ends.ends)))
         positions[topic] = tuple(at)
         if any(next_row < 0 for next_row in positions[topic]):
@@ -82,6 +82,9 @@ def resolve(text: str, option: str, known: Ends) -> Positions:
     offset = _json(text, option)
     _check_shape(offset, option)
     _check_topics(offset, known, option)
+    for topic in known:
+        if topic not in offset:
+            raise OffsetsNotAssigned(f"{option} does not name topic {topic!r}, which is read")
     return {topic: _one(offset[topic], topic, known[topic], option) for topic in known}
 
 
@@ -197,9 +200,6 @@ def _check_topics(offset: Mapping[str, Any], known: Ends, what: str) -> None:
     for topic in offset:
         if topic != IDS and topic not in known:
             raise OffsetsNotAssigned(f"{what} names topic {topic!r}, which is not read")
-    for topic in known:
-        if topic not in offset:
-            raise OffsetsNotAssigned(f"{what} does not name topic {topic!r}, which is read")
     for topic, topic_id in offset.get(IDS, {}).items():
         if topic in known and known[topic].topic_id != topic_id:
             raise TopicRecreated(

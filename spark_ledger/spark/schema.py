@@ -68,10 +68,9 @@ def check_written(written: StructType) -> None:
 
 
 def key_and_value(batch: pa.RecordBatch) -> tuple[pa.Array | None, pa.Array]:
-    """The two columns of a batch to be written, as binary, whatever their order and case."""
+    """The two columns of a batch to be written, whatever their order and case."""
     columns = {field.name.lower(): batch.column(i) for i, field in enumerate(batch.schema)}
-    key = columns.get("key")
-    return None if key is None else _binary(key), _binary(columns["value"])
+    return columns.get("key"), columns["value"]
 
 
 def to_spark(rows: Rows, topic: str, schema: pa.Schema) -> pa.RecordBatch:
@@ -87,15 +86,6 @@ def _check_type(column: StructField, allowed: tuple[DataType, ...]) -> None:
             f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {wanted}",
             f"Cast it to {wanted}.",
         )
-
-
-def _binary(column: pa.Array) -> pa.Array:
-    """STRING as its bytes, without a copy; large offsets become small ones."""
-    if pa.types.is_string(column.type):
-        return column.view(pa.binary())
-    if pa.types.is_binary(column.type):
-        return column
-    return column.cast(pa.binary())
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -33,6 +33,13 @@ def test_a_partition_that_came_later_starts_at_its_beginning():
     assert offsets.decode({"t": {"0": 7}}, T) == {"t": (7, 0)}
 
 
+def test_a_topic_that_the_query_reads_since_later_starts_at_its_beginning():
+    known = {"t": T["t"], "u": TopicEnds("id-2", (3,), (4,))}
+    assert offsets.decode({"t": {"0": 7, "1": 1}}, known) == {"t": (7, 1), "u": (3,)}
+    with pytest.raises(OffsetsNotAssigned, match="'gone', which is not read"):
+        offsets.decode({"gone": {"0": 1}, "t": {"0": 7}}, T)
+
+
 def test_offsets_of_a_topic_made_anew_are_refused():
     with pytest.raises(TopicRecreated, match=r"id-0.*id-1"):
         offsets.decode({"_ids": {"t": "id-0"}, "t": {"0": 7, "1": 0}}, T)
