@@ -21,6 +21,8 @@ from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop
 from tests.simulation.scenario import SeedFailed, run_seed
 
+SEEDS_MAX = 400  # tried when a mutant's own seed does not catch it any more
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -46,9 +48,18 @@ class Mutant:
             setattr(self.owner, self.attribute, original)
 
     def caught(self, seed: int) -> str | None:
-        """The invariant that fails under the mutant in this seed, None if none does."""
+        """The invariant that fails under the mutant in this seed; None if none does, also when
+        the mutant merely raises."""
         with self.applied():
-            return run_changed(seed, self.changes)
+            try:
+                return run_changed(seed, self.changes)
+            except SeedFailed:
+                return None
+
+    def catching_seed(self) -> int | None:
+        """Its seed, or when the code has moved on since, the first other one that catches it."""
+        tried = (seed for seed in (self.seed, *range(SEEDS_MAX)) if self.caught(seed))
+        return next(tried, None)
 
 
 def run_changed(seed: int, changes: Mapping[str, Any]) -> str | None:

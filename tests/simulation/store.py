@@ -32,24 +32,17 @@ from typing import Any
 
 from spark_ledger.metadata.store import (
     ANY_VERSION,
-    BadVersion,
-    Check,
-    Create,
-    Delete,
     MultiFailed,
-    NodeExists,
-    NoNode,
-    NotEmpty,
     Operation,
     OutcomeUnknown,
     SessionState,
-    Set,
     StoreError,
     StoreUnavailable,
     Versioned,
     Watcher,
 )
 from tests.simulation.network import _outside
+from tests.simulation.store_tree import Change, Tree, Write, split
 
 _Watches = dict[str, list[tuple[Watcher, Context]]]
 """By path: who waits, and in whose context (process) it is told."""
@@ -69,15 +62,6 @@ class StoreFaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One node before and after; None is absent."""
-
-    path: str
-    before: Versioned | None
-    after: Versioned | None
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
     """One applied write. `session` is the name of who asked ("" = the server itself)."""
 
@@ -85,96 +69,6 @@ class Commit:
     time: float
     session: str
     changes: tuple[Change, ...]
-
-
-class _Tree:
-    """Nodes by path, and each node's children."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Versioned] = {"/": Versioned(b"", 0)}
-        self.children: dict[str, dict[str, None]] = {"/": {}}
-
-    def put(self, path: str, node: Versioned | None) -> None:
-        parent, name = _split(path)
-        if node is None:
-            self.nodes.pop(path, None)
-            self.children.pop(path, None)
-            self.children.get(parent, {}).pop(name, None)
-            return
-        if path not in self.nodes:
-            self.children[path] = {}
-            self.children[parent][name] = None
-        self.nodes[path] = node
-
-    def get(self, path: str) -> Versioned:
-        node = self.nodes.get(path)
-        if node is None:
-            raise NoNode(path)
-        return node
-
-
-def _split(path: str) -> tuple[str, str]:
-    parent, _, name = path.rpartition("/")
-    return parent or "/", name
-
-
-class _Write:
-    """A transaction being evaluated on the leader's tree; `undo` takes it back."""
-
-    def __init__(self, tree: _Tree, now_ms: int) -> None:
-        self._tree = tree
-        self._now_ms = now_ms
-        self.changes: list[Change] = []
-
-    def create(self, path: str, value: bytes, owner: int = 0) -> None:
-        if path in self._tree.nodes:
-            raise NodeExists(path)
-        self._tree.get(_split(path)[0])
-        self._put(path, Versioned(bytes(value), 0, self._now_ms, owner))
-
-    def create_parents(self, path: str) -> None:
-        parent = _split(path)[0]
-        if parent not in self._tree.nodes:
-            self.create_parents(parent)
-            self.create(parent, b"")
-
-    def check(self, path: str, version: int) -> Versioned:
-        node = self._tree.get(path)
-        if version not in (ANY_VERSION, node.version):
-            raise BadVersion(f"{path}: version is {node.version}, not {version}")
-        return node
-
-    def set(self, path: str, value: bytes, version: int) -> int:
-        node = self.check(path, version)
-        new = Versioned(bytes(value), node.version + 1, node.created_ms, node.owner)
-        self._put(path, new)
-        return new.version
-
-    def delete(self, path: str, version: int) -> None:
-        self.check(path, version)
-        if self._tree.children[path]:
-            raise NotEmpty(path)
-        self._put(path, None)
-
-    def run(self, operation: Operation) -> None:
-        if isinstance(operation, Create):
-            self.create(operation.path, operation.value)
-        elif isinstance(operation, Set):
-            self.set(operation.path, operation.value, operation.version)
-        elif isinstance(operation, Delete):
-            self.delete(operation.path, operation.version)
-        else:
-            assert isinstance(operation, Check)
-            self.check(operation.path, operation.version)
-
-    def undo(self) -> None:
-        for change in reversed(self.changes):
-            self._tree.put(change.path, change.before)
-        self.changes.clear()
-
-    def _put(self, path: str, node: Versioned | None) -> None:
-        self.changes.append(Change(path, self._tree.nodes.get(path), node))
-        self._tree.put(path, node)
 
 
 class SimStore:
@@ -188,7 +82,7 @@ class SimStore:
         self.sessions: list[SimSession] = []
         self.stalled_until = 0.0
         self._held: list[Callable[[], None]] = []
-        self._tree = _Tree()
+        self._tree = Tree()
         self._next_session = 1
 
     def session(self, name: str = "session") -> "SimSession":
@@ -247,10 +141,10 @@ class SimStore:
         self._next_session += 1
         return self._next_session
 
-    def write(self, session: str, evaluate: Callable[[_Write], Any]) -> Any:
+    def write(self, session: str, evaluate: Callable[[Write], Any]) -> Any:
         """Apply one transaction, or raise and change nothing."""
         now = asyncio.get_running_loop().time()
-        write = _Write(self._tree, EPOCH_MS + int(now * 1000))
+        write = Write(self._tree, EPOCH_MS + int(now * 1000))
         try:
             result = evaluate(write)
         except StoreError:
@@ -290,7 +184,7 @@ class SimSession:
         self._id = store.new_session_id()
         self._state = SessionState.CONNECTED
         self._listeners: list[tuple[Callable[[SessionState], None], Context]] = []
-        self._replica = _Tree()
+        self._replica = Tree()
         self._seen = 0
         """The zxid the replica has reached."""
         self._data_watches: _Watches = {}
@@ -338,7 +232,7 @@ class SimSession:
     async def create(
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, parents: bool = False
     ) -> None:
-        def evaluate(write: _Write) -> None:
+        def evaluate(write: Write) -> None:
             if parents:
                 write.create_parents(path)
             write.create(path, value, self._id if ephemeral else 0)
@@ -354,7 +248,7 @@ class SimSession:
     async def multi(self, operations: Sequence[Operation]) -> None:
         listed = tuple(operations)
 
-        def evaluate(write: _Write) -> None:
+        def evaluate(write: Write) -> None:
             for index, operation in enumerate(listed):
                 try:
                     write.run(operation)
@@ -420,7 +314,7 @@ class SimSession:
 
         return await self._submit(on_replica, write=False)
 
-    async def _write(self, evaluate: Callable[[_Write], Any]) -> Any:
+    async def _write(self, evaluate: Callable[[Write], Any]) -> Any:
         def on_leader() -> Any:
             try:
                 return self._store.write(self.name, evaluate)
@@ -591,7 +485,7 @@ class SimSession:
             return True
         appears_or_goes = (change.before is None) != (change.after is None)
         return appears_or_goes and (
-            _split(change.path)[0] in self._child_watches or change.path in self._child_watches
+            split(change.path)[0] in self._child_watches or change.path in self._child_watches
         )
 
     def _drawn_zxid(self) -> int:
@@ -619,7 +513,7 @@ class SimSession:
     def _fire_for(self, change: Change) -> None:
         self._fire(self._data_watches, change.path)
         if (change.before is None) != (change.after is None):
-            self._fire(self._child_watches, _split(change.path)[0])
+            self._fire(self._child_watches, split(change.path)[0])
         if change.after is None:
             self._fire(self._child_watches, change.path)
 
