@@ -25,8 +25,8 @@ def rows_once(name: str, expected: pa.Table, got: pa.Table) -> Check:
     foreign = len(np.setdiff1d(seen, want))
     doubled = int((counts > 1).sum())
     passed = not missing and not doubled and not foreign
-    facts = f"{missing} missing, {doubled} more than once, {foreign} unknown"
-    return Check(f"{name}: every row number once", passed, f"{len(have):,} rows, {facts}")
+    facts = f"missing {missing}, doubled {doubled}, unknown {foreign}"
+    return Check(f"{name}: every row once", passed, f"{len(have):,} rows; {facts}")
 
 
 def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> Check:
@@ -41,7 +41,7 @@ def in_order_of_carrier(expected: pa.Table, got: pa.Table) -> Check:
         if not one_place or want.to_pylist() != have["row"].to_pylist():
             broken.append(carrier)
     detail = f"{len(carriers)} carriers" + (f", broken: {', '.join(broken)}" if broken else "")
-    return Check("flights: in order within each carrier", not broken, detail)
+    return Check("flights: order within carrier", not broken, detail)
 
 
 def same_values(name: str, expected: pa.Table, got: pa.Table) -> Check:
@@ -51,7 +51,7 @@ def same_values(name: str, expected: pa.Table, got: pa.Table) -> Check:
     have = got.select(columns).sort_by("row").combine_chunks()
     unequal = [c for c in columns if not _same(want[c], have[c])]
     detail = f"{len(columns)} columns" + (f", unequal: {', '.join(unequal)}" if unequal else "")
-    return Check(f"{name}: every value equals the csv", not unequal, detail)
+    return Check(f"{name}: values as in the csv", not unequal, detail)
 
 
 def same_hours(expected: pa.Table, got: pa.Table) -> Check:
@@ -62,15 +62,15 @@ def same_hours(expected: pa.Table, got: pa.Table) -> Check:
     detail = f"{have.num_rows:,} of {expected.num_rows:,} groups"
     if unequal:
         detail += f", unequal: {', '.join(unequal)}"
-    return Check("Delta table: equals the aggregation of the csv", not unequal, detail)
+    return Check("Delta table: as from the csv", not unequal, detail)
 
 
 def committed_once(batch: int | None, versions: list[int]) -> Check:
     """`versions`: the batch ids in the topic's commit records of this query, in log order."""
     times = sum(version == batch for version in versions)
     once_each = len(set(versions)) == len(versions)
-    what = f"batch {batch}, killed while its tasks ran: committed once"
-    detail = f"{times} commit record of it among {len(versions)} of the query"
+    what = f"batch {batch}, killed: committed once"
+    detail = f"{times} commit record of it among the query's {len(versions)}"
     return Check(what, once_each and times == 1, detail)
 
 

@@ -221,9 +221,9 @@ class MainJob:
         in_sequence = versions == sorted(versions)
         left = ", ".join(fault.value for fault in self._faults.left)
         return [
-            Check("every fault happened", not left, f"not: {left}" if left else "three of them"),
+            Check("every fault happened", not left, f"not: {left}" if left else "all three"),
             compare.committed_once(self._killed_batch, versions),
-            Check("commits of the replay in sequence", in_sequence, f"{len(versions)} commits"),
+            Check("replay: commits in sequence", in_sequence, f"{len(versions)} commits"),
             Check("watermark dropped no row", not dropped, f"{dropped} dropped"),
         ]
 
