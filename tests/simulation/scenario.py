@@ -22,6 +22,8 @@ HEALED_S = 200.0
 """Simulated seconds after healing in which everything under way must end."""
 RECOVERED_S = 120.0
 """Simulated seconds in which an audit's recovery of one ledger must end."""
+AGAIN_S = 5.0
+"""An audit's recovery that could not be decided is tried again after so long."""
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,17 @@ class Scenario:
 
     async def _audit_ledger(self, world: World, auditor: Client, ledger_id: int) -> None:
         ledger = world.ghost.ledgers[ledger_id]
-        try:
-            async with asyncio.timeout(RECOVERED_S):
-                reader = await auditor.ledgers.open(ledger_id, recover=True)
-                read = await self.ledgers.read(auditor, reader, 0, reader.last_add_confirmed)
-        except (LedgerError, TimeoutError) as error:
-            raise Violation("35", f"ledger {ledger_id} after healing: {error!r}") from error
+        deadline = world.loop.time() + RECOVERED_S
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    reader = await auditor.ledgers.open(ledger_id, recover=True)
+                    read = await self.ledgers.read(auditor, reader, 0, reader.last_add_confirmed)
+                break
+            except (LedgerError, TimeoutError) as error:
+                if world.loop.time() > deadline - AGAIN_S:
+                    raise Violation("35", f"ledger {ledger_id} after healing: {error!r}") from error
+                await asyncio.sleep(AGAIN_S)
         ghost = world.ghost
         invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
         wanted = range(reader.last_add_confirmed + 1)

@@ -59,6 +59,7 @@ CLIENT = ClientConfig(
     entry_bytes_max=8 * KIB,
 )
 REGISTER_RETRY_S = 1.0
+RESTART_S = 2.0  # after which a node that exited by itself is started again
 
 
 class World:
@@ -191,7 +192,16 @@ class BookieNode:
         except Exception as error:
             self.world.trace.note(self.address, f"exits: {error!r}")
             self.world.ghost.meet("bookie exited by a failed disk")
-            self.world.loop.call_soon(self.kill, "random", context=self.world.loop.outside)
+            self.world.loop.call_soon(self._exit, context=self.world.loop.outside)
+
+    def _exit(self) -> None:
+        """The process ends, and whoever supervises it starts it again."""
+        self.kill("random")
+        loop = self.world.loop
+        loop.call_later(RESTART_S, self._start_again, context=loop.outside)
+
+    def _start_again(self) -> None:
+        self._restart = asyncio.ensure_future(self.start())
 
     def kill(self, keep: Keep = "random") -> None:
         """kill -9, and by `keep` the power with it."""
