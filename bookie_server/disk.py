@@ -50,10 +50,12 @@ class File(Protocol):
 class Disk(Protocol):
     """One folder's disk. Paths are relative to that folder, with "/" between their parts."""
 
-    async def create(self, path: str, reserve_bytes: int = 0) -> File:
+    async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         """Make a new empty file; `reserve_bytes` of blocks are really reserved (fallocate).
 
-        Raises DiskFailed, also when the file exists. Call `sync_dir` to make its name durable.
+        `direct` promises that every append is a multiple of 4096 bytes; they then go past the
+        page cache where the system can do that. Such a file is read by opening it. Raises DiskFailed, also when the file exists. Call `sync_dir`
+        to make its name durable.
         """
 
     async def open(self, path: str) -> File:

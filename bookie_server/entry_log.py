@@ -3,7 +3,8 @@
 Always true: a log is appended to only by the bookie run that made it, and an index names a record
 only after the log and its name were synced; each record names its log and its position; a full
 log ends in a map of the bytes each ledger has in it (a log without one was cut off by a crash, and
-can be scanned). A record that is not what the index says is an entry that cannot be delivered,
+can be scanned). What is appended at once is filled up with zeros to a multiple of 4096, so that it
+can go past the page cache. A record that is not what the index says is an entry that cannot be delivered,
 never one that does not exist.
 
 docs/formats.md has the pictures. All integers are little-endian.
@@ -26,6 +27,7 @@ VERSION = 1
 LOG_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 48
 FOOTER_BYTES = 40
+BLOCK_BYTES = 4096
 _CHUNK_ENTRIES = 1024  # most entries handled between two awaits: about 5 ms
 
 _LOG = struct.Struct("<4sHHQ")
@@ -236,8 +238,8 @@ class _GrowingLog:
 
     @classmethod
     async def make(cls, disk: Disk, log_id: int) -> "_GrowingLog":
-        file = await disk.create(log_path(log_id))
-        await file.append([encode_log_header(log_id)])
+        file = await disk.create(log_path(log_id), direct=True)
+        await file.append(_filled_up([encode_log_header(log_id)], LOG_HEADER_BYTES))
         return cls(log_id, file)
 
     async def append(self, chunk: Iterable[tuple[int, int, Buffer]]) -> list[Location]:
@@ -252,11 +254,16 @@ class _GrowingLog:
             size, count = self._shares.get(ledger_id, _NO_SHARE)
             self._shares[ledger_id] = LedgerShare(size + length, count + 1)
             position += length
-        await self.file.append(buffers)
+        await self.file.append(_filled_up(buffers, position - self.file.end))
         return locations
 
     async def append_footer(self) -> None:
-        await self.file.append([encode_footer(self.log_id, self.file.end, self._shares)])
+        """The footer ends where the file ends: what fills it up comes before it."""
+        length = len(encode_footer(self.log_id, 0, self._shares))
+        gap = -length % BLOCK_BYTES
+        await self.file.append(
+            [bytes(gap), encode_footer(self.log_id, self.file.end + gap, self._shares)]
+        )
 
     async def sync(self, disk: Disk) -> None:
         await self.file.sync()
@@ -307,6 +314,11 @@ class _OpenFiles:
 
 def log_path(log_id: int) -> str:
     return f"{FOLDER}/{log_id:010d}{SUFFIX}"
+
+
+def _filled_up(buffers: list[Buffer], length: int) -> list[Buffer]:
+    """The buffers, `length` bytes together, and the zeros up to the next multiple of 4096."""
+    return [*buffers, bytes(-length % BLOCK_BYTES)]
 
 
 def _record_end(location: Location) -> int:

@@ -218,7 +218,7 @@ class Journal:
 
 
 async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> File:
-    file = await disk.create(segment_path(file_id), config.journal_bytes_max)
+    file = await disk.create(segment_path(file_id), config.journal_bytes_max, direct=True)
     await file.append([encode_file_header(file_id)], sync=True)
     await disk.sync_dir(FOLDER)
     return file

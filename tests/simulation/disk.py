@@ -214,7 +214,7 @@ class SimDisk:
 
     # -- Disk --------------------------------------------------------------------------------
 
-    async def create(self, path: str, reserve_bytes: int = 0) -> SimFile:
+    async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> SimFile:
         if path in self._names:
             raise DiskFailed(f"{path}: exists already")
         self._require_folder(path)

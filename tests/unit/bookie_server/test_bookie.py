@@ -353,7 +353,7 @@ def test_a_damaged_entry_is_an_error_never_an_absence_and_repair_replaces_it():
         await node.add(entry(1, 0), entry(1, 1), entry(1, 2))
         await asyncio.sleep(20)
         log = node.files(node.ledger_disk, "entrylog")[-1]
-        node.ledger_disk.flip_bit(log, 8 * (64 + 2 * (48 + 64 + 7) - 1))
+        node.ledger_disk.flip_bit(log, 8 * (4096 + 2 * (48 + 64 + 7) - 1))
         assert await node.statuses(1, 0, 2) == [OK, Status.IO_ERROR, OK]
         assert await node.add(entry(1, 1)) == [Status.IO_ERROR]
         assert await node.add(entry(1, 1), recovery=True) == [OK]
@@ -371,7 +371,7 @@ def test_a_lost_entry_log_is_an_error_never_an_absence(damage):
         await asyncio.sleep(20)
         log = node.files(node.ledger_disk, "entrylog")[-1]
         if damage == "truncate":
-            node.ledger_disk.truncate(log, 64 + 48 + 64 + 7)
+            node.ledger_disk.truncate(log, 4096 + 48 + 64 + 7)
         else:
             await node.ledger_disk.remove(log)
         last = await node.statuses(1, 1, 2)

@@ -147,3 +147,31 @@ def test_threads_are_named_by_their_work(tmp_path, monkeypatch):
         assert kinds == ["journal-read", "journal-write"]
 
     on_a_disk(tmp_path, test)
+
+
+def refuse_direct(monkeypatch):
+    whole = os.open
+
+    def refusing(path, flags, *mode):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return whole(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refusing)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_direct_file_holds_what_was_appended_in_any_pieces(tmp_path, monkeypatch, refused):
+    if refused:
+        refuse_direct(monkeypatch)
+
+    async def test(disk):
+        file = await disk.create("a", 8 << 20, direct=True)
+        pieces = [os.urandom(size) for size in (1, 4095, 0, 3 << 20, 4097, 12287)]
+        assert await file.append(pieces, sync=True) == 0
+        assert await file.append([bytes(4096)]) == (3 << 20) + 5 * 4096
+        await file.close()
+        again = await disk.open("a")
+        assert await again.read(0, (3 << 20) + 5 * 4096) == b"".join(pieces)
+
+    on_a_disk(tmp_path, test)
