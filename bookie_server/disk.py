@@ -54,8 +54,8 @@ class Disk(Protocol):
         """Make a new empty file; `reserve_bytes` of blocks are really reserved (fallocate).
 
         `direct` promises that every append is a multiple of 4096 bytes; they then go past the
-        page cache where the system can do that. Such a file is read by opening it. Raises DiskFailed, also when the file exists. Call `sync_dir`
-        to make its name durable.
+        page cache where the system can do that. Such a file is read by opening it. Raises
+        DiskFailed, also when the file exists. Call `sync_dir` to make its name durable.
         """
 
     async def open(self, path: str) -> File:

@@ -4,8 +4,8 @@ Always true: a log is appended to only by the bookie run that made it, and an in
 only after the log and its name were synced; each record names its log and its position; a full
 log ends in a map of the bytes each ledger has in it (a log without one was cut off by a crash, and
 can be scanned). What is appended at once is filled up with zeros to a multiple of 4096, so that it
-can go past the page cache. A record that is not what the index says is an entry that cannot be delivered,
-never one that does not exist.
+can go past the page cache. A record that is not what the index says is an entry that cannot be
+delivered, never one that does not exist.
 
 docs/formats.md has the pictures. All integers are little-endian.
 """
