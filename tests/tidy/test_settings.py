@@ -4,9 +4,9 @@ import re
 import tomllib
 
 import pytest
-from bookie_server.config import BookieConfig
 
 from bookie_server.api.settings import BadSettings, load
+from bookie_server.config import BookieConfig
 from spark_ledger.config import ClientConfig
 from tests.tidy.sources import ROOT
 
