@@ -19,6 +19,7 @@ DELTA = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 COORDINATE = ":".join(DELTA)
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
 FETCH_TIMEOUT_S = 300
+NETWORK_SIGNS = ("not found. url", "Server access error", "timed out", "refused", "unreachable")
 # Groups that Spark's own folder of jars already holds, newer than Delta asks for.
 IN_SPARK = (
     "com.fasterxml.jackson.*",
@@ -100,7 +101,7 @@ def _run_ivy(work: Path) -> None:
 def _why(output: str) -> str:
     if "No space left" in output:
         return f"the disk is full: {COORDINATE} could not be stored"
-    if any(sign in output for sign in ("not found. url", "Server access error", "timed out")):
+    if any(sign in output for sign in NETWORK_SIGNS):
         return f"no network: {COORDINATE} could not be fetched from {_repository()}"
     last = [line.strip() for line in output.splitlines() if line.strip()]
     return f"{COORDINATE} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
