@@ -88,6 +88,9 @@ class _Pointer:
     named: QueryPointer | None = None
     version: int | None = None
 
+    def names_run(self, run_id: str) -> bool:
+        return self.named is not None and self.named.run_id == run_id
+
     def moved_to(self, pointer: QueryPointer) -> Operation:
         value = records.encode_query_pointer(pointer)
         if self.version is None:
@@ -226,18 +229,18 @@ class Intents:
 
     async def _current(self, pointer: _Pointer, wanted: IntentRecord) -> Intent | None:
         """The run's open intent; None when one must be minted. Raises errors.Fenced."""
-        named = pointer.named
-        if named is not None and named.run_id == wanted.run_id:
-            intent = await self.get(named.intent)
-            if intent.open:
-                return intent
-            if intent.record.why != STALE:
-                raise intent.ended()
-            return None
-        earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
-        if earlier is not None:  # made once, and the pointer has moved on since
-            raise _superseded(_decoded(_query_intent_id(wanted), earlier))
-        return None
+        if not pointer.names_run(wanted.run_id):
+            earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
+            if earlier is None:
+                return None
+            pointer = await self._pointer(pointer.path)  # it came with the intent, or after it
+            if not pointer.names_run(wanted.run_id):
+                raise _superseded(_decoded(_query_intent_id(wanted), earlier))
+        assert pointer.named is not None
+        intent = await self.get(pointer.named.intent)
+        if not intent.open and intent.record.why != STALE:
+            raise intent.ended()
+        return intent if intent.open else None
 
     async def _mint_query(self, pointer: _Pointer, wanted: IntentRecord) -> None:
         """Try once to make the run's next intent the query's current one."""

@@ -22,6 +22,26 @@ def test_all_tasks_of_a_run_get_the_same_intent_whoever_asks_first():
     play(act)
 
 
+def test_a_task_that_reads_the_pointer_just_before_another_moves_it_is_not_superseded():
+    async def act(stage):
+        await stage.intent("run-0")
+        late = await stage.another()
+        get, made = late.store.get, []
+
+        async def overtaken(path, watch=None):
+            found = await get(path, watch)
+            if path.startswith(paths.QUERIES) and not made:
+                made.append(await stage.intent("run-1"))
+            return found
+
+        late.store.get = overtaken
+        intent = await late.intents.open_query_intent(QUERY, "run-1", TARGET)
+
+        assert intent == made[0]
+
+    play(act)
+
+
 def test_a_new_run_condemns_the_older_run_which_can_do_nothing_more():
     async def act(stage):
         old = await stage.intent("run-1")
