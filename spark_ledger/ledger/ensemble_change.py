@@ -173,12 +173,15 @@ class EnsembleChange:
     async def _committed(
         self, failed: dict[int, str], replacements: dict[int, str], first_entry: int
     ) -> LedgerRecord:
-        """Commit; as long as nobody can say whether it was applied, ask again."""
+        """Commit; once nobody can say whether it was applied, ask until somebody can: that a
+        later attempt was not even sent says nothing about the first."""
+        unresolved = False
         while True:
             try:
                 return await self._commit(failed, replacements, first_entry)
-            except OutcomeUnresolved:
-                if self._stopping or self._pipeline.failure is not None:
+            except Unavailable as failure:
+                unresolved = unresolved or isinstance(failure, OutcomeUnresolved)
+                if not unresolved or self._stopping or self._pipeline.failure is not None:
                     raise
                 await asyncio.sleep(PAUSE_MIN_S)
 

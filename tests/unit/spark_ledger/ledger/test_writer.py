@@ -10,7 +10,9 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.ledger.writer import MissingCopy
-from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import LedgerState, decode
+from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
@@ -24,6 +26,29 @@ def refuses(status, **fields):
         return None
 
     return override
+
+
+def lose_the_answer_of_a_write(session, away_s):
+    """The next write is applied, its answer is lost, and for a time nobody can be asked."""
+    back_at = current().time() + away_s
+    plain = {name: getattr(session, name) for name in ("set", "sync")}
+    writes = []
+
+    async def set_once(*arguments):
+        writes.append(arguments)
+        if len(writes) > 1 and current().time() < back_at:
+            raise StoreUnavailable("not sent")
+        version = await plain["set"](*arguments)
+        if len(writes) == 1:
+            raise OutcomeUnknown("the answer was lost")
+        return version
+
+    async def sync_later(*arguments):
+        if current().time() < back_at:
+            raise StoreUnavailable("not sent")
+        await plain["sync"](*arguments)
+
+    session.set, session.sync = set_once, sync_later
 
 
 async def failure_of(future):
@@ -271,6 +296,26 @@ async def test_a_change_with_lost_answers_of_the_store_is_made_once():
     cluster.store.calm()
     assert len(writer.record.fragments) <= 2
     assert (await writer.close()).last_entry == 5
+
+
+@simulated
+async def test_a_change_that_may_be_in_the_store_stays_in_flight_while_the_store_is_away():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledgers.create(3, 3, 2)
+    busy, failing, silent = (cluster.bookies[b] for b in writer.record.last_fragment.ensemble)
+    busy.override, silent.silent = refuses(Status.BUSY, retry_after_ms=10), True
+    first = writer.append(b"0")
+    await asyncio.sleep(0.1)  # the failing bookie has acknowledged it, nobody else has
+    failing.refusing = True
+    lose_the_answer_of_a_write(ledgers.metadata, away_s=3)
+    second = writer.append(b"1")
+    await asyncio.sleep(0.5)
+    busy.override = None
+    assert await first == 0
+    published = cluster.store.peek(paths.ledger(writer.ledger_id))
+    members = decode(published.value).fragment_of(0).ensemble
+    assert len(set(members) & set(cluster.holders(writer.ledger_id, 0))) >= 2
+    assert await second == 1
 
 
 @simulated
