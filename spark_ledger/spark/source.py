@@ -3,6 +3,11 @@
 Always true: an offset never falls below the one Spark passed as start, and is that very one when
 there is nothing new; an idle poll is answered from memory; the first poll of a run, the first
 offset and the target of availableNow are read after a sync.
+
+Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
+batch, also after a restart, when "latest" is further on. So batch 0 reads no further than what
+was there when the first offset was found: a partition that begins at "latest" has no row in it,
+and its end in batch 0 is where it begins, whatever the first offset is by then.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +41,16 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: TopicsRead | None = None
         self._target: Positions | None = None
         self._polled = False
+        self._initial: dict[str, Any] | None = None
+        self._there_at_first: dict[str, TopicEnds] | None = None
         self._behind: Positions | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        known = self._opened().fresh_ends()
-        start = offsets.resolve(self.options.starting, "startingOffsets", known)
-        return offsets.encode(start, known)
+        if self._initial is None:
+            known = self._opened().fresh_ends()
+            start = offsets.resolve(self.options.starting, "startingOffsets", known)
+            self._initial, self._there_at_first = offsets.encode(start, known), known
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         rows_max = self.options.max_offsets_per_trigger
@@ -51,7 +60,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = offsets.ends_of(self._opened().fresh_ends())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        known = self._known()
+        known = self._known_at_poll(start)
         first = offsets.decode(start, known)
         if not offsets.within(first, known):
             known = self._opened().fresh_ends()
@@ -75,6 +84,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not offsets.within(last, known):
             known = self._opened().fresh_ends()
             offsets.check_within(last, known, "the offset to be read to")
+        if start == self._initial:
+            first = offsets.nearest(first, last)
         offsets.check_order(first, last)
         planned = self._opened().plan(
             first, last, self.options.min_partitions or 1, self.options.fail_on_data_loss
@@ -90,6 +101,14 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             end = offsets.nearest(end, self._target)
         return offsets.furthest(first, end)
+
+    def _known_at_poll(self, start: dict[str, Any]) -> dict[str, TopicEnds]:
+        """What is known; at the first poll of a new query what was when its start was found."""
+        there_at_first, self._there_at_first = self._there_at_first, None
+        if there_at_first is None or start != self._initial:
+            return self._known()
+        self._polled = True
+        return there_at_first
 
     def _known(self) -> dict[str, TopicEnds]:
         topics = self._opened()

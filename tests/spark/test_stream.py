@@ -118,6 +118,19 @@ def test_a_stream_starts_where_it_is_told(topics, topic, keyed, tmp_path, starti
     assert topics.numbers(f"{topic}-copy") == list(expected)
 
 
+def test_a_query_that_began_at_latest_and_died_in_batch_0_begins_there_again(
+    topics, topic, keyed, tmp_path
+):
+    topics.write(keyed(5), topic)
+    rows = topics.stream(topic).select("key", "value")
+    checkpoint, copy = tmp_path / "checkpoint", f"{topic}-copy"
+    topics.copy(rows, copy, checkpoint)
+    forget_the_newest(checkpoint / "commits")
+    topics.write(keyed(7, start=5), topic)
+    topics.copy(rows, copy, checkpoint)
+    assert topics.numbers(copy) == list(range(5, 12))
+
+
 def test_min_partitions_cuts_a_micro_batch_into_tasks(spark, topics, topic, keyed, tmp_path):
     topics.write(keyed(1_000, tasks=1), topic)
     rows = topics.stream(topic, startingOffsets="earliest", minPartitions=4)

@@ -50,6 +50,33 @@ def test_the_first_offset_is_read_after_a_sync():
     assert topics.syncs == 1
 
 
+def test_the_first_offset_stays_while_spark_asks_for_it_again():
+    topics = TopicsInATest(5, 7)
+    polled = reader(topics)
+    start = polled.initialOffset()
+    topics.true = topics.seen = (9, 9)
+    assert polled.initialOffset() == start == offset(5, 7)
+
+
+def test_a_partition_that_begins_at_latest_has_no_row_in_batch_0_and_all_later_ones_in_batch_1():
+    topics = TopicsInATest(5, 7)
+    polled = reader(topics, startingOffsets='{"t": {"0": -1, "1": 3}}')
+    start = polled.initialOffset()
+    topics.true = topics.seen = (9, 9)
+    end = polled.latestOffset(start, ReadAllAvailable())
+    assert end == offset(5, 7)
+    assert polled.latestOffset(end, ReadAllAvailable()) == offset(9, 9)
+
+
+def test_batch_0_planned_again_after_a_restart_ends_where_the_query_began():
+    topics = TopicsInATest(9, 9)
+    again = reader(topics, startingOffsets='{"t": {"0": -1, "1": 3}}')
+    again.partitions(again.initialOffset(), offset(5, 7))
+    (planned,) = topics.planned
+    assert planned[:2] == ({"t": (5, 3)}, {"t": (5, 7)})
+    assert again.latestOffset(offset(5, 7), ReadAllAvailable()) == offset(9, 9)
+
+
 def test_an_idle_poll_returns_the_very_start_without_a_round_trip():
     topics = TopicsInATest(5, 7)
     polled = reader(topics)
