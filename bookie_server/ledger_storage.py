@@ -228,9 +228,10 @@ class LedgerStorage:
                 async with asyncio.timeout(self._config.flush_interval_s):
                     await self._wake.wait()
             except TimeoutError:
-                if not self.has_unflushed:
-                    continue
-                self.begin_flush()
+                if self._flush_begun is None:  # else the cache asked for it in the same moment
+                    if not self.has_unflushed:
+                        continue
+                    self.begin_flush()
             self._wake.clear()
             await self._carry_out()
 
