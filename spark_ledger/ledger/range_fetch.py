@@ -23,12 +23,13 @@ Refusals = dict[int, dict[str, str]]
 
 @dataclass(slots=True)
 class Chunk:
-    """A range to fetch, and what of it is there. `reached` is the last entry that was asked for
-    with every answer going that far."""
+    """A range to fetch, and what of it is there. `version` is that of the record which names the
+    ensemble; `reached` the last entry that was asked for with every answer going that far."""
 
     first: int
     last: int
     ensemble: tuple[str, ...]
+    version: int
     entries: dict[int, Entry] = field(default_factory=dict)
     reached: int = -1
 

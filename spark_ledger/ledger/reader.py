@@ -145,7 +145,7 @@ class LedgerReader:
         record = self.record
         later = [f.first_entry for f in record.fragments if f.first_entry > first]
         end = min([last, first + count - 1, *(begin - 1 for begin in later)])
-        return Chunk(first, end, record.fragment_of(first).ensemble)
+        return Chunk(first, end, record.fragment_of(first).ensemble, self.version)
 
     async def _entries(self, chunk: Chunk, refusals: Refusals) -> AsyncIterator[Entry]:
         """The chunk's entries in order, fetching again what its first answers left out."""
@@ -156,16 +156,15 @@ class LedgerReader:
                     refusals = await self._fetch.fill(chunk, entry_id)
                     continue
                 if entry_id <= chunk.last:
-                    await self._newer_record_or_raise(entry_id, refusals)
+                    await self._newer_record_or_raise(entry_id, chunk.version, refusals)
                 chunk = self._chunk(entry_id, last)
                 refusals = await self._fetch.fill(chunk)
             entry = chunk.entries.pop(entry_id)
             self._entry_bytes += (len(entry.payload) - self._entry_bytes) // 8
             yield entry
 
-    async def _newer_record_or_raise(self, entry_id: int, refusals: Refusals) -> None:
-        """Nobody delivers a confirmed entry. Return if the record is newer than what was used."""
-        used = self.version
+    async def _newer_record_or_raise(self, entry_id: int, used: int, refusals: Refusals) -> None:
+        """Nobody delivers a confirmed entry. Return if the record is newer than version `used`."""
         self._adopt(await self._cluster.records.read(self.ledger_id, fresh=True))
         if self.version == used:
             raise self._unreadable(entry_id, refusals)

@@ -147,6 +147,21 @@ async def test_a_reader_with_an_old_record_reads_it_again_when_entries_are_denie
 
 
 @simulated
+async def test_what_was_fetched_ahead_by_an_old_record_is_fetched_again_by_the_new_one():
+    cluster, ledgers = await cluster_of(6, read_request_bytes=100, read_ahead_bytes=1000)
+    writer = await written(ledgers, 200, close=False)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    old = writer.record.last_fragment.ensemble
+    for name in old:
+        cluster.bookies[name].refusing = True
+    await asyncio.gather(*(writer.append(bytes([n]) * 10) for n in range(200, 250)))
+    for name in old:
+        cluster.bookies[name].refusing = False
+    assert await collect(reader, 0, 249, known_confirmed=249) == list(range(250))
+    await writer.close()
+
+
+@simulated
 async def test_what_is_fetched_ahead_stays_within_its_bytes():
     cluster, ledgers = await cluster_of(3, read_request_bytes=2000, read_ahead_bytes=8000)
     writer = await written(ledgers, 200, size=200)
