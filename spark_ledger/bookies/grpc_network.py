@@ -50,6 +50,10 @@ class GrpcNetwork:
             raise CallFailed(f"{failure.code().name}: {failure.details()}") from None
         except (grpc.aio.UsageError, grpc.aio.InternalError, ValueError) as failure:
             raise CallFailed(f"the connection was given up: {failure}") from None
+        except asyncio.CancelledError:
+            if _cancelled_from_outside():
+                raise
+            raise CallFailed("the connection was given up") from None
 
     async def close(self) -> None:
         """See Network.close."""
@@ -75,3 +79,9 @@ class GrpcNetwork:
         channel = self._channels.pop(oldest)
         self._calls = {key: call for key, call in self._calls.items() if key[0] != oldest}
         await channel.close(None)
+
+
+def _cancelled_from_outside() -> bool:
+    """Closing a channel ends its calls as if their callers had been cancelled; they were not."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,50 @@
+"""What becomes of a call whose connection goes: CallFailed, never a cancellation."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from spark_ledger.bookies.grpc_network import SERVICE, GrpcNetwork
+from spark_ledger.bookies.network import CallFailed
+
+
+async def a_call_that_is_never_answered(then):
+    """Run `then(network, the task of the call)` while a bookie lets a call wait."""
+    arrived = asyncio.Event()
+
+    async def wait(_request, _context):
+        arrived.set()
+        await asyncio.sleep(60)
+
+    server = grpc.aio.server()
+    methods = {"Read": grpc.unary_unary_rpc_method_handler(wait)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    network = GrpcNetwork()
+    try:
+        calling = asyncio.ensure_future(network.call(f"127.0.0.1:{port}", "Read", b"", 30))
+        await asyncio.wait_for(arrived.wait(), 20)
+        await then(network, calling)
+    finally:
+        await network.close()
+        await server.stop(0)
+
+
+def test_a_call_under_way_fails_when_its_connection_is_given_up():
+    async def then(network, calling):
+        await network.close()
+        with pytest.raises(CallFailed):
+            await calling
+
+    asyncio.run(a_call_that_is_never_answered(then))
+
+
+def test_a_call_that_its_caller_cancels_is_cancelled():
+    async def then(_network, calling):
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    asyncio.run(a_call_that_is_never_answered(then))
