@@ -291,13 +291,13 @@ class _OpenFiles:
             await self._evict()
 
     async def _take(self, log_id: int) -> File:
-        file = self._files.pop(log_id, None)
-        if file is None:
+        while log_id not in self._files:
             opened = await self._disk.open(log_path(log_id))
-            file = self._files.pop(log_id, None) or opened  # another read may have been faster
-            if file is not opened:
+            if log_id in self._files:  # another read was faster
                 await opened.close()
-        self._files[log_id] = file
+            else:
+                self._files[log_id] = opened
+        file = self._files[log_id] = self._files.pop(log_id)
         self._reads[log_id] = self._reads.get(log_id, 0) + 1
         return file
 

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
@@ -154,6 +156,34 @@ def test_a_full_log_is_closed_with_the_map_of_what_each_ledger_has_in_it():
                 assert share.bytes == sum(48 + p.entry_bytes for p in mine)
                 total[ledger_id] += share.entries
         assert total == {1: 150, 2: 150}
+
+    run(main())
+
+
+def test_a_log_that_many_read_for_the_first_time_is_left_open_once():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        (place,) = await logs.write(entries((1, 0)))
+        open_plain, durations_s, left_open = disk.open, [1.0, 2.0, 2.5], []
+
+        async def open_slowly(path):
+            await asyncio.sleep(durations_s.pop(0))
+            file = await open_plain(path)
+            left_open.append(file)
+
+            async def close():
+                await asyncio.sleep(1.0)
+                left_open.remove(file)
+
+            file.close = close
+            return file
+
+        disk.open = open_slowly
+        await asyncio.gather(*(logs.read([place]) for _ in range(3)))
+        assert len(left_open) == 1
+        await logs.close()
+        assert left_open == []
 
     run(main())
 
