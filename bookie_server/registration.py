@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bookie_server.disk import DiskFailed
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     MetadataStore,
@@ -94,7 +95,7 @@ class Registration:
             try:
                 await self._publish()
                 pause_s = self._refresh_s
-            except StoreError as error:
+            except (StoreError, DiskFailed) as error:
                 log.warning("could not register, trying again: %r", error)
                 pause_s = min(RETRY_S, self._refresh_s)
 

@@ -2,6 +2,7 @@ import asyncio
 import json
 import random
 
+from bookie_server.disk import DiskFailed
 from bookie_server.registration import Registration, Standing
 from spark_ledger.metadata.store import SessionState
 from tests.simulation.loop import run
@@ -20,9 +21,12 @@ class World:
     def __init__(self) -> None:
         self.store = SimStore(random.Random(7))
         self.standing = Standing(free_bytes=10, total_bytes=20)
+        self.disk_fails = False
 
     def registration(self, session: SimSession, address: str = "host:1") -> Registration:
         async def standing() -> Standing:
+            if self.disk_fails:
+                raise DiskFailed("statvfs: EIO")
             return self.standing
 
         return Registration(session, ID, address, "rack-1", standing, REFRESH_S)
@@ -97,6 +101,23 @@ def test_free_space_is_brought_up_to_date():
         world.standing = Standing(free_bytes=3, total_bytes=20)
         await asyncio.sleep(REFRESH_S * 1.5)
         assert world.at(AVAILABLE)["free_bytes"] == 3
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_free_space_that_cannot_be_told_for_a_while_does_not_end_the_registration():
+    async def scenario() -> None:
+        world = World()
+        session = world.store.session("bookie")
+        registration = world.registration(session)
+        await registration.start(first_seen_ms=5)
+        world.disk_fails = True
+        await asyncio.sleep(2 * REFRESH_S)
+        world.disk_fails = False
+        session.expire()
+        await asyncio.sleep(2 * REFRESH_S)
+        assert world.store.peek(AVAILABLE).owner == session.session_id
         await registration.stop()
 
     run(scenario(), seed=1)
