@@ -7,13 +7,14 @@ through records.py; opening with recovery is the only way to take a ledger over.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
-from spark_ledger.errors import BadConfig, NotEnoughBookies, Unavailable
+from spark_ledger.errors import BadConfig, NoSuchLedger, NotEnoughBookies, Unavailable
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import GRACE_S
 from spark_ledger.ledger.ids import LedgerIds
@@ -119,9 +120,7 @@ class LedgerStore:
         if recover:
             known = await self.recover(ledger_id, password=password)
         else:
-            known = await self.record(ledger_id, fresh=min_version is None)
-            if min_version is not None and known.version < min_version:
-                known = await self.record(ledger_id, fresh=True)
+            known = await self._record_since(ledger_id, min_version)
         return LedgerReader(self._cluster, known, derive(password))
 
     async def recover(self, ledger_id: int, *, password: bytes = b"") -> VersionedRecord:
@@ -162,6 +161,16 @@ class LedgerStore:
         await self._directory.close()
         await self._bookies.close()
         await self.metadata.close()
+
+    async def _record_since(self, ledger_id: int, min_version: int | None) -> VersionedRecord:
+        """The record, of `min_version` at least. Of the caller's word that it has such a version
+        a session may see nothing yet: no record, too, is believed after a sync only."""
+        if min_version is not None:
+            with suppress(NoSuchLedger):
+                known = await self.record(ledger_id)
+                if known.version >= min_version:
+                    return known
+        return await self.record(ledger_id, fresh=True)
 
     # -- choosing an ensemble -----------------------------------------------------------------
 

@@ -407,6 +407,21 @@ async def test_creating_waits_a_moment_for_a_bookie_that_restarts():
 
 
 @simulated
+async def test_creating_without_bookies_or_store_says_that_the_store_is_away():
+    _, ledgers = await cluster_of(2)
+    plain = ledgers.metadata.children
+
+    async def children(path, watch=None):
+        if path == paths.BOOKIES_KNOWN:
+            raise StoreUnavailable("not sent")
+        return await plain(path, watch)
+
+    ledgers.metadata.children = children
+    with pytest.raises(errors.Unavailable):
+        await ledgers.create(3, 3, 2)
+
+
+@simulated
 async def test_a_late_failure_of_an_earlier_try_does_not_fail_the_slot_again():
     cluster, ledgers = await cluster_of(3)
     writer = await ledgers.create(3, 3, 2)
