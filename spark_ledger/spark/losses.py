@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from spark_ledger.errors import NoSuchLedger, RowsLost
-from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask
 
 RECORDS_AT_ONCE = 256
@@ -41,12 +41,20 @@ class LedgerEnds:
         if ledger_id in self._closed:
             return self._closed[ledger_id]
         try:
-            last = (await self._ledgers.record(ledger_id)).record.last_entry
+            last = (await self._record(ledger_id)).record.last_entry
         except NoSuchLedger:
             return -1
         if last is not None and len(self._closed) < CLOSED_KEPT:
             self._closed[ledger_id] = last
         return last
+
+    async def _record(self, ledger_id: int) -> VersionedRecord:
+        """That there is none is believed after a sync only: the replica that a new session reads
+        from may be behind the topic's log in memory."""
+        try:
+            return await self._ledgers.record(ledger_id)
+        except NoSuchLedger:
+            return await self._ledgers.record(ledger_id, fresh=True)
 
 
 def readable(

@@ -1,8 +1,11 @@
 """Committed rows that are gone: told with their offsets, or left out exactly."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
-from spark_ledger.errors import RowsLost
+from spark_ledger.errors import NoSuchLedger, RowsLost
 from spark_ledger.spark import losses
 from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask
 
@@ -37,3 +40,15 @@ def test_a_loss_that_is_accepted_leaves_out_exactly_these_rows():
 def test_a_task_whose_ledger_is_gone_has_nothing_left():
     tasks = [task(7, range(2), 0), task(8, range(2), 20)]
     assert losses.readable(tasks, {7: -1, 8: None}, False) == tasks[1:]
+
+
+def test_a_ledger_that_a_lagging_replica_does_not_show_yet_is_not_lost():
+    class Lagging:
+        async def record(self, ledger_id, *, fresh=False):
+            if ledger_id == 8 or not fresh:
+                raise NoSuchLedger(f"there is no ledger {ledger_id}")
+            return SimpleNamespace(record=SimpleNamespace(last_entry=4))
+
+    ends = losses.LedgerEnds(Lagging())
+    tasks = [task(7, range(2), 0), task(8, range(2), 20)]
+    assert asyncio.run(ends.of(tasks)) == {7: 4, 8: -1}

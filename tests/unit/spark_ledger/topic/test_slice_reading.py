@@ -62,6 +62,22 @@ def test_a_range_is_read_without_the_rows_around_it():
     play(act)
 
 
+def test_a_task_whose_replica_lags_behind_the_drivers_reads_what_was_committed():
+    async def act(stage):
+        worker = await stage.another()
+        await worker.store.sync()
+        stage.world.store.faults.lag_s = 30.0
+        await write_batches(stage, 1)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (0, 40)})
+
+        found = [rows async for rows in worker.read(task)]
+
+        assert sum(rows.record_batch.num_rows for rows in found) == 40
+
+    play(act)
+
+
 def test_a_ledger_that_is_gone_is_an_error_with_its_own_type():
     async def act(stage):
         await write_batches(stage, 1)
