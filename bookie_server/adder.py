@@ -139,18 +139,13 @@ class Adder:
 
     async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
         """Headers of the frame's entries that are in an entry log already."""
-        wanted: dict[int, list[int]] = {}
-        for item in items:
-            handle = handles.get(item.header.ledger_id)
-            if handle is not None and item.header.entry_id <= handle.last_entry:
-                wanted.setdefault(item.header.ledger_id, []).append(item.header.entry_id)
-        while wanted:
+        while wanted := _perhaps_stored(items, handles):
             flushes = self._storage.flushes
             stored: _Stored = {}
             for ledger_id, ids in wanted.items():
                 for entry_id, header in (await self._storage.headers(ledger_id, ids)).items():
                     stored[ledger_id, entry_id] = header
-            if flushes == self._storage.flushes:  # else an entry may have moved meanwhile
+            if flushes == self._storage.flushes:  # else one may have moved, or come and moved
                 return stored
         return {}
 
@@ -213,3 +208,15 @@ class Adder:
                 Record(Kind.ENTRY, header.ledger_id, header.entry_id, entry, header.payload_crc)
             )
         return records
+
+
+def _perhaps_stored(
+    items: Sequence[_Item], handles: dict[int, LedgerHandle]
+) -> dict[int, list[int]]:
+    """By ledger, the entries of the frame that are not above all stored ones."""
+    wanted: dict[int, list[int]] = {}
+    for item in items:
+        handle = handles.get(item.header.ledger_id)
+        if handle is not None and item.header.entry_id <= handle.last_entry:
+            wanted.setdefault(item.header.ledger_id, []).append(item.header.entry_id)
+    return wanted

@@ -460,6 +460,20 @@ def test_beyond_the_pending_budget_adds_are_busy_and_recovery_has_a_reserve():
     on_a_node(test)
 
 
+def test_another_entry_that_came_and_was_flushed_during_a_look_up_is_not_replaced():
+    async def test(node):
+        await node.add(entry(2, 0))
+        await asyncio.sleep(2 * CONFIG.flush_interval_s)
+        node.ledger_disk.faults.read_s = (2 * CONFIG.flush_interval_s,) * 2
+        late = asyncio.ensure_future(node.add(entry(2, 0), entry(1, 0, b"late")))
+        await asyncio.sleep(0.1)
+        assert await node.add(entry(1, 0, b"first")) == [OK]
+        assert await late == [OK, Status.CONFLICTING_ENTRY]
+        assert bytes((await node.read(1, 0, 0)).results[0].entry) == entry(1, 0, b"first")
+
+    on_a_node(test)
+
+
 def test_a_full_write_cache_is_busy_until_a_flush_made_room():
     async def test(node):
         node.ledger_disk.faults.sync_s = (10.0, 10.0)
