@@ -24,6 +24,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         service_url,
         session_timeout_s=settings.session_timeout_s,
         connect_timeout_s=settings.connect_timeout_s,
+        call_timeout_s=settings.metadata_timeout_s,
     )
     directory = BookieDirectory(metadata)
     try:

@@ -1,3 +1,4 @@
+import asyncio
 import pickle
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from spark_ledger.config import (
     client_config,
     resolve_service_url,
 )
-from spark_ledger.errors import BadConfig
+from spark_ledger.errors import BadConfig, Unavailable
+from spark_ledger.ledger.connect import connect
+from spark_ledger.metadata import zookeeper
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +55,17 @@ def test_settings_reach_another_process_unchanged():
     config = client_config(frames_in_flight=9)
     assert pickle.loads(pickle.dumps(config)) == config
     assert isinstance(config, ClientConfig)
+
+
+def test_a_client_gives_the_metadata_store_the_times_that_are_set(monkeypatch):
+    given = {}
+
+    async def no_store(service_url, **times):
+        given.update(times)
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(zookeeper, "connect", no_store)
+    config = client_config(session_timeout_s=7, connect_timeout_s=3, metadata_timeout_s=2)
+    with pytest.raises(Unavailable):
+        asyncio.run(connect("zk://127.0.0.1:1/x", config))
+    assert given == {"session_timeout_s": 7, "connect_timeout_s": 3, "call_timeout_s": 2}
