@@ -186,20 +186,22 @@ class LedgerStore:
         return tuple(chosen)
 
     async def _wait_for_bookies(self, size: int) -> None:
-        """Return once enough bookies are writable, or after the grace that a restart is given."""
-        try:
-            await self._directory.refresh()
-        except StoreError as failure:
-            raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
+        """Return once enough bookies are writable, or after the grace that a restart is given.
+
+        Raises Unavailable.
+        """
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:
+            await self._directory.refresh()
             async with asyncio.timeout(min(GRACE_S, self.config.add_timeout_s / 2)):
                 while len(self._directory.writable()) < size:
                     if size > await self._directory.known():
                         return  # so many there never were
                     await changed.wait()
                     changed.clear()
+        except StoreError as failure:
+            raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
         except TimeoutError:
             return
         finally:
