@@ -46,7 +46,12 @@ class OsDisk(Disk):
         return OsFile(self, path, fd, 0, _DirectWriter().append if is_direct else _append)
 
     async def open(self, path: str) -> File:
-        fd, size = await self._read(_open, self._root / path)
+        opening = asyncio.ensure_future(self._read(_open, self._root / path))
+        try:
+            fd, size = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)  # the thread goes on, and has a file then
+            raise
         return OsFile(self, path, fd, size)
 
     async def list(self, folder: str = "") -> list[str]:
@@ -136,6 +141,11 @@ async def _run(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any
         raise NoSuchFile(str(error)) from error
     except OSError as error:
         raise DiskFailed(str(error)) from error
+
+
+def _close_unwanted(opening: "asyncio.Future[tuple[int, int]]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        os.close(opening.result()[0])
 
 
 # -- what runs in the threads -----------------------------------------------------------------

@@ -175,3 +175,34 @@ def test_a_direct_file_holds_what_was_appended_in_any_pieces(tmp_path, monkeypat
         assert await again.read(0, (3 << 20) + 5 * 4096) == b"".join(pieces)
 
     on_a_disk(tmp_path, test)
+
+
+def test_a_file_whose_opener_gave_up_waiting_is_closed(tmp_path, monkeypatch):
+    (tmp_path / "log").write_bytes(b"x")
+    begun, go_on, fds = threading.Event(), threading.Event(), []
+    open_plain = os_disk._open
+
+    def open_slowly(path):
+        begun.set()
+        go_on.wait(20)
+        fd, size = open_plain(path)
+        fds.append(fd)
+        return fd, size
+
+    monkeypatch.setattr(os_disk, "_open", open_slowly)
+
+    async def main():
+        disk = OsDisk(tmp_path)
+        opening = asyncio.ensure_future(disk.open("log"))
+        await asyncio.to_thread(begun.wait, 20)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        go_on.set()
+        await asyncio.to_thread(disk.shut_down)
+        for _ in range(10):  # the thread's answer is on its way through the loop
+            await asyncio.sleep(0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fds[0])
+
+    asyncio.run(main())
