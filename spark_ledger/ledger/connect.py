@@ -11,7 +11,8 @@ from spark_ledger.ledger.client import LedgerStore
 async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
-    Raises BadConfig for a malformed URL, Unavailable (naming it) when nobody answers there.
+    Raises BadConfig for a malformed URL, Unavailable (naming it) when nobody answers
+    there, or in a process forked from one that had connected.
     """
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
@@ -19,6 +20,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     from spark_ledger.metadata import zookeeper
     from spark_ledger.metadata.store import StoreError
 
+    network = GrpcNetwork()
     settings = config or client_config(service_url=service_url)
     metadata = await zookeeper.connect(
         service_url,
@@ -34,6 +36,6 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         raise Unavailable(
             f"the bookies of {service_url} cannot be listed: {failure!r}"
         ) from failure
-    bookies = BookieClient(GrpcNetwork(), directory, settings)
+    bookies = BookieClient(network, directory, settings)
     rng = random.Random(int.from_bytes(os.urandom(16)))
     return LedgerStore(metadata, bookies, directory, settings, rng)

@@ -39,7 +39,8 @@ _connecting = threading.Lock()
 
 
 def topics(service_url: str) -> "BlockingTopics":
-    """The process's client of that cluster, connected at first use; a forked child makes its own.
+    """The process's client of that cluster, connected at first use; a child forked after that is
+    refused (gRPC does not survive a fork).
 
     Raises errors.Unavailable, errors.BadConfig.
     """

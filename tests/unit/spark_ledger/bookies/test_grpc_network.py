@@ -1,12 +1,14 @@
 """What becomes of a call whose connection goes: CallFailed, never a cancellation."""
 
 import asyncio
+import os
 
 import grpc
 import pytest
 
 from spark_ledger.bookies.grpc_network import SERVICE, GrpcNetwork
 from spark_ledger.bookies.network import CallFailed
+from spark_ledger.errors import Unavailable
 
 
 async def a_call_that_is_never_answered(then):
@@ -48,3 +50,15 @@ def test_a_call_that_its_caller_cancels_is_cancelled():
             await calling
 
     asyncio.run(a_call_that_is_never_answered(then))
+
+
+def test_a_process_forked_after_connecting_is_refused_instead_of_hanging():
+    GrpcNetwork()
+    child = os.fork()
+    if child == 0:
+        try:
+            GrpcNetwork()
+        except Unavailable:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
