@@ -30,6 +30,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig, advertised_address
 from bookie_server.disk import DiskFailed
 from bookie_server.identity import BadIdentity, Identity
+from bookie_server.journal import JournalFailed
 from bookie_server.os_disk import OsDisk
 from bookie_server.registration import Registration, Standing
 from bookie_server.rocks_index import RocksIndex
@@ -55,6 +56,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (StoreError, NO_METADATA),
     (CannotListen, CANNOT_LISTEN),
     (DiskFailed, DISK_FAILED),
+    (JournalFailed, DISK_FAILED),
     (WrongCluster, WRONG_CLUSTER),
     (BadIdentity, BAD_DISKS),
 )

@@ -92,7 +92,8 @@ async def commit(
         commit_id, txn.app_id, txn.target, txn.version, txn.run_id, intent_id, (Append(segments),)
     )
     committer = _Committer(store, log, draft, finish_intent)
-    return await committer.run(rng, timeout_s)
+    with reachable(f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"):
+        return await committer.run(rng, timeout_s)
 
 
 def ordered_segments(
