@@ -33,7 +33,7 @@ from spark_ledger.topic.names import escape
 from spark_ledger.topic.records import Append, Commit, Head, IntentState, TxnRecord
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import look_up, pause_s
+from spark_ledger.topic.store_calls import look_up, pause_s, reachable
 from spark_ledger.topic.task_writer import TaskResult
 from spark_ledger.topic.topic_log import TopicLog
 
