@@ -43,9 +43,10 @@ def into_topic(frame: DataFrame, told: Told, topic: str) -> StreamingQuery:
 
 
 def wait_for_first_batch(query: StreamingQuery, told: Told) -> None:
-    """The topic is made by the first write; a reader that comes before it would be refused."""
+    """The topic is made by the first write; a reader that comes before it would be refused.
+    Spark keeps the notes of its last batches only: any will do."""
     commits = Path(told["checkpoints"]) / "first" / "commits"
-    while query.isActive and not (commits / "0").exists():
+    while query.isActive and not any(commits.glob("[0-9]*")):
         query.awaitTermination(POLL_S)
 
 
