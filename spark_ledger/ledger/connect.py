@@ -12,13 +12,13 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
     Raises BadConfig for a malformed URL, Unavailable (naming it) when nobody answers
-    there, or in a process forked from one that had connected.
+    there, when there is no cluster at its root, or in a process forked from one that had connected.
     """
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
     from spark_ledger.bookies.grpc_network import GrpcNetwork
-    from spark_ledger.metadata import zookeeper
-    from spark_ledger.metadata.store import StoreError
+    from spark_ledger.metadata import cluster, zookeeper
+    from spark_ledger.metadata.store import NoNode, StoreError
 
     network = GrpcNetwork()
     settings = config or client_config(service_url=service_url)
@@ -27,10 +27,19 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         session_timeout_s=settings.session_timeout_s,
         connect_timeout_s=settings.connect_timeout_s,
         call_timeout_s=settings.metadata_timeout_s,
+        make_root=False,
     )
     directory = BookieDirectory(metadata)
     try:
+        if await cluster.read(metadata) is None:
+            raise NoNode(f"{service_url} has no cluster")
         await directory.start()
+    except NoNode:
+        await metadata.close()
+        raise Unavailable(
+            f"ZooKeeper answers, but there is no cluster at {service_url}",
+            "Check the root, the part after the port.",
+        ) from None
     except StoreError as failure:
         await metadata.close()
         raise Unavailable(

@@ -67,8 +67,10 @@ async def connect(
     session_timeout_s: float = 30,
     connect_timeout_s: float = 10,
     call_timeout_s: float = CALL_TIMEOUT_S,
+    make_root: bool = True,
 ) -> "ZooKeeperStore":
-    """A store over the cluster that `service_url` names; its root is made if absent.
+    """A store over the cluster that `service_url` names; its root is made if absent, unless the
+    caller would rather not write anything.
 
     Raises errors.Unavailable, which names the URL, when there is no answer in
     `connect_timeout_s`, and errors.BadConfig when it is no service URL.
@@ -77,7 +79,7 @@ async def connect(
     store = ZooKeeperStore(url, session_timeout_s, call_timeout_s)
     try:
         async with asyncio.timeout(connect_timeout_s):
-            await store.start()
+            await store.start(make_root)
     except (TimeoutError, StoreError) as error:
         store.abandon()
         raise Unavailable(
@@ -148,11 +150,12 @@ class ZooKeeperStore:
         )
         self._client.add_listener(self._heard_of_session)
 
-    async def start(self) -> None:
+    async def start(self, make_root: bool = True) -> None:
         """Open the session and make the cluster's root. Without a bound of its own."""
         self._client.start_async()
         await self._connected.wait()
-        await self._make_parents(f"{self._root}/")
+        if make_root:
+            await self._make_parents(f"{self._root}/")
 
     # -- the session ------------------------------------------------------------------------
 

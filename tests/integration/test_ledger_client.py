@@ -149,6 +149,13 @@ def test_nobody_at_the_service_url_is_an_error_that_names_it():
         LedgerClient("zk://127.0.0.1:1/ledger")
 
 
+def test_a_service_url_with_another_root_is_no_cluster_and_nothing_is_made_there(cluster):
+    with pytest.raises(errors.Unavailable, match=r"no cluster at .*/other"):
+        LedgerClient(cluster.service_url.replace("/ledger", "/other"))
+    with pytest.raises(errors.Unavailable, match=r"no cluster at .*/other"):
+        LedgerClient(cluster.service_url.replace("/ledger", "/other"))
+
+
 def test_killing_a_bookie_opens_a_fragment_and_loses_nothing(fresh_cluster):
     with fresh_cluster(bookies=4) as cluster, LedgerClient(cluster.service_url) as client:
         writer = client.create_ledger(3, 3, 2)

@@ -68,4 +68,5 @@ def test_a_client_gives_the_metadata_store_the_times_that_are_set(monkeypatch):
     config = client_config(session_timeout_s=7, connect_timeout_s=3, metadata_timeout_s=2)
     with pytest.raises(Unavailable):
         asyncio.run(connect("zk://127.0.0.1:1/x", config))
-    assert given == {"session_timeout_s": 7, "connect_timeout_s": 3, "call_timeout_s": 2}
+    times = {name: value for name, value in given.items() if name.endswith("_s")}
+    assert times == {"session_timeout_s": 7, "connect_timeout_s": 3, "call_timeout_s": 2}
