@@ -84,6 +84,14 @@ class LedgerClosed(LedgerError):
     remedy = "Create a new ledger."
 
 
+class LedgerInUse(LedgerError):
+    """The ledger was made for a topic: only the janitor deletes such ledgers."""
+
+    error_class = "LEDGER_WRITE.IN_USE"
+    sql_state = "55006"
+    remedy = "Delete the topic (`spark-ledger topic delete`); its ledgers go with it, later."
+
+
 # -- not there --------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from typing import Self
 from bookie_server.api.entry import Buffer, Entry
 from spark_ledger.client.loop import BackgroundLoop, background_loop
 from spark_ledger.config import ClientConfig, resolve_service_url
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
 from spark_ledger.ledger import reader as core_reader
 from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.client import LedgerStore
@@ -89,9 +89,21 @@ class LedgerClient:
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a closed ledger; one that is gone already is success.
 
-        Raises LedgerError if it is not closed, Unavailable.
+        Raises LedgerError if it is not closed, LedgerInUse if it was made for a topic (those are
+        the janitor's to delete), Unavailable.
         """
-        self._background.run(self._store.delete(ledger_id))
+        self._background.run(self._delete(ledger_id))
+
+    async def _delete(self, ledger_id: int) -> None:
+        try:
+            record = (await self._store.record(ledger_id, fresh=True)).record
+        except NoSuchLedger:
+            return
+        if record.topic:
+            raise LedgerInUse(
+                f"ledger {ledger_id} holds rows of topic {record.topic}", ledger_id=ledger_id
+            )
+        await self._store.delete(ledger_id)
 
     def list_ledgers(self) -> Iterator[int]:
         """Ids of all ledgers, ascending, fetched as they are asked for. Raises Unavailable."""

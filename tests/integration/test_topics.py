@@ -6,7 +6,7 @@ import uuid
 import pyarrow as pa
 import pytest
 
-from spark_ledger import errors
+from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind, TxnKey
 from spark_ledger.topic.read_plan import plan_read
@@ -93,3 +93,14 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
     assert ledger_id in report.deleted
     with pytest.raises(errors.NoSuchLedger):
         topics.run(client.ledgers.record(ledger_id, fresh=True))
+
+
+def test_a_ledger_of_a_topic_is_not_the_ledger_clients_to_delete(cluster, topics):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    write_and_commit(topics, info, 0, [b"kept"])
+    (ledger_id,) = topics.run(topics.client.log(info.id).fold(fresh=True)).ledgers()
+
+    with LedgerClient(cluster.service_url) as client, pytest.raises(errors.LedgerInUse):
+        client.delete_ledger(ledger_id)
+
+    assert read_all(topics, info) == [b"kept"]
