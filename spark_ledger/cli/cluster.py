@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_ledger.cli.common import App, JsonOption, UrlOption, print_json, print_table
+from spark_ledger.config import DEFAULT_SERVICE_URL, client_config
 
 FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
@@ -33,7 +34,7 @@ def up(
     if json:
         print_json({"service_url": here.service_url, "pid": here.pid, "data_dir": here.data_dir})
     else:
-        print(f"up at {here.service_url}, data in {here.data_dir}; end it with: spark-ledger down")
+        _say_up(here.service_url, here.data_dir, data_dir, bookies)
 
 
 def down(data_dir: FolderOption = FOLDER) -> None:
@@ -65,7 +66,7 @@ def status(
 
 
 def demo(
-    rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="Only so many flights.", min=2000)] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up.")] = False,
     output: Annotated[
         Path, typer.Option(help="Where the picture, the table and the logs go.", file_okay=False)
@@ -75,6 +76,16 @@ def demo(
     from spark_ledger.demo.main import run
 
     raise typer.Exit(run(rows=rows, keep=keep, output=output))
+
+
+def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None:
+    """What somebody needs to use and end it; the defaults go without saying."""
+    end = "spark-ledger down" + (f" --data-dir {data_dir}" if data_dir != FOLDER else "")
+    print(f"up at {service_url}, data in {folder}; end it with: {end}")
+    if service_url != DEFAULT_SERVICE_URL:
+        print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")
+    if bookies < client_config().ensemble_size:
+        print(f"with {bookies} bookie(s) only ledgers of so small an ensemble can be made")
 
 
 async def _bookies(service_url: str) -> list[dict[str, object]]:
@@ -92,7 +103,7 @@ async def _bookies(service_url: str) -> list[dict[str, object]]:
             return found  # nobody has started a bookie here yet, or this one just left
         return found
 
-    store = await connect(service_url)
+    store = await connect(service_url, make_root=False)
     try:
         states = {"down": paths.BOOKIES_KNOWN}
         states |= {"read-only": paths.BOOKIES_READONLY, "writable": paths.BOOKIES_AVAILABLE}

@@ -1,4 +1,4 @@
-"""`spark-ledger topic create|list|describe|tail|clean`."""
+"""`spark-ledger topic create|list|describe|delete|tail|clean`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -97,6 +97,27 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
     print()
     columns = ("PARTITION", "START", "END", "SEGMENTS", "BYTES")
     print_table(columns, [tuple(row.values()) for row in partitions], "no partitions")
+
+
+@app.command()
+def delete(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Delete a topic: nobody can read it or write to it any more."""
+    if not yes:
+        typer.confirm(f"Delete topic {name} and all its rows?", abort=True)
+
+    async def work(client: "TopicClient") -> "TopicInfo":
+        return await client.topics.delete(name)
+
+    info = with_topics(service_url, work)
+    if json:
+        print_json(_plain(info))
+    else:
+        print(f"topic {info.name.short} deleted, id {info.id}")
 
 
 @app.command()
