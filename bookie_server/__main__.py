@@ -67,7 +67,7 @@ def main() -> None:
     try:
         config = load(BookieConfig, arguments.config, parse_overrides(arguments.set))
     except BadSettings as error:
-        _exit(BAD_CONFIG, str(error))
+        _exit(BAD_CONFIG, str(BadConfig(str(error))))
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     if arguments.parent_pipe:
         threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()

@@ -33,6 +33,7 @@ STREAM_WRITE = WRITE
 COMPRESSIONS = ("none", "lz4", "zstd")
 
 _ELSEWHERE = {
+    "partitions": "partitions belongs to a write; a read is cut by minPartitions",
     "endingoffsets": "endingOffsets belongs to a batch read (spark.read)",
     "maxoffsetspertrigger": "maxOffsetsPerTrigger belongs to a streaming read (spark.readStream)",
     "startingoffsets": "startingOffsets belongs to a read",

@@ -137,4 +137,4 @@ class LedgerCache:
         try:
             await ledger.writer.close()
         except (errors.LedgerError, StoreError) as error:
-            _log.warning("ledger %d stays open: %s", ledger.writer.ledger_id, error)
+            _log.info("ledger %d stays open: %s", ledger.writer.ledger_id, error)

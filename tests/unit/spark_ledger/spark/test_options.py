@@ -67,6 +67,8 @@ def test_a_value_of_the_wrong_kind_is_refused_by_name(given):
 def test_an_option_of_the_other_kind_of_query_says_where_it_belongs():
     with pytest.raises(OptionUnknown, match="belongs to a batch read"):
         options.stream_read_options({"topic": "t", "endingOffsets": "latest"})
+    with pytest.raises(OptionUnknown, match="belongs to a write"):
+        options.batch_read_options({"topic": "t", "partitions": "3"})
     with pytest.raises(OptionUnknown, match="belongs to a streaming read"):
         options.batch_read_options({"topic": "t", "maxOffsetsPerTrigger": "1"})
 
