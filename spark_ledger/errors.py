@@ -188,7 +188,7 @@ class OffsetsNotAssigned(LedgerError):
 class OffsetsOutOfRange(LedgerError):
     error_class = "LEDGER_OFFSETS.OUT_OF_RANGE"
     sql_state = "22003"
-    remedy = "Start within the rows that the topic has, or at earliest or latest."
+    remedy = "Stay within the rows that the topic has, or say earliest or latest."
 
 
 class OffsetsStartAfterEnd(LedgerError):

@@ -9,6 +9,7 @@ import typer
 
 from spark_ledger.cli.common import App, JsonOption, UrlOption, print_json, print_table
 from spark_ledger.config import DEFAULT_SERVICE_URL, client_config
+from spark_ledger.errors import Unavailable
 
 FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
@@ -52,7 +53,13 @@ def status(
     from spark_ledger.local import background
 
     url = service_url or background.find(data_dir).service_url
-    found = asyncio.run(_bookies(url))
+    try:
+        found = asyncio.run(_bookies(url))
+    except Unavailable as error:
+        if service_url:
+            raise
+        remedy = "Its ZooKeeper has died: `spark-ledger down`, then `spark-ledger up`."
+        raise Unavailable(error.what, remedy) from None
     if json:
         print_json({"service_url": url, "bookies": found})
         return

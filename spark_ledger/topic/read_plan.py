@@ -140,7 +140,7 @@ def _check_range(state: TopicState, partition: int, start: int, end: int) -> Non
         raise errors.NoSuchEntry(
             f"offsets {start} to {end} of partition {partition} of topic {state.topic_id} are"
             f" not within {held.start_offset} to {held.end_offset}",
-            "Start within the offsets that the topic has.",
+            "Stay within the offsets that the topic has.",
             partition=partition,
         )
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,10 @@ def succeeds(*arguments: object, env: dict[str, str] | None = None) -> str:
     ended = spark_ledger(*arguments, env=env)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+def comm(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text()
 
 
 def fails(*arguments: object, env: dict[str, str] | None = None) -> str:
@@ -106,6 +111,18 @@ def test_down_ends_every_process_and_up_takes_the_same_bookies_again(up):
     assert not alive(processes)
     succeeds("up", "--data-dir", folder, "--port", port)
     assert ids() == before
+
+
+def test_status_of_a_cluster_whose_zookeeper_died_says_how_to_mend_it(up):
+    folder, said = up
+    port = said["service_url"].split(":")[2].partition("/")[0]
+    running = json.loads((folder / "cluster.json").read_text())["pid"]
+    (zookeeper,) = [pid for pid in descendants(running) if "java" in comm(pid)]
+    os.kill(zookeeper, signal.SIGKILL)
+    assert "`spark-ledger down`, then" in fails("status", "--data-dir", folder)
+    succeeds("down", "--data-dir", folder)
+    succeeds("up", "--data-dir", folder, "--port", port)
+    assert "writable" in succeeds("status", "--data-dir", folder)
 
 
 def test_topics_are_created_listed_and_described(cluster: LocalCluster):
