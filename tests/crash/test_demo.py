@@ -25,7 +25,13 @@ def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=as_from_a_terminal,
     )
+
+
+def as_from_a_terminal() -> None:
+    """A runner in the background hands on that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def marked(output: Path) -> dict[int, bytes]:
