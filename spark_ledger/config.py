@@ -6,7 +6,7 @@ the default.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -55,6 +55,58 @@ class ClientConfig(Settings):
     )
     connect_timeout_s: float = Field(
         10.0, gt=0, description="Seconds to reach the metadata store when a client starts."
+    )
+
+    spare_grace_s: float = Field(
+        12.0,
+        ge=0,
+        description="Seconds that adds without an ack quorum, and new ledgers without enough"
+        " bookies, wait for bookies to come back.",
+    )
+    speculative_read_delay_s: float = Field(
+        0.3, gt=0, description="Seconds after which a read asks the next replica too."
+    )
+    explicit_lac_s: float = Field(
+        0.1,
+        gt=0,
+        description="Seconds without an append after which the last add confirmed is written by"
+        " itself, for readers that follow.",
+    )
+    long_poll_s: float = Field(
+        5.0, gt=0, description="Seconds that one question for news of a ledger waits at a bookie."
+    )
+    directory_refresh_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds after which the list of bookies is read again, watch or no watch.",
+    )
+
+    ensemble_change: Literal["at-once", "delayed"] = Field(
+        "at-once",
+        description="When a bookie that failed is replaced: at once, or only when a write set"
+        " has fewer than Qa others (fewer fragments, more entries short of a copy).",
+    )
+    quarantine_failures: int = Field(
+        3,
+        ge=1,
+        description="Failed or slow answers within the window that put a bookie in quarantine.",
+    )
+    quarantine_window_s: float = Field(
+        60.0, gt=0, description="Seconds over which failed and slow answers are counted."
+    )
+    quarantine_s: float = Field(
+        120.0, ge=0, description="Seconds in which a bookie in quarantine is chosen last. 0: none."
+    )
+    slow_add_s: float = Field(
+        2.0, gt=0, description="Seconds for one send to one bookie beyond which it counts as slow."
+    )
+    placement: str = Field(
+        "spark_ledger.ledger.placement:choose",
+        description="Who chooses bookies: module:function, called as documented there.",
+    )
+    racks: Literal["soft", "hard"] = Field(
+        "soft",
+        description="Copies on different racks: where possible (soft), or not at all (hard).",
     )
 
     inflight_bytes: int = Field(
