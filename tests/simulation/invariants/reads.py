@@ -1,0 +1,96 @@
+"""What readers are given and told: 1, 4, 6, 9, 10, 11."""
+
+from tests.simulation.ghost import Ghost, LedgerGhost
+from tests.simulation.invariants.judge import invariant, require
+
+
+@invariant("1")
+def an_acked_entry_is_readable_byte_for_byte(
+    ghost: Ghost, ledger: LedgerGhost, read: dict[int, bytes]
+) -> None:
+    """Every acked entry is in what a recovery-open reads while <= Qa-1 per window are lost."""
+    for entry_id in range(ledger.acked + 1):
+        require(
+            read.get(entry_id) == ledger.submitted[entry_id],
+            "1",
+            f"ledger {ledger.ledger_id}: acked entry {entry_id} reads as"
+            f" {_short(read.get(entry_id))}, was {_short(ledger.submitted[entry_id])}",
+        )
+
+
+@invariant("4")
+def all_opens_end_at_the_same_entry(ghost: Ghost, ledger: LedgerGhost, last_entry: int) -> None:
+    """All recovery-opens of a ledger return the same last_entry: the one in the store."""
+    require(
+        ledger.record.last_entry == last_entry,
+        "4",
+        f"ledger {ledger.ledger_id} opened with recovery ends at {last_entry}, the store says"
+        f" {ledger.record.last_entry}",
+    )
+
+
+@invariant("6")
+def entries_come_whole_and_in_the_order_submitted(
+    ghost: Ghost, ledger: LedgerGhost, first: int, read: dict[int, bytes]
+) -> None:
+    """Entries 0..last_entry all exist; the order of payloads is the order of appends."""
+    ids = list(read)
+    require(
+        ids == list(range(first, first + len(ids))),
+        "6",
+        f"ledger {ledger.ledger_id}: a read from {first} returned {ids}",
+    )
+    for entry_id, payload in read.items():
+        known = entry_id < len(ledger.submitted)
+        require(
+            known and ledger.submitted[entry_id] == payload,
+            "6",
+            f"ledger {ledger.ledger_id}: entry {entry_id} reads as {_short(payload)}",
+        )
+
+
+@invariant("9")
+def a_confirmed_position_was_durable_when_it_was_said(
+    ghost: Ghost, ledger: LedgerGhost, lac: int, where: str
+) -> None:
+    """Any LAC in any header, reply or handle: all entries <= it were Qa-durable by then, and it
+    is <= the eventual CLOSED.last_entry."""
+    ledger.lac_heard = max(ledger.lac_heard, lac)
+    what = f"ledger {ledger.ledger_id}: LAC {lac} {where}"
+    require(
+        lac <= ledger.durable_prefix,
+        "9",
+        f"{what}, but entries are on an ack quorum only up to {ledger.durable_prefix}",
+    )
+    last = ledger.record.last_entry
+    require(last is None or lac <= last, "9", f"{what}, but the ledger is CLOSED at {last}")
+
+
+@invariant("10")
+def nothing_returned_lies_beyond_the_end(ghost: Ghost, ledger: LedgerGhost) -> None:
+    """No entry beyond the eventual last_entry is ever returned by a confirmed read."""
+    last = ledger.record.last_entry
+    top = max(ledger.returned, ledger.lac_heard)
+    require(
+        last is None or top <= last,
+        "10",
+        f"ledger {ledger.ledger_id}: entry {top} was confirmed to somebody, CLOSED at {last}",
+    )
+
+
+@invariant("11")
+def a_confirmed_read_ends_in_bytes(
+    ghost: Ghost, ledger: LedgerGhost, wanted: range, got: int
+) -> None:
+    """For e <= LAC or <= last_entry a read ends in the bytes or in an error that is not
+    end-of-stream; it never ends early in silence."""
+    require(
+        got == len(wanted),
+        "11",
+        f"ledger {ledger.ledger_id}: {got} of the confirmed entries {wanted} were returned"
+        " without an error",
+    )
+
+
+def _short(payload: bytes | None) -> str:
+    return "nothing" if payload is None else f"{payload[:24]!r} ({len(payload)} bytes)"
