@@ -1,0 +1,18 @@
+"""Known bugs, put into the production code for the length of a run: the simulation must find them.
+
+Always true: a mutant replaces one production function by one that does what the cited report
+describes (production code has no switch for it); it is caught when an invariant or the liveness
+bound fails, not when it raises. The same seeds are clean without it.
+"""
+
+from tests.simulation.mutants import adding, bookies, recovering, topics
+from tests.simulation.mutants.mutant import Mutant, run_changed
+
+__all__ = ["MUTANTS", "Mutant", "run_changed"]
+
+MUTANTS: tuple[Mutant, ...] = (
+    *adding.MUTANTS,
+    *recovering.MUTANTS,
+    *bookies.MUTANTS,
+    *topics.MUTANTS,
+)

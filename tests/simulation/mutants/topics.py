@@ -1,0 +1,37 @@
+"""Bugs of commits to topics."""
+
+from dataclasses import replace
+from typing import Any
+
+from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.topic import commit as topic_commit
+from spark_ledger.topic.records import IntentState
+from tests.simulation.mutants.mutant import Mutant
+
+TOPIC = {"topics": True}
+
+
+def never_settled(settled: Any) -> Any:
+    return lambda record, draft, w0: None
+
+
+def believes_its_intent_open(intent: Any) -> Any:
+    async def opened(self: Any) -> Any:
+        found = await intent(self)
+        record = replace(found.record, state=IntentState.OPEN)
+        return replace(found, record=record, version=ANY_VERSION)
+
+    return opened
+
+
+MUTANTS = (
+    Mutant("recorded version ignored", "T2", topic_commit, "settled", never_settled, TOPIC),
+    Mutant(
+        "intent believed open",
+        "T4",
+        topic_commit._Committer,
+        "_intent",
+        believes_its_intent_open,
+        TOPIC,
+    ),
+)
