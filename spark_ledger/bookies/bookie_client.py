@@ -2,7 +2,8 @@
 
 Always true: whatever goes wrong on the way (no address, no answer, bytes that are no answer)
 comes back as a status of class *unknown* with its reason, never as a negative and never as an
-exception. "Busy" is asked again, of the same bookie, until the request's time is over.
+exception. "Busy" is asked again, of the same bookie, until the request's time is over. Every
+outcome is told to `quarantine`, which says whom to choose last; "busy" is an answer.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.network import CallFailed, Network
+from spark_ledger.bookies.quarantine import Quarantine
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
-DOUBT_S = 10.0
 
 AnyResponse = TypeVar("AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse)
 
@@ -45,7 +46,12 @@ class BookieClient:
         self._directory = directory
         self._config = config
         self._lanes: dict[str, AddLane] = {}
-        self._unanswered_at: dict[str, float] = {}
+        self.quarantine = Quarantine(
+            config.quarantine_failures,
+            config.quarantine_window_s,
+            config.quarantine_s,
+            lambda: asyncio.get_running_loop().time(),
+        )
 
     # -- adds ---------------------------------------------------------------------------------
 
@@ -118,16 +124,7 @@ class BookieClient:
         request = WriteLacRequest(bookie_id, ledger_id, last_add_confirmed, token)
         return await self._ask(bookie_id, "WriteLac", request, WriteLacResponse)
 
-    # -- who answers --------------------------------------------------------------------------
-
-    def doubtful(self) -> list[str]:
-        """Bookies that lately gave no answer and have given none since, by id."""
-        now = asyncio.get_running_loop().time()
-        return [
-            bookie
-            for bookie in sorted(self._unanswered_at)
-            if now - self._unanswered_at[bookie] < DOUBT_S
-        ]
+    # -- the way there ------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Give up all that is under way and the connections."""
@@ -166,11 +163,16 @@ class BookieClient:
             raise NoAnswer(f"its address cannot be looked up: {failure!r}") from failure
         if address is None:
             raise NoAnswer("it never registered an address")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
             answer = await self._network.call(address, method, codec.encode(request), timeout_s)
             response = codec.decode_response(method, answer)
         except (CallFailed, codec.BadMessage) as failure:
-            self._unanswered_at[bookie_id] = asyncio.get_running_loop().time()
+            self.quarantine.failed(bookie_id)
             raise NoAnswer(f"no answer from {address}: {failure}") from failure
-        self._unanswered_at.pop(bookie_id, None)
+        if method == "Add" and loop.time() - began > self._config.slow_add_s:
+            self.quarantine.slow(bookie_id)
+        else:
+            self.quarantine.answered(bookie_id)
         return response

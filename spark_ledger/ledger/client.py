@@ -179,7 +179,7 @@ class LedgerStore:
         if len(self._directory.writable()) < size:
             await self._wait_for_bookies(size)
         writable = self._directory.writable()
-        doubtful = self._bookies.doubtful()
+        doubtful = self._bookies.quarantine.suspects()
         chosen = self._cluster.placement(writable, size, (), doubtful, self._cluster.rng)
         if len(chosen) < size:
             raise self._not_enough(size)

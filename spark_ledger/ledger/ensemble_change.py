@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from bookie_server.api.status import Status
-from spark_ledger.bookies.bookie_client import DOUBT_S
+from spark_ledger.bookies.quarantine import DOUBT_S
 from spark_ledger.errors import Fenced, LedgerClosed, LedgerError, Unavailable
 from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
@@ -133,7 +133,7 @@ class EnsembleChange:
             bookie: None
             for bookie in (
                 *members,
-                *self._cluster.bookies.doubtful(),
+                *self._cluster.bookies.quarantine.in_doubt(),
                 *(b for b, at in self._rejected.items() if now - at < DOUBT_S),
             )
         }

@@ -71,7 +71,7 @@ class RangeFetch:
     def _offsets(self, chunk: Chunk) -> list[int]:
         """With which slot each of the Qw rounds begins; the most promising round first."""
         self._turn += 1
-        doubtful = self._cluster.bookies.doubtful()
+        doubtful = self._cluster.bookies.quarantine.suspects()
         rounds = [(self._turn + i) % self._quorum.ensemble_size for i in range(self._rounds())]
 
         def doubts(offset: int) -> int:

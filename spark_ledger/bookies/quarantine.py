@@ -1,0 +1,93 @@
+"""Which bookies are chosen last, because they lately gave no answer or a slow one.
+
+Always true: nobody is excluded here, only put last; a bookie is *in doubt* from an unanswered call
+until DOUBT_S later or its next answer, whichever is first; it is *in quarantine* once enough calls
+failed or were slow within the window, and an answer in between does not end that. Calls that fail
+together (all frames under way to a bookie that dies) count once. Memory: a few numbers a bookie.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+DOUBT_S = 10.0
+APART_S = 1.0  # failures closer than this to the one before are the same trouble
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is held against one bookie. Times are seconds of the loop's clock."""
+
+    unanswered_at: float | None = None
+    troubles: deque[float] = field(default_factory=deque)
+    quarantined_until: float = 0.0
+
+
+class Quarantine:
+    """Fed with the outcome of every call. `clock` gives the seconds that all times here are in.
+
+    `failures` failed or slow calls within `window_s` put a bookie in quarantine for `quarantine_s`
+    after the last of them (0: never).
+    """
+
+    def __init__(
+        self, failures: int, window_s: float, quarantine_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._failures = failures
+        self._window_s = window_s
+        self._quarantine_s = quarantine_s
+        self._clock = clock
+        self._standings: dict[str, Standing] = {}
+
+    # -- what happened ------------------------------------------------------------------------
+
+    def failed(self, bookie_id: str) -> None:
+        """A call got no answer."""
+        standing = self._trouble(bookie_id)
+        standing.unanswered_at = self._clock()
+
+    def slow(self, bookie_id: str) -> None:
+        """An answer came, but took too long."""
+        self._trouble(bookie_id).unanswered_at = None
+
+    def answered(self, bookie_id: str) -> None:
+        """An answer came in good time, whatever it says."""
+        standing = self._standings.get(bookie_id)
+        if standing is not None:
+            standing.unanswered_at = None
+
+    # -- who is chosen last -------------------------------------------------------------------
+
+    def suspects(self) -> list[str]:
+        """Bookies in doubt or in quarantine now, by id."""
+        return [bookie for bookie in sorted(self._standings) if self.why(bookie)]
+
+    def in_doubt(self) -> list[str]:
+        """Bookies that lately gave no answer and have given none since, by id."""
+        return [bookie for bookie in sorted(self._standings) if self._doubted(bookie)]
+
+    def why(self, bookie_id: str) -> str:
+        """For an error text: why the bookie is chosen last; "" if it is not."""
+        standing = self._standings.get(bookie_id)
+        if standing is None:
+            return ""
+        left_s = standing.quarantined_until - self._clock()
+        if left_s > 0:
+            return f"in quarantine for another {left_s:.0f} s: it failed or was slow"
+        return "gave no answer lately" if self._doubted(bookie_id) else ""
+
+    def _doubted(self, bookie_id: str) -> bool:
+        at = self._standings[bookie_id].unanswered_at
+        return at is not None and self._clock() - at < DOUBT_S
+
+    def _trouble(self, bookie_id: str) -> Standing:
+        standing = self._standings.setdefault(bookie_id, Standing())
+        now, troubles = self._clock(), standing.troubles
+        if troubles and now - troubles[-1] < APART_S:
+            return standing
+        troubles.append(now)
+        while len(troubles) > self._failures or now - troubles[0] > self._window_s:
+            troubles.popleft()
+        if len(troubles) == self._failures and self._quarantine_s > 0:
+            standing.quarantined_until = now + self._quarantine_s
+        return standing
