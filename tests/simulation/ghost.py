@@ -63,10 +63,15 @@ class BookieGhost:
     fenced_negatives: dict[tuple[int, int], int] = field(default_factory=dict)
     """(ledger, entry) it denied under a fence flag: the moment of that reply."""
     wiped: bool = False
+    rotten: bool = False
+    """Durable bytes of it were damaged: of what it promised it may know nothing any more, but it
+    never denies it."""
 
 
 @dataclass
 class Ghost:
+    over_budget: bool = False
+    """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)
     bookies: dict[str, BookieGhost] = field(default_factory=dict)
     checks: dict[str, int] = field(default_factory=dict)
