@@ -187,19 +187,28 @@ class AddPipeline:
     def failed_bookies(self) -> str:
         """The failed slots for an error text: which bookies, where, why."""
         return "; ".join(
-            f"{self.cluster.directory.describe(slot.bookie_id)}: {slot.failed}"
+            f"{self.cluster.describe(slot.bookie_id)}: {slot.failed}"
             for slot in self.slots
             if slot.failed
         )
 
     def not_enough_bookies(self) -> NotEnoughBookies:
         """The error of a pipeline whose failed slots leave some write set without Qa members."""
-        writable = len(self.cluster.directory.writable())
-        return NotEnoughBookies(
+        members = [slot.bookie_id for slot in self.slots]
+        writable = [bookie.id for bookie in self.cluster.directory.writable()]
+        spares = [self.cluster.describe(b) for b in writable if b not in members]
+        text = (
             f"ledger {self.ledger_id} needs {self.quorum.ack_quorum} of"
-            f" {self.quorum.write_quorum} bookies to answer ({writable} registered as writable);"
-            f" these do not: {self.failed_bookies()}",
+            f" {self.quorum.write_quorum} bookies to answer ({len(writable)} registered as"
+            f" writable); these do not: {self.failed_bookies()}"
+        )
+        if spares:
+            text += f"; no spare (racks = {self.cluster.config.racks!r}): {'; '.join(spares)}"
+        return NotEnoughBookies(
+            text,
             ledger_id=self.ledger_id,
+            needed=self.quorum.ack_quorum,
+            writable=writable,
             bookies=[slot.bookie_id for slot in self.slots if slot.failed],
         )
 

@@ -16,8 +16,9 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import BadConfig, NoSuchLedger, NotEnoughBookies, Unavailable
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.ensemble_change import GRACE_S
 from spark_ledger.ledger.ids import LedgerIds
+from spark_ledger.ledger.placement import Placement, choose
+from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.ledger.records import LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
@@ -41,13 +42,14 @@ class LedgerStore:
         directory: BookieDirectory,
         config: ClientConfig,
         rng: random.Random,
+        placement: Placement = choose,
     ) -> None:
         self.metadata = metadata
         self.config = config
         self._directory = directory
         self._bookies = bookies
         self._records = LedgerRecords(metadata)
-        self._cluster = Cluster(self._records, bookies, directory, config, rng)
+        self._cluster = Cluster(self._records, bookies, directory, config, rng, placement)
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
 
@@ -70,7 +72,7 @@ class LedgerStore:
         Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
         on disk. `announce_lac`: readers are told of the last entry when appends pause (for
         ledgers that are tailed). Waits a moment for bookies that are about to register.
-        Raises BadConfig (quorums), NotEnoughBookies, Unavailable; LedgerError if a given
+        Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; LedgerError if a given
         `ledger_id` is taken.
         """
         if not ensemble_size >= write_quorum >= ack_quorum >= 1:
@@ -79,7 +81,7 @@ class LedgerStore:
                 f" {ack_quorum} >= 1 does not hold",
                 "Choose quorums in that order.",
             )
-        ensemble = await self._new_ensemble(ensemble_size)
+        ensemble = await self._new_ensemble(Quorum(ensemble_size, write_quorum, ack_quorum))
         tokens = derive(password)
         record = LedgerRecord(
             ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
@@ -174,43 +176,63 @@ class LedgerStore:
 
     # -- choosing an ensemble -----------------------------------------------------------------
 
-    async def _new_ensemble(self, size: int) -> tuple[str, ...]:
-        """`size` bookies, preferably such that answered lately. Raises NotEnoughBookies."""
-        if len(self._directory.writable()) < size:
-            await self._wait_for_bookies(size)
-        writable = self._directory.writable()
-        doubtful = self._bookies.quarantine.suspects()
-        chosen = self._cluster.placement(writable, size, (), doubtful, self._cluster.rng)
-        if len(chosen) < size:
-            raise self._not_enough(size)
-        return tuple(chosen)
+    async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
+        """A bookie for each slot, preferably such that answered lately.
 
-    async def _wait_for_bookies(self, size: int) -> None:
-        """Return once enough bookies are writable, or after the grace that a restart is given.
-
-        Raises Unavailable.
+        Raises NotEnoughBookies, BadConfig, Unavailable.
         """
+        chosen = self._place(quorum)
+        if len(chosen) < quorum.ensemble_size:
+            chosen = await self._place_later(quorum)
+        return tuple(chosen[slot] for slot in range(quorum.ensemble_size))
+
+    def _place(self, quorum: Quorum) -> Mapping[int, str]:
+        slots = range(quorum.ensemble_size)
+        return self._cluster.place(quorum, slots, self._directory.writable(), {})
+
+    async def _place_later(self, quorum: Quorum) -> Mapping[int, str]:
+        """Choose again as bookies register, for the grace that a restart is given, if there are
+        bookies that might: as many as ever registered are no reason to wait."""
         changed = asyncio.Event()
         self._directory.add_listener(changed.set)
         try:
             await self._directory.refresh()
-            async with asyncio.timeout(min(GRACE_S, self.config.add_timeout_s / 2)):
-                while len(self._directory.writable()) < size:
-                    if size > await self._directory.known():
-                        return  # so many there never were
+            grace_s = min(self.config.spare_grace_s, self.config.add_timeout_s / 2)
+            async with asyncio.timeout(grace_s):
+                while len(chosen := self._place(quorum)) < quorum.ensemble_size:
+                    known = await self._directory.known()
+                    if known < quorum.ensemble_size or known <= len(self._directory.writable()):
+                        raise self._not_enough(quorum)
                     await changed.wait()
                     changed.clear()
+                return chosen
         except StoreError as failure:
             raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
         except TimeoutError:
-            return
+            raise self._not_enough(quorum) from None
         finally:
             self._directory.remove_listener(changed.set)
 
-    def _not_enough(self, size: int) -> NotEnoughBookies:
+    def _not_enough(self, quorum: Quorum) -> NotEnoughBookies:
+        size, describe = quorum.ensemble_size, self._cluster.describe
         writable = [bookie.id for bookie in self._directory.writable()]
-        others = [self._directory.describe(b) for b in self._directory.heard_of(writable)]
         text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
+        if self.config.racks == "hard":
+            text += (
+                f'; with racks = "hard" any {quorum.write_quorum} neighbours of them must be on'
+                f" different racks, there are {self._racks()}"
+            )
+        elif len(writable) >= size:
+            text += f", of which placement = {self.config.placement!r} takes too few"
+        if writable:
+            text += f"; writable: {'; '.join(map(describe, writable))}"
+        others = self._directory.heard_of(writable)
         if others:
-            text += f"; not writable: {', '.join(others)}"
+            text += f"; not writable: {'; '.join(map(describe, others))}"
         return NotEnoughBookies(text, needed=size, writable=writable)
+
+    def _racks(self) -> str:
+        """The racks of the writable bookies for an error text: "none" or "r1, r2"."""
+        racks = dict.fromkeys(bookie.rack for bookie in self._directory.writable())
+        known = [rack for rack in sorted(racks) if rack]
+        return ", ".join(known) if known else "none (no bookie has `rack` set)"

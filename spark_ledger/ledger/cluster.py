@@ -1,12 +1,14 @@
 """What the ledger's parts share: the cluster they work in."""
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_ledger.bookies.bookie_client import BookieClient
-from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.placement import Placement, choose
+from spark_ledger.ledger.placement import Placement, PlacementRequest, choose
+from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import LedgerRecords
 
 
@@ -20,3 +22,31 @@ class Cluster:
     config: ClientConfig
     rng: random.Random
     placement: Placement = choose
+
+    def place(
+        self,
+        quorum: Quorum,
+        slots: Sequence[int],
+        candidates: Sequence[BookieInfo],
+        members: Mapping[int, BookieInfo],
+    ) -> Mapping[int, str]:
+        """Bookies for `slots` of an ensemble out of `candidates`, as far as there are any that
+        fit. Raises BadConfig for a placement policy that misbehaves."""
+        request = PlacementRequest(
+            candidates=tuple(candidates),
+            slots=tuple(slots),
+            ensemble_size=quorum.ensemble_size,
+            write_quorum=quorum.write_quorum,
+            ack_quorum=quorum.ack_quorum,
+            members=members,
+            suspects=tuple(self.bookies.quarantine.suspects()),
+            racks=self.config.racks,
+        )
+        return self.placement(request, self.rng)
+
+    def describe(self, bookie_id: str) -> str:
+        """One bookie for an error text, with its rack and why it is chosen last, if it is."""
+        writable = {bookie.id: bookie for bookie in self.directory.writable()}
+        rack = writable[bookie_id].rack if bookie_id in writable else ""
+        facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
+        return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])

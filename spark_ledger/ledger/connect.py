@@ -6,13 +6,15 @@ import random
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.errors import Unavailable
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.placement import resolve
 
 
 async def connect(service_url: str, config: ClientConfig | None = None) -> LedgerStore:
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
-    Raises BadConfig for a malformed URL, Unavailable (naming it) when nobody answers
-    there, when there is no cluster at its root, or in a process forked from one that had connected.
+    Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
+    the URL) when nobody answers there, when there is no cluster at its root, or in a process
+    forked from one that had connected.
     """
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
@@ -20,8 +22,9 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     from spark_ledger.metadata import cluster, zookeeper
     from spark_ledger.metadata.store import NoNode, StoreError
 
-    network = GrpcNetwork()
     settings = config or client_config(service_url=service_url)
+    placement = resolve(settings.placement)
+    network = GrpcNetwork()
     metadata = await zookeeper.connect(
         service_url,
         session_timeout_s=settings.session_timeout_s,
@@ -29,7 +32,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         call_timeout_s=settings.metadata_timeout_s,
         make_root=False,
     )
-    directory = BookieDirectory(metadata)
+    directory = BookieDirectory(metadata, settings.directory_refresh_s)
     try:
         if await cluster.read(metadata) is None:
             raise NoNode(f"{service_url} has no cluster")
@@ -47,4 +50,4 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         ) from failure
     bookies = BookieClient(network, directory, settings)
     rng = random.Random(int.from_bytes(os.urandom(16)))
-    return LedgerStore(metadata, bookies, directory, settings, rng)
+    return LedgerStore(metadata, bookies, directory, settings, rng, placement)

@@ -6,16 +6,19 @@ Always true:
 - without a spare bookie the change is put off as long as every write set keeps Qa members that
   answer: it is made when a bookie registers, or the failed one is asked now and then and taken
   back when it answers;
-- with fewer than Qa, adds that have waited for a grace of GRACE_S fail with NotEnoughBookies:
-  long enough for a bookie to restart, short enough to tell the user;
-- a bookie that failed here is no spare for DOUBT_S, so a change cannot go round in circles.
+- `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
+- with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
+  enough for a bookie to restart, short enough to tell the user;
+- a bookie that failed here is no spare for DOUBT_S, nor one that answers nobody: a change cannot
+  go round in circles faster. One in quarantine is a spare when there is no other.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from bookie_server.api.status import Status
+from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.bookies.quarantine import DOUBT_S
 from spark_ledger.errors import Fenced, LedgerClosed, LedgerError, Unavailable
 from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
@@ -23,7 +26,6 @@ from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import SessionState
 
-GRACE_S = 12.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.2, 5.0
 ASK_S = 1.0
 
@@ -44,12 +46,14 @@ class EnsembleChange:
         commit: CommitChange,
         fragments_max: int,
         read_token: bytes = b"",
+        delayed: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._cluster = pipeline.cluster
         self._commit = commit
         self._fragments_max = fragments_max
         self._read_token = read_token
+        self._delayed = delayed
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._stopping = False
@@ -120,31 +124,34 @@ class EnsembleChange:
         elif self._short_since is None:
             self._short_since = now
 
-    def _choose(self) -> dict[int, str]:
+    def _choose(self) -> Mapping[int, str]:
         """Replacements for as many failed slots as there are spares, by slot; none while the
         store is out of reach, for a change that cannot be written stops confirmations."""
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             return {}
+        if self._delayed and self._short_since is None:
+            return {}
         slots = self._pipeline.slots
-        members = [slot.bookie_id for slot in slots]
-        writable = self._cluster.directory.writable()
-        now = self._loop.time()
-        excluded = {
-            bookie: None
-            for bookie in (
-                *members,
-                *self._cluster.bookies.quarantine.in_doubt(),
-                *(b for b, at in self._rejected.items() if now - at < DOUBT_S),
-            )
-        }
-        spares = [bookie for bookie in writable if bookie.id not in excluded]
         failed = [index for index, slot in enumerate(slots) if slot.failed]
-        healthy = [slot.bookie_id for slot in slots if not slot.failed]
-        racks = [bookie.rack for bookie in writable if bookie.id in healthy]
-        chosen = self._cluster.placement(spares, len(failed), racks, (), self._cluster.rng)
-        return dict(zip(failed, chosen, strict=False))
+        writable = {bookie.id: bookie for bookie in self._cluster.directory.writable()}
+        members = {
+            index: writable.get(slot.bookie_id, BookieInfo(slot.bookie_id, ""))
+            for index, slot in enumerate(slots)
+            if not slot.failed
+        }
+        taken = self._no_spares()
+        spares = [bookie for bookie in writable.values() if bookie.id not in taken]
+        return self._cluster.place(self._pipeline.quorum, failed, spares, members)
 
-    async def _replace(self, replacements: dict[int, str]) -> bool:
+    def _no_spares(self) -> Collection[str]:
+        """Members, and who failed here or gave nobody an answer lately."""
+        now = self._loop.time()
+        self._rejected = {b: at for b, at in self._rejected.items() if now - at < DOUBT_S}
+        members = (slot.bookie_id for slot in self._pipeline.slots)
+        doubted = self._cluster.bookies.quarantine.in_doubt()
+        return dict.fromkeys((*members, *doubted, *self._rejected))
+
+    async def _replace(self, replacements: Mapping[int, str]) -> bool:
         """Make the change; False if it certainly was not made and must wait."""
         pipeline = self._pipeline
         first_entry = pipeline.pending.last_add_confirmed + 1
@@ -171,7 +178,7 @@ class EnsembleChange:
         return True
 
     async def _committed(
-        self, failed: dict[int, str], replacements: dict[int, str], first_entry: int
+        self, failed: dict[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
         """Commit; once nobody can say whether it was applied, ask until somebody can: that a
         later attempt was not even sent says nothing about the first."""
@@ -253,7 +260,8 @@ class EnsembleChange:
         head = self._pipeline.pending.head
         if self._short_since is None or head is None:
             return None
-        grace_s = min(GRACE_S, self._cluster.config.add_timeout_s / 2)
+        config = self._cluster.config
+        grace_s = min(config.spare_grace_s, config.add_timeout_s / 2)
         return max(self._short_since, head.appended_at) + grace_s
 
 

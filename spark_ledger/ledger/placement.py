@@ -1,52 +1,209 @@
 """Which bookies a ledger is put on: random by free space, over different racks where known.
 
-Always true: what is chosen are different bookies out of the candidates; with the same generator
-and the same candidates the same ones. Bookies that lately did not answer come last.
+Always true: what is chosen are different bookies out of the candidates, one for a slot; with the
+same generator and the same request the same ones. A suspect (no answer lately, or in quarantine)
+is chosen only for want of others. Racks are to differ *inside write sets*: of a striped ledger two
+slots that share no entry may lie on one rack.
+
+A policy of one's own is a function `policy(request, rng)`, named `module:function` in the setting
+`placement`; it is called as `choose` below is, may use `choose`, and is checked (`resolve`).
 """
 
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal
 
 from spark_ledger.bookies.directory import BookieInfo
+from spark_ledger.errors import BadConfig, LedgerError
 
-Placement = Callable[
-    [Sequence[BookieInfo], int, Collection[str], Collection[str], random.Random], list[str]
-]
+STEPS_MAX = 2_000  # of the search for racks; beyond it the first that fits is taken, slot by slot
 
 
-def choose(
-    candidates: Sequence[BookieInfo],
-    count: int,
-    racks_taken: Collection[str],
-    doubtful: Collection[str],
-    rng: random.Random,
-) -> list[str]:
-    """At most `count` bookie ids of `candidates`, weighted by free bytes.
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """Slots of one ensemble that need a bookie. Fields may be added, none is ever taken away.
 
-    A rack that is taken already (`racks_taken`, "" = not known) is used only when no other is
-    left; a `doubtful` bookie only when nobody else is.
+    `candidates` may be chosen, by id; `slots` are to be filled, ascending; `members` sit in the
+    other slots and stay (their rack is "" where nobody knows it). `suspects` are ids that lately
+    gave no answer or are in quarantine, also of bookies that are no candidates. `racks` is the
+    setting: with "hard" a slot that cannot have a rack of its own stays empty.
     """
-    left = list(candidates)
-    racks = [rack for rack in racks_taken if rack]
-    chosen: list[str] = []
-    while left and len(chosen) < count:
-        bookie = _draw(_best(left, racks, doubtful), rng)
-        left.remove(bookie)
-        chosen.append(bookie.id)
-        if bookie.rack:
-            racks.append(bookie.rack)
-    return chosen
+
+    candidates: tuple[BookieInfo, ...]
+    slots: tuple[int, ...]
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    members: Mapping[int, BookieInfo]
+    suspects: tuple[str, ...] = ()
+    racks: Literal["soft", "hard"] = "soft"
+
+    def neighbours(self, slot: int) -> Iterator[int]:
+        """The slots that share a write set with `slot`."""
+        for other in range(self.ensemble_size):
+            apart = abs(other - slot)
+            if 0 < min(apart, self.ensemble_size - apart) < self.write_quorum:
+                yield other
 
 
-def _best(
-    left: Sequence[BookieInfo], racks: Collection[str], doubtful: Collection[str]
-) -> list[BookieInfo]:
-    """Those with the fewest objections: answering before doubtful, then a rack of its own."""
-    objections = [(bookie.id in doubtful, bookie.rack in racks) for bookie in left]
-    fewest = min(objections)
-    return [bookie for bookie, found in zip(left, objections, strict=True) if found == fewest]
+# (request, source of chance) -> bookie id for each slot that could be filled
+Placement = Callable[[PlacementRequest, random.Random], Mapping[int, str]]
 
 
-def _draw(bookies: Sequence[BookieInfo], rng: random.Random) -> BookieInfo:
-    weights = [max(1, bookie.free_bytes) for bookie in bookies]
-    return rng.choices(bookies, weights)[0]
+def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
+    """Different bookies for the slots, as far as there are any: drawn by free bytes, as few
+    suspects as can be, then as few slots of one rack in a write set as can be.
+
+    With racks "hard" no such two at all, and no bookie whose rack is not known; then rather a
+    suspect than an empty slot.
+    """
+    return Search(request, rng).run()
+
+
+class Search:
+    """Fills slot after slot, going back where racks do not work out. Bookies of one rack, suspects
+    or not, are alike to it: of each such group the one drawn first is taken first."""
+
+    def __init__(self, request: PlacementRequest, rng: random.Random) -> None:
+        self._request = request
+        self._hard = request.racks == "hard"
+        self._neighbours = {slot: tuple(request.neighbours(slot)) for slot in request.slots}
+        self._placed: dict[int, BookieInfo] = dict(request.members)
+        self._steps = 0
+        usable = [b for b in request.candidates if b.rack or not self._hard]
+        drawn = sorted(usable, key=lambda bookie: rng.expovariate(max(1, bookie.free_bytes)))
+        suspects = dict.fromkeys(request.suspects)
+        self._drawn = {bookie.id: (bookie.id in suspects, at) for at, bookie in enumerate(drawn)}
+        self._groups: dict[tuple[str, bool], list[BookieInfo]] = {}
+        for bookie in reversed(drawn):
+            self._groups.setdefault((bookie.rack, bookie.id in suspects), []).append(bookie)
+
+    def run(self) -> dict[int, str]:
+        """The bookie of each slot that can be filled."""
+        slots = self._request.slots
+        suspects = sum(suspect for suspect, _ in self._drawn.values())
+        needed = max(0, len(slots) - (len(self._drawn) - suspects))
+        clashes_max = 0 if self._hard else len(slots) * self._request.ensemble_size
+        for allowed in range(needed, (suspects if self._hard else min(needed, suspects)) + 1):
+            for clashes in range(clashes_max + 1):
+                if self._fill(0, allowed, clashes):
+                    return self._chosen()
+                if self._steps > STEPS_MAX:
+                    return self._one_by_one()
+        return self._one_by_one()
+
+    def _fill(self, at: int, suspects: int, clashes: int) -> bool:
+        """Fill the slots from the `at`-th on, with at most so many suspects and rack clashes."""
+        self._steps += 1
+        if at == len(self._request.slots):
+            return True
+        slot = self._request.slots[at]
+        for group in self._alternatives():
+            bookie = group.pop()
+            suspects_left = suspects - self._drawn[bookie.id][0]
+            clashes_left = clashes - self._clashes(slot, bookie)
+            if suspects_left >= 0 and clashes_left >= 0 and self._steps <= STEPS_MAX:
+                self._placed[slot] = bookie
+                if self._fill(at + 1, suspects_left, clashes_left):
+                    return True
+                del self._placed[slot]
+            group.append(bookie)
+        return False
+
+    def _one_by_one(self) -> dict[int, str]:
+        """As many slots as can be filled without going back."""
+        for slot in self._request.slots:
+            groups = self._alternatives()
+            if self._hard:
+                groups = [group for group in groups if not self._clashes(slot, group[-1])]
+            if groups:
+                best = min(groups, key=lambda group: self._objections(slot, group[-1]))
+                self._placed[slot] = best.pop()
+        return self._chosen()
+
+    def _alternatives(self) -> list[list[BookieInfo]]:
+        """The groups that have somebody left, those who are no suspects first, then as drawn."""
+        left = [group for group in self._groups.values() if group]
+        return sorted(left, key=lambda group: self._drawn[group[-1].id])
+
+    def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
+        suspect, drawn = self._drawn[bookie.id]
+        return suspect, self._clashes(slot, bookie), drawn
+
+    def _clashes(self, slot: int, bookie: BookieInfo) -> int:
+        """How many slots of the bookie's rack share a write set with `slot`."""
+        if not bookie.rack:
+            return 0
+        placed = [self._placed.get(other) for other in self._neighbours[slot]]
+        return sum(other is not None and other.rack == bookie.rack for other in placed)
+
+    def _chosen(self) -> dict[int, str]:
+        return {slot: self._placed[slot].id for slot in self._request.slots if slot in self._placed}
+
+
+# -- a policy of one's own ---------------------------------------------------------------------
+
+
+def resolve(name: str) -> Placement:
+    """The policy that `module:function` names; what it returns is checked at each call.
+
+    Raises BadConfig here if there is no such function, and at a call if it raises or returns
+    anything but candidates, each once, for slots that were asked for.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise _bad(name, "it is no module:function")
+    try:
+        policy: object = import_module(module)
+    except Exception as failure:
+        raise _bad(name, f"{module} cannot be imported: {failure!r}") from failure
+    for part in attribute.split("."):
+        if not hasattr(policy, part):
+            raise _bad(name, f"{module} has no {attribute}")
+        policy = getattr(policy, part)
+    if not callable(policy):
+        raise _bad(name, f"it is a {type(policy).__name__}, no function")
+    return choose if policy is choose else _checked(name, policy)
+
+
+def _checked(name: str, policy: Placement) -> Placement:
+    def checked(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
+        try:
+            chosen = policy(request, rng)
+        except LedgerError:
+            raise
+        except Exception as failure:
+            raise _bad(name, f"it raised {failure!r}") from failure
+        if not isinstance(chosen, Mapping):
+            raise _bad(
+                name, f"it returned a {type(chosen).__name__}, not a mapping of slots to ids"
+            )
+        _check(name, request, chosen)
+        return {slot: chosen[slot] for slot in request.slots if slot in chosen}
+
+    return checked
+
+
+def _check(name: str, request: PlacementRequest, chosen: Mapping[int, str]) -> None:
+    candidates = {bookie.id: None for bookie in request.candidates}
+    strange = [
+        repr(bookie)
+        for bookie in chosen.values()
+        if not isinstance(bookie, str) or bookie not in candidates
+    ]
+    if strange:
+        raise _bad(name, f"it returned bookies that are no candidates: {', '.join(strange)}")
+    if len({*chosen.values()}) < len(chosen):
+        raise _bad(name, f"it returned a bookie twice: {', '.join(sorted(chosen.values()))}")
+    slots = [repr(slot) for slot in chosen if slot not in request.slots]
+    if slots:
+        raise _bad(name, f"it filled slots that it was not asked for: {', '.join(slots)}")
+
+
+def _bad(name: str, why: str) -> BadConfig:
+    return BadConfig(
+        f"placement = {name!r}: {why}",
+        "Name a function as spark_ledger.ledger.placement describes it, or leave the setting out.",
+    )

@@ -58,7 +58,11 @@ class LedgerWriter:
         self._loop = asyncio.get_running_loop()
         self._pipeline = AddPipeline(cluster, known.record, NO_ENTRY)
         self._change = EnsembleChange(
-            self._pipeline, self._commit_change, cluster.config.fragments_max, tokens.read
+            self._pipeline,
+            self._commit_change,
+            cluster.config.fragments_max,
+            tokens.read,
+            delayed=cluster.config.ensemble_change == "delayed",
         )
         if announce_lac:
             self._pipeline.on_idle = self._announce_soon
