@@ -28,6 +28,7 @@ from bookie_server.disk import DiskFailed, NoSuchFile
 from tests.simulation.loop import current_process
 
 Keep = Literal["random", "none", "all"]
+CAPACITY_BYTES = 1 << 40
 
 
 @dataclass
@@ -39,7 +40,7 @@ class DiskFaults:
     sync_fails: int = 0
     """How many of the next syncs raise EIO."""
     append_fails: int = 0
-    bytes_max: int = 1 << 40
+    bytes_max: int = CAPACITY_BYTES
     """Capacity: an append or reservation beyond it raises ENOSPC."""
 
 
@@ -53,6 +54,7 @@ class _Inode:
         self.reserved_durably = False
         self.unsynced: list[tuple[int, bytes]] = []
         self.dead = False
+        self.rotten = False
 
     def write(self, position: int, data: bytes) -> None:
         _put(self.cache, position, data)
@@ -300,9 +302,19 @@ class SimDisk:
         inode = self._durable_names.get(path)
         return b"" if inode is None else bytes(inode.durable)
 
+    def fill_up(self, left_bytes: int) -> None:
+        """ENOSPC beyond that many bytes more than are in use now."""
+        self.faults.bytes_max = self._total() + left_bytes
+
+    def rot(self, path: str) -> bool:
+        """Whether a bit of the file was flipped."""
+        inode = self._names.get(path)
+        return inode is not None and inode.rotten
+
     def flip_bit(self, path: str, bit: int) -> None:
         """Rot: one bit of the file, on the platter and in the cache."""
         inode = self._inode(path)
+        inode.rotten = True
         for image in (inode.cache, inode.durable):
             if bit // 8 < len(image):
                 image[bit // 8] ^= 1 << (bit % 8)
@@ -317,7 +329,8 @@ class SimDisk:
 
     def take_append(self, inode: _Inode, length: int) -> None:
         """Raise DiskFailed when an append of `length` bytes does not succeed."""
-        full = self._used() + length > self.faults.bytes_max
+        grows = max(0, len(inode.cache) + length - inode.size())
+        full = grows > 0 and self._used() + grows > self.faults.bytes_max
         if self.faults.append_fails > 0 or full:
             self.faults.append_fails = max(0, self.faults.append_fails - 1)
             inode.dead = True
@@ -329,8 +342,9 @@ class SimDisk:
             await asyncio.sleep(self._rng.uniform(shortest, longest))
 
     def _used(self) -> int:
-        if self.faults.bytes_max >= 1 << 40:
-            return 0
+        return 0 if self.faults.bytes_max >= CAPACITY_BYTES else self._total()
+
+    def _total(self) -> int:
         return sum(inode.size() for inode in self._names.values())
 
     def _inode(self, path: str) -> _Inode:

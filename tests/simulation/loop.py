@@ -55,6 +55,8 @@ class Process:
         self.name = name
         self.alive = True
         self.paused = False
+        self.ahead_s = 0.0
+        """By how much its clock is ahead of the loop's."""
         self.backlog: list[asyncio.Handle] = []
         self._loop = loop
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -87,6 +89,12 @@ class Process:
             self._loop.requeue(self.backlog)
             self.backlog.clear()
 
+    def jump(self, seconds: float) -> None:
+        """Its clock jumps ahead: `time()` says so to it, and its timers fire as much earlier."""
+        if self.alive:
+            self.ahead_s += seconds
+            self._loop.hasten(self, seconds)
+
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Called by the loop for each task made inside this process."""
         self._tasks[task] = None
@@ -116,6 +124,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.paused = 0
         """How many processes are paused."""
         self._steps_max = steps_max
+        self._jumped = False
         self._now = 0.0
         self._sequence = 0
         self._ready: deque[asyncio.Handle] = deque()
@@ -134,6 +143,15 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- what asyncio asks of a loop -------------------------------------------------------
 
     def time(self) -> float:
+        """What the clock of the process that asks shows."""
+        if not self._jumped:
+            return self._now
+        process = _PROCESS.get()
+        return self._now if process is None else self._now + process.ahead_s
+
+    @property
+    def now(self) -> float:
+        """The one true time, whoever asks."""
         return self._now
 
     def call_soon(
@@ -150,7 +168,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + max(0.0, delay), callback, *args, context=context)
+        return self._set_timer(self._now + max(0.0, delay), callback, args, context)
 
     def call_at(
         self,
@@ -158,6 +176,19 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """`when` is by the clock of the process that the callback belongs to."""
+        if self._jumped:
+            process = context.get(_PROCESS) if context is not None else _PROCESS.get()
+            when -= process.ahead_s if process is not None else 0.0
+        return self._set_timer(when, callback, args, context)
+
+    def _set_timer(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._sequence += 1
@@ -263,6 +294,14 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise Livelock(f"not done by simulated second {time_max_s}; waiting: {self.waiting()}")
         while timers and timers[0][0] <= self._now:
             self._ready.append(heapq.heappop(timers)[2])
+
+    def hasten(self, process: Process, seconds: float) -> None:
+        """Let every timer of the process fire so much earlier, but none before now."""
+        self._jumped = True
+        for place, (when, sequence, handle) in enumerate(self._timers):
+            if handle._context.get(_PROCESS) is process:  # type: ignore[attr-defined]
+                self._timers[place] = (max(self._now, when - seconds), sequence, handle)
+        heapq.heapify(self._timers)
 
     def requeue(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)

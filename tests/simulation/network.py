@@ -38,6 +38,11 @@ class NetworkFaults:
     loss: float = 0.0
     duplicate: float = 0.0
     """The request is carried out twice; the second answer goes nowhere."""
+    late: float = 0.0
+    """How many of the duplicates come late, by `late_s`, to whoever serves there then."""
+    late_s: tuple[float, float] = (0.5, 30.0)
+    astray: float = 0.0
+    """How many requests go to another address than theirs."""
     reset: float = 0.8
     """How often a caller is told at once that the server died under its call."""
 
@@ -60,6 +65,10 @@ class Exchange:
 class _Server:
     handler: Handler
     process: Process | None
+
+
+_Parcel = tuple[Callable[..., None], tuple[Any, ...]]
+"""What happens when something arrives, and with what."""
 
 
 class _Call:
@@ -93,6 +102,8 @@ class SimNetwork:
         self._rng = rng or random.Random(0)
         self._servers: dict[str, _Server] = {}
         self._cuts: dict[tuple[str, str], None] = {}
+        self._clogs: dict[tuple[str, str], list[_Parcel]] = {}
+        self._sluggish: dict[str, tuple[float, float]] = {}
         self._under_way: dict[_Call, None] = {}
 
     # -- servers -----------------------------------------------------------------------------
@@ -131,10 +142,30 @@ class SimNetwork:
             if sender in (ANY, pair[0]) and receiver in (ANY, pair[1]):
                 del self._cuts[pair]
 
+    def clog(self, sender: str, receiver: str) -> None:
+        """Hold everything back that one sends to the other, one way, until `unclog`."""
+        self._clogs.setdefault((sender, receiver), [])
+
+    def unclog(self, sender: str, receiver: str) -> None:
+        """Everything that was held back arrives at once, in the order it was sent."""
+        loop = asyncio.get_running_loop()
+        for callback, args in self._clogs.pop((sender, receiver), ()):
+            loop.call_soon(callback, *args, context=_outside(loop))
+
+    def slow_down(self, address: str, between_s: tuple[float, float]) -> None:
+        """The address begins every request so much later, until `quicken`."""
+        self._sluggish[address] = between_s
+
+    def quicken(self, address: str) -> None:
+        self._sluggish.pop(address, None)
+
     def calm(self) -> None:
         """No losses, no cuts, no slow ways: for the healing phase."""
         self.faults = NetworkFaults()
         self._cuts.clear()
+        self._sluggish.clear()
+        for pair in list(self._clogs):
+            self.unclog(*pair)
 
     # -- one call ------------------------------------------------------------------------------
 
@@ -147,7 +178,7 @@ class SimNetwork:
         self._under_way[call] = None
         timer = loop.call_later(timeout_s, self._fail, call, f"no answer in {timeout_s} s")
         if not self._lost(caller, address):
-            self._later(self._arrive, call)
+            self._send(caller, address, self._arrive, call)
         try:
             return await call.answer
         finally:
@@ -155,6 +186,16 @@ class SimNetwork:
             self._under_way.pop(call, None)
 
     def _arrive(self, call: _Call) -> None:
+        if self.faults.astray and self._rng.random() < self.faults.astray:
+            call.address = self._rng.choice(sorted(self._servers) or [call.address])
+        between_s = self._sluggish.get(call.address)
+        if between_s is None:
+            self._begin(call)
+            return
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._rng.uniform(*between_s), self._begin, call, context=_outside(loop))
+
+    def _begin(self, call: _Call) -> None:
         server = self._servers.get(call.address)
         if server is None:
             self._later(self._fail, call, f"{call.address} refused the connection")
@@ -162,10 +203,19 @@ class SimNetwork:
         call.server = server
         self._start(call, server)
         if self.faults.duplicate and self._rng.random() < self.faults.duplicate:
-            self._later(self._again, call, server)
+            self._duplicate(call)
 
-    def _again(self, call: _Call, server: _Server) -> None:
-        if self._servers.get(call.address) is server:
+    def _duplicate(self, call: _Call) -> None:
+        if not self.faults.late or self._rng.random() >= self.faults.late:
+            self._later(self._again, call)
+            return
+        loop = asyncio.get_running_loop()
+        after_s = self._rng.uniform(*self.faults.late_s)
+        loop.call_later(after_s, self._again, call, context=_outside(loop))
+
+    def _again(self, call: _Call) -> None:
+        server = self._servers.get(call.address)
+        if server is not None:
             self._start(call, server, answers=False)
 
     def _start(self, call: _Call, server: _Server, answers: bool = True) -> None:
@@ -191,7 +241,7 @@ class SimNetwork:
         for tap in self.taps:
             tap(exchange)
         if answers and not self._lost(call.address, call.caller):
-            self._later(self._answer, call, answer)
+            self._send(call.address, call.caller, self._answer, call, answer)
 
     def _answer(self, call: _Call, answer: bytes) -> None:
         if not call.answer.done():
@@ -204,10 +254,16 @@ class SimNetwork:
     def _lost(self, sender: str, receiver: str) -> bool:
         if self.faults.loss and self._rng.random() < self.faults.loss:
             return True
-        if not self._cuts:
-            return False
-        pairs = ((sender, receiver), (sender, ANY), (ANY, receiver), (ANY, ANY))
-        return any(pair in self._cuts for pair in pairs)
+        return bool(self._cuts) and any(pair in self._cuts for pair in _pairs(sender, receiver))
+
+    def _send(self, sender: str, receiver: str, callback: Callable[..., None], *args: Any) -> None:
+        """Let `callback` happen when what `sender` sends now arrives."""
+        if self._clogs:
+            for pair in _pairs(sender, receiver):
+                if pair in self._clogs:
+                    self._clogs[pair].append((callback, args))
+                    return
+        self._later(callback, *args)
 
     def _later(self, callback: Callable[..., None], *args: Any) -> None:
         between = self.faults.delay_s
@@ -215,6 +271,11 @@ class SimNetwork:
             between = self.faults.slow_s
         loop = asyncio.get_running_loop()
         loop.call_later(self._rng.uniform(*between), callback, *args, context=_outside(loop))
+
+
+def _pairs(sender: str, receiver: str) -> tuple[tuple[str, str], ...]:
+    """The names under which the way from one to the other may be cut or clogged."""
+    return ((sender, receiver), (sender, ANY), (ANY, receiver), (ANY, ANY))
 
 
 def _outside(loop: asyncio.AbstractEventLoop) -> Any:

@@ -41,6 +41,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
+from tests.simulation.loop import SimLoop
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
 
@@ -94,19 +95,19 @@ class SimStore:
     def stall(self, seconds: float) -> None:
         """Nothing is answered until then; what arrives is carried out afterwards."""
         loop = asyncio.get_running_loop()
-        self.stalled_until = max(self.stalled_until, loop.time() + seconds)
+        self.stalled_until = max(self.stalled_until, _now() + seconds)
         loop.call_at(self.stalled_until, self.release, context=_outside(loop))
 
     def hold(self, arrival: Callable[[], None]) -> bool:
         """Keep an arriving request, in order, while stalled."""
-        if asyncio.get_running_loop().time() < self.stalled_until:
+        if _now() < self.stalled_until:
             self._held.append(arrival)
             return True
         return False
 
     def release(self) -> None:
         """Carry out what was held, if the stall is over."""
-        if asyncio.get_running_loop().time() >= self.stalled_until:
+        if _now() >= self.stalled_until:
             held, self._held = self._held, []
             for arrival in held:
                 arrival()
@@ -143,7 +144,7 @@ class SimStore:
 
     def write(self, session: str, evaluate: Callable[[Write], Any]) -> Any:
         """Apply one transaction, or raise and change nothing."""
-        now = asyncio.get_running_loop().time()
+        now = _now()
         write = Write(self._tree, EPOCH_MS + int(now * 1000))
         try:
             result = evaluate(write)
@@ -327,7 +328,7 @@ class SimSession:
         if self._ended:
             raise StoreUnavailable("the session is closed")
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._store.faults.request_timeout_s
+        deadline = _now() + self._store.faults.request_timeout_s
         request = _Request(action, write, loop.create_future(), deadline)
         self._requests[request] = None
         self._send(request)
@@ -341,9 +342,12 @@ class SimSession:
         loop = asyncio.get_running_loop()
         if self._state is not SessionState.CONNECTED:
             why = StoreUnavailable("not connected to the metadata store")
-            loop.call_at(request.deadline, self._fail_waiting, request, why, self._suspensions)
+            loop.call_at(
+                *(request.deadline, self._fail_waiting, request, why, self._suspensions),
+                context=_outside(loop),
+            )
             return
-        self._last_arrival = max(self._last_arrival, loop.time() + self._delay())
+        self._last_arrival = max(self._last_arrival, _now() + self._delay())
         loop.call_at(
             self._last_arrival, self._arrive, request, self._suspensions, context=_outside(loop)
         )
@@ -375,7 +379,7 @@ class SimSession:
             outcome = error
         request.dropped = True  # decided: never again
         loop = asyncio.get_running_loop()
-        self._last_answer = max(self._last_answer, loop.time() + self._delay())
+        self._last_answer = max(self._last_answer, _now() + self._delay())
         loop.call_at(
             self._last_answer, self._deliver, request, outcome, suspensions, context=_outside(loop)
         )
@@ -493,7 +497,7 @@ class SimSession:
         lag = self._store.faults.lag_s
         if lag <= 0:
             return self._store.zxid
-        horizon = asyncio.get_running_loop().time() - self._store.rng.uniform(0, lag)
+        horizon = _now() - self._store.rng.uniform(0, lag)
         zxid = self._seen
         while zxid < self._store.zxid and self._store.log[zxid].time <= horizon:
             zxid += 1
@@ -531,6 +535,12 @@ def _add_watch(watches: _Watches, path: str, watch: Watcher, context: Context) -
     waiting = watches.setdefault(path, [])
     if all(known != watch for known, _ in waiting):
         waiting.append((watch, context))
+
+
+def _now() -> float:
+    """The true time: the store's own clock never jumps, whichever process asks."""
+    loop = asyncio.get_running_loop()
+    return loop.now if isinstance(loop, SimLoop) else loop.time()
 
 
 def _settle(request: _Request, outcome: Any) -> None:

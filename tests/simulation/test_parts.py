@@ -23,7 +23,7 @@ from spark_ledger.metadata.store import (
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Deadlock, Livelock, RealWorld, current, run
-from tests.simulation.network import SimNetwork
+from tests.simulation.network import NetworkFaults, SimNetwork
 from tests.simulation.store import SimStore, StoreFaults
 
 # -- loop --------------------------------------------------------------------------------------
@@ -111,6 +111,32 @@ def test_a_killed_process_ends_with_all_the_tasks_it_made():
         assert len(steps) == 6
         assert task.cancelled()
         assert not [name for name in current().waiting() if "forever" in name]
+
+    run(main())
+
+
+def test_a_clock_that_jumps_fires_the_timers_of_its_process_early_and_of_no_other():
+    async def main() -> None:
+        jumper, other = current().process("jumper"), current().process("other")
+        seen: list[tuple[str, float, float]] = []
+
+        async def sleeper(name: str) -> None:
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            await asyncio.sleep(20)
+            seen.append((name, loop.time() - begun, current().now))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await asyncio.sleep(60)
+            seen.append((name, loop.time() - begun, current().now))
+
+        tasks = [jumper.spawn(sleeper("jumper")), other.spawn(sleeper("other"))]
+        await asyncio.sleep(1)
+        jumper.jump(15)
+        await asyncio.gather(*tasks)
+        assert [name for name, *_ in seen] == ["jumper", "jumper", "other", "other"]
+        assert [then for *_, then in seen] == pytest.approx([5, 10, 20, 25])
+        assert [took for _, took, _ in seen] == pytest.approx([20, 25, 20, 25])
 
     run(main())
 
@@ -205,6 +231,20 @@ def test_a_full_disk_refuses_appends_and_reserved_space_reads_as_zeros():
     run(main())
 
 
+def test_what_was_reserved_can_be_written_on_a_full_disk():
+    async def main() -> None:
+        disk = SimDisk()
+        file = await disk.create("a", reserve_bytes=64)
+        disk.fill_up(10)
+        await file.append([bytes(60)], sync=True)
+        with pytest.raises(DiskFailed, match="ENOSPC"):
+            await disk.create("b", reserve_bytes=20)
+        with pytest.raises(DiskFailed, match="ENOSPC"):
+            await file.append([bytes(60)], sync=True)
+
+    run(main())
+
+
 # -- index -------------------------------------------------------------------------------------
 
 
@@ -224,6 +264,22 @@ def test_the_index_finds_again_after_a_crash_what_put_returned_for():
         assert await index.last(1) == 3
         assert await index.get(1, 9) is None
         assert await index.ledgers() == [LedgerState(1, fenced=True)]
+
+    run(main())
+
+
+def test_rot_in_the_index_is_an_error_and_never_an_absence():
+    async def main() -> None:
+        disk = SimDisk()
+        index = await SimIndex.open(disk)
+        for entry in range(5):
+            await index.put([Location(1, entry, 0, entry * 100, 100)])
+        disk.flip_bit("index/00000000", 1000)
+        with pytest.raises(DiskFailed, match="corruption"):
+            await index.get(1, 0)
+        disk.crash("none")
+        with pytest.raises(DiskFailed, match="corruption"):
+            await SimIndex.open(disk)
 
     run(main())
 
@@ -294,6 +350,89 @@ def test_calls_to_a_killed_server_fail_and_its_work_stops():
         await asyncio.sleep(10)
         assert not ended
         assert not network.defects
+
+    run(main())
+
+
+def test_a_clogged_way_delivers_nothing_and_then_everything_at_once():
+    async def main() -> None:
+        network = SimNetwork()
+        arrived: list[tuple[bytes, float]] = []
+
+        async def note(method: str, request: bytes) -> bytes:
+            arrived.append((request, current().time()))
+            return b"done"
+
+        network.serve("b:1", note)
+        client = network.client("c")
+        network.clog("c", "b:1")
+        calls = [asyncio.create_task(client.call("b:1", "Add", b"%d" % n, 20)) for n in range(3)]
+        await asyncio.sleep(7)
+        assert arrived == []
+        network.unclog("c", "b:1")
+        assert await asyncio.gather(*calls) == [b"done"] * 3
+        assert arrived == [(b"0", 7.0), (b"1", 7.0), (b"2", 7.0)]
+
+    run(main())
+
+
+def test_a_slow_receiver_carries_everything_out_late_even_what_nobody_waits_for():
+    async def main() -> None:
+        network = SimNetwork()
+        arrived: list[float] = []
+
+        async def note(method: str, request: bytes) -> bytes:
+            arrived.append(current().time())
+            return b""
+
+        network.serve("b:1", note)
+        network.slow_down("b:1", (3.0, 3.0))
+        with pytest.raises(CallFailed):
+            await network.client("c").call("b:1", "Add", b"", 1)
+        assert not arrived
+        await asyncio.sleep(5)
+        assert arrived == [pytest.approx(3.0, abs=0.01)]
+
+    run(main())
+
+
+def test_a_late_duplicate_reaches_whoever_serves_the_address_then():
+    async def main() -> None:
+        network = SimNetwork(faults=NetworkFaults(duplicate=1.0, late=1.0, late_s=(9.0, 9.0)))
+        met: list[str] = []
+
+        async def first(method: str, request: bytes) -> bytes:
+            met.append("first")
+            return b""
+
+        async def second(method: str, request: bytes) -> bytes:
+            met.append("second")
+            return b""
+
+        network.serve("b:1", first)
+        await network.client("c").call("b:1", "Add", b"", 1)
+        network.down("b:1")
+        network.serve("b:1", second)
+        await asyncio.sleep(10)
+        assert met == ["first", "second"]
+
+    run(main())
+
+
+def test_a_request_gone_astray_is_carried_out_by_another_address():
+    async def main() -> None:
+        network = SimNetwork(random.Random(1), NetworkFaults(astray=1.0))
+        met: list[str] = []
+        for address in ("a:1", "b:1", "c:1"):
+
+            async def serve(method: str, request: bytes, address: str = address) -> bytes:
+                met.append(address)
+                return b""
+
+            network.serve(address, serve)
+        for _ in range(20):
+            await network.client("c").call("b:1", "Add", b"", 1)
+        assert sorted({*met}) == ["a:1", "b:1", "c:1"]
 
     run(main())
 

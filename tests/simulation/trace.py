@@ -4,9 +4,10 @@ Always true: a line holds nothing that differs between two runs of the same seed
 objects, no set order, no wall clock); equal hashes mean equal runs (invariant 33).
 """
 
-import asyncio
 import hashlib
 from collections import deque
+
+from tests.simulation.loop import current
 
 LINES_KEPT = 4000
 
@@ -21,7 +22,7 @@ class Trace:
 
     def note(self, who: str, what: str) -> None:
         """`who` did or met `what`, now."""
-        line = f"{asyncio.get_running_loop().time():12.6f} {who:<14} {what}"
+        line = f"{current().now:12.6f} {who:<14} {what}"
         self.events += 1
         self._lines.append(line)
         self._hash.update(line.encode())
