@@ -26,7 +26,9 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -48,6 +50,59 @@ class RealWorld(RuntimeError):
     """Simulated code asked for a thread, a socket or another thing outside the run."""
 
 
+class Handle:
+    """A callback that waits for its turn or its time: asyncio.Handle without its debug mode, which
+    costs more than the callback."""
+
+    __slots__ = ("_args", "_callback", "_cancelled", "_context", "_when")
+
+    def __init__(
+        self, callback: Callable[..., object], args: Any, context: Context, when: float = 0.0
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = context
+        self._when = when
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def when(self) -> float:
+        """The simulated second of a timer."""
+        return self._when
+
+    def __repr__(self) -> str:
+        return f"<Handle {self._callback!r}>"
+
+
+def _nothing() -> None: ...
+
+
+class Tasks:
+    """Tasks that may be alive, in the order of their making. The ended are dropped now and then,
+    all at once: a callback for each would be a fifth of a run's steps."""
+
+    __slots__ = ("_dropped_at", "_tasks")
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._dropped_at = 64
+
+    def add(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.append(task)
+        if len(self._tasks) > self._dropped_at:
+            self._tasks = self.alive()
+            self._dropped_at = 2 * len(self._tasks) + 64
+
+    def alive(self) -> "list[asyncio.Task[Any]]":
+        return [task for task in self._tasks if not task.done()]
+
+
 class Process:
     """Tasks that live and die together; made by `SimLoop.process`."""
 
@@ -57,9 +112,9 @@ class Process:
         self.paused = False
         self.ahead_s = 0.0
         """By how much its clock is ahead of the loop's."""
-        self.backlog: list[asyncio.Handle] = []
+        self.backlog: list[Handle] = []
         self._loop = loop
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks = Tasks()
         self._context: Context = copy_context()
         self._context.run(_PROCESS.set, self)
 
@@ -72,7 +127,7 @@ class Process:
         """Cancel every task, in the order of their making; further ones are still-born."""
         self.resume()
         self.alive = False
-        for task in list(self._tasks):
+        for task in self._tasks.alive():
             task.cancel()
 
     def pause(self) -> None:
@@ -97,13 +152,9 @@ class Process:
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Called by the loop for each task made inside this process."""
-        self._tasks[task] = None
-        task.add_done_callback(self._forget)
+        self._tasks.add(task)
         if not self.alive:
             task.cancel()
-
-    def _forget(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.pop(task, None)
 
 
 def current_process() -> Process | None:
@@ -127,9 +178,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._jumped = False
         self._now = 0.0
         self._sequence = 0
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[float, int, Handle]] = []
+        self._tasks = Tasks()
+        self.create_future = partial(asyncio.Future, loop=self)  # no frame of our own in between
         self._running = False
         self._closed = False
 
@@ -156,8 +208,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -167,8 +219,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
-        return self._set_timer(self._now + max(0.0, delay), callback, args, context)
+    ) -> Handle:
+        when = self._now + delay if delay > 0.0 else self._now
+        return self._set_timer(when, callback, args, context)
 
     def call_at(
         self,
@@ -176,7 +229,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         *args: Any,
         context: Context | None = None,
-    ) -> asyncio.TimerHandle:
+    ) -> Handle:
         """`when` is by the clock of the process that the callback belongs to."""
         if self._jumped:
             process = context.get(_PROCESS) if context is not None else _PROCESS.get()
@@ -189,17 +242,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         callback: Callable[..., object],
         args: tuple[Any, ...],
         context: Context | None,
-    ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Handle:
+        known = copy_context() if context is None else context  # an empty context is false
+        handle = Handle(callback, args, known, when)
         self._sequence += 1
         heapq.heappush(self._timers, (when, self._sequence, handle))
         return handle
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
-
-    def create_future(self) -> "asyncio.Future[Any]":
-        return asyncio.Future(loop=self)
 
     def create_task(
         self,
@@ -215,13 +263,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         process = context.get(_PROCESS) if context is not None else _PROCESS.get()
         if process is not None:
             process.adopt(task)
-        number = self._sequence
-        self._tasks[number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+        self._tasks.add(task)
         return task
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = bool
+    """False, which is bool(): every future asks, and a function in Python would cost."""
 
     def set_debug(self, enabled: bool) -> None:
         """Not offered: debug mode reads the wall clock."""
@@ -277,10 +323,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             for _ in range(len(ready)):
                 handle = ready.popleft()
                 if not handle._cancelled and not (self.paused and _held_back(handle)):
-                    handle._run()
                     self.steps += 1
+                    try:
+                        handle._context.run(handle._callback, *handle._args)
+                    except Exception as error:
+                        self._raised(handle, error)
             if self.steps > self._steps_max:
                 raise Livelock(f"{self.steps} steps by simulated second {self._now:.3f}")
+
+    def _raised(self, handle: Handle, error: Exception) -> None:
+        message = f"a callback raised: {handle}"
+        self.failures.append({"message": message, "exception": error, "handle": handle})
 
     def _advance(self, time_max_s: float) -> None:
         """Jump to the next timer and make every timer of that moment ready."""
@@ -299,16 +352,16 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Let every timer of the process fire so much earlier, but none before now."""
         self._jumped = True
         for place, (when, sequence, handle) in enumerate(self._timers):
-            if handle._context.get(_PROCESS) is process:  # type: ignore[attr-defined]
+            if handle._context.get(_PROCESS) is process:
                 self._timers[place] = (max(self._now, when - seconds), sequence, handle)
         heapq.heapify(self._timers)
 
-    def requeue(self, handles: list[asyncio.Handle]) -> None:
+    def requeue(self, handles: list[Handle]) -> None:
         self._ready.extend(handles)
 
     def waiting(self) -> list[str]:
         """Names of the tasks that have not ended, in the order of their making."""
-        return [f"{task.get_name()}: {_where(task)}" for task in self._tasks.values()]
+        return [f"{task.get_name()}: {_where(task)}" for task in self._tasks.alive()]
 
     def shut(self) -> None:
         """Cancel what is left and let it end; then the loop is closed."""
@@ -316,24 +369,24 @@ class SimLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             for _ in range(100):
-                left = list(self._tasks.values())
+                left = self._tasks.alive()
+                if not left:
+                    break
                 for task in left:
                     task.cancel()
                 while self._ready:
                     handle = self._ready.popleft()
-                    if not handle._cancelled:
-                        handle._run()
-                if not self._tasks:
-                    break
+                    with suppress(Exception):
+                        handle._context.run(handle._callback, *handle._args)
         finally:
             self._running = False
             asyncio._set_running_loop(None)
             self.close()
 
 
-def _held_back(handle: asyncio.Handle) -> bool:
+def _held_back(handle: Handle) -> bool:
     """Keep the handle for later if it belongs to a paused process."""
-    process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+    process = handle._context.get(_PROCESS)
     if process is None or not process.paused:
         return False
     process.backlog.append(handle)
