@@ -108,7 +108,8 @@ async def _run(config: BookieConfig) -> None:
         identity = await _identify(disks, store)
         index = await RocksIndex.open(Path(config.ledger_directory) / "index")
         bookie = await Bookie.start(
-            identity.bookie_id, journal, ledgers, index, store, config.storage()
+            *(identity.bookie_id, journal, ledgers, index, store, config.storage()),
+            cluster_id=identity.cluster_id,
         )
         await _serve(config, bookie, ledgers, store, stop)
 

@@ -28,6 +28,7 @@ from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_storage import LedgerStorage, Range, Undeliverable
 from bookie_server.replay import open_journal
 from bookie_server.storage_config import StorageConfig
+from bookie_server.tombstones import Tombstones
 from spark_ledger.metadata.store import MetadataStore
 
 RESULTS_MAX = 16384  # statuses in one reply of Read, whatever the range
@@ -45,6 +46,7 @@ class Bookie:
         journal: Journal,
         metadata: MetadataStore,
         config: StorageConfig,
+        cluster_id: str = "",
     ) -> None:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -61,7 +63,8 @@ class Bookie:
         self._stopping = False
         self._read_bytes = 0
         self._storage_task = asyncio.ensure_future(storage.run())
-        for task in (self._storage_task, journal.task):
+        self._sweeping = asyncio.ensure_future(self._sweep(metadata, cluster_id))
+        for task in (self._storage_task, journal.task, self._sweeping):
             task.add_done_callback(self._on_task_end)
 
     @classmethod
@@ -73,14 +76,16 @@ class Bookie:
         index: EntryIndex,
         metadata: MetadataStore,
         config: StorageConfig,
+        cluster_id: str = "",
     ) -> "Bookie":
         """Replay what the journal holds beyond the checkpoint; ready to serve when it returns.
 
+        A node that is not told the id of its cluster never takes a ledger for deleted.
         Raises DiskFailed.
         """
         storage = await LedgerStorage.open(ledger_disk, index, config)
         journal = await open_journal(journal_disk, ledger_disk, storage, config)
-        return cls(bookie_id, ledger_disk, storage, journal, metadata, config)
+        return cls(bookie_id, ledger_disk, storage, journal, metadata, config, cluster_id)
 
     @property
     def readonly_reason(self) -> str:
@@ -119,6 +124,7 @@ class Bookie:
         Raises JournalFailed or DiskFailed when the node had failed or fails now.
         """
         self._stopping = True
+        self._sweeping.cancel()
         self._ledgers.wake_all()
         await self._idle.wait()
         self._storage.stop()
@@ -131,8 +137,14 @@ class Bookie:
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, nobody is answered."""
         self._stopping = True
+        self._sweeping.cancel()
         self._storage_task.cancel()
         self._journal.abandon()
+
+    async def _sweep(self, metadata: MetadataStore, cluster_id: str) -> None:
+        if cluster_id:
+            sweep_s = self._config.tombstone_sweep_s
+            await Tombstones(self._ledgers, metadata, cluster_id, sweep_s).run()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -247,6 +259,8 @@ class Bookie:
         handle = await self._ledgers.meet(request.ledger_id)
         if not handle.allows("add", request.token):
             return m.WriteLacResponse(Status.UNAUTHORIZED)
+        if handle.state.deleted:
+            return m.WriteLacResponse(Status.LEDGER_DELETED)
         state = handle.explicit_lac(request.last_add_confirmed)
         self._storage.set_state(state)
         record = Record(Kind.LAC, state.ledger_id, state.explicit_lac, b"", 0)

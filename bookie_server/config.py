@@ -116,6 +116,11 @@ class BookieConfig(Settings):
         gt=0,
         description="How long a caller who got busy waits before asking again.",
     )
+    tombstone_sweep_s: float = Field(
+        _STORAGE.tombstone_sweep_s,
+        gt=0,
+        description="Pause between two looks for ledgers that were deleted, which take no adds.",
+    )
     log_level: str = Field(
         "INFO", description="What is logged to standard error: DEBUG, INFO, WARNING or ERROR."
     )

@@ -2,10 +2,13 @@
 
 Always true: there is one handle per ledger; a ledger is met once, however many requests come for
 it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
-ledger record in the journal) before anything else of that ledger is.
+ledger record in the journal) before anything else of that ledger is; a ledger that was buried
+(tombstones.py) stays buried.
 """
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Status
@@ -59,6 +62,31 @@ class LedgerDirectory:
             task.add_done_callback(lambda done: self._met(ledger_id, done))
         return await asyncio.shield(task)
 
+    def alive(self) -> list[int]:
+        """Every ledger that was met and is not buried, by id."""
+        return [
+            state.ledger_id
+            for state in self._storage.states()
+            if state.met and not state.deleted and state.ledger_id != EVERY_LEDGER
+        ]
+
+    async def bury(self, ledger_ids: Sequence[int]) -> None:
+        """Take no normal add of these ledgers from now on; durable when it returns.
+
+        Raises JournalFailed.
+        """
+        records = []
+        for ledger_id in ledger_ids:
+            handle = self._handles.get(ledger_id)
+            known = handle.state if handle is not None else self._storage.state(ledger_id)
+            assert known is not None, "only a ledger that was met is buried"
+            state = replace(known, deleted=True)
+            if handle is not None:
+                handle.bury(state)
+            self._storage.set_state(state)
+            records.append(_ledger_record(state))
+        await asyncio.shield(self._journal.append(records))
+
     def wake_all(self) -> None:
         for handle in self._handles.values():
             handle.wake()
@@ -76,6 +104,7 @@ class LedgerDirectory:
             last, lac = await self._last(ledger_id)
         except DiskFailed as error:
             raise Refused(Status.IO_ERROR, str(error)) from error
+        state = self._storage.state(ledger_id) or state  # it may have been buried meanwhile
         handle = self._handles[ledger_id] = LedgerHandle(state, last, lac)
         return handle
 
@@ -102,8 +131,7 @@ class LedgerDirectory:
             limbo=damaged is not None and damaged.limbo,
         )
         self._storage.set_state(state)
-        body = encode_ledger_state(state)
-        self._journal.append([Record(Kind.LEDGER, ledger_id, NO_ENTRY, body, body_crc(body))])
+        self._journal.append([_ledger_record(state)])
         return state
 
     async def _last(self, ledger_id: int) -> tuple[int, int]:
@@ -115,3 +143,8 @@ class LedgerDirectory:
         if header is None or isinstance(header, Undeliverable):
             return last, NO_ENTRY
         return last, header.last_add_confirmed
+
+
+def _ledger_record(state: LedgerState) -> Record:
+    body = encode_ledger_state(state)
+    return Record(Kind.LEDGER, state.ledger_id, NO_ENTRY, body, body_crc(body))

@@ -70,10 +70,19 @@ class LedgerHandle:
         self.wake()
         return self.state
 
+    def bury(self, state: LedgerState) -> None:
+        """The ledger was deleted, as `state` says: normal adds are refused, and nobody is kept
+        waiting for news of it."""
+        assert state.deleted
+        self.state = state
+        self.wake()
+
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:
         """Return when the last add confirmed exceeds `previous_lac`, the ledger is fenced or
-        the node stops, or after `wait_s`. A waiter is forgotten when it stops waiting."""
-        if self.last_add_confirmed > previous_lac or self.state.fenced or wait_s <= 0:
+        deleted or the node stops, or after `wait_s`. A waiter is forgotten when it stops
+        waiting."""
+        over = self.state.fenced or self.state.deleted
+        if self.last_add_confirmed > previous_lac or over or wait_s <= 0:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None

@@ -111,6 +111,10 @@ class LedgerStorage:
     def state(self, ledger_id: int) -> LedgerState | None:
         return self._states.get(ledger_id)
 
+    def states(self) -> list[LedgerState]:
+        """What is known of every ledger, and of EVERY_LEDGER, by id."""
+        return [self._states[ledger_id] for ledger_id in sorted(self._states)]
+
     def set_state(self, state: LedgerState) -> None:
         """Known from now on; durable with the caller's journal record or the next flush."""
         self._states[state.ledger_id] = state

@@ -88,7 +88,8 @@ async def _apply(record: Record, storage: LedgerStorage) -> None:
 
 
 def _merged(logged: LedgerState, stored: LedgerState | None) -> LedgerState:
-    """A ledger record is of first contact; what the index has may be of later and wins."""
+    """A ledger record is of first contact or of a burial; what is known already may be of later,
+    and nothing that was ever set is taken back."""
     if stored is None:
         return logged
     return replace(

@@ -23,6 +23,7 @@ class StorageConfig:
     read_bytes_max: most bytes in one reply, whatever the request asks (one entry always fits).
     read_pending_bytes_max: replies being read from disk; beyond it the answer is BUSY.
     retry_after_ms: how long a refused caller waits before it asks again.
+    tombstone_sweep_s: pause between two looks for ledgers that were deleted (tombstones.py).
     """
 
     journal_bytes_max: int = 64 * MIB
@@ -37,6 +38,7 @@ class StorageConfig:
     read_bytes_max: int = 4 * MIB
     read_pending_bytes_max: int = 64 * MIB
     retry_after_ms: int = 20
+    tombstone_sweep_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Raises ValueError when the largest entry would not fit a budget."""

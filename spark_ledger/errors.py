@@ -138,6 +138,14 @@ class MessageTooBig(LedgerError):
     remedy = "Make the row smaller or raise entry_bytes_max on bookies and clients."
 
 
+class RecordTooBig(LedgerError):
+    """A ledger's record would not fit into the metadata store. Nothing was written."""
+
+    error_class = "LEDGER_WRITE.RECORD_TOO_BIG"
+    sql_state = "54000"
+    remedy = "Keep less in the ledger's custom metadata, and large values in its entries."
+
+
 class BadConfig(LedgerError):
     error_class = "LEDGER_CONFIG.INVALID"
     sql_state = "22023"

@@ -1,19 +1,22 @@
 """Which bookies there are and where, as the metadata store last told.
 
 Always true: `writable` and `address` answer from memory; one refresh runs at a time and re-reads
-everything after any watch fired; a bookie's last known address is kept when its registration
-goes, for it may answer still. Failures to refresh are repeated until they end, never raised.
+everything after any watch fired, and every `refresh_s` if none did: a watch may be missed, and
+free space changes without one. A bookie's last known address is kept when its registration goes,
+for it may answer still. Failures to refresh are repeated until they end, never raised; a listener
+that fails is reported and harms nobody else.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
 RETRY_S = 1.0
+REFRESH_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,11 @@ Registrations = dict[str, BookieInfo]
 
 
 class BookieDirectory:
-    """Watches the registrations of writable and read-only bookies."""
+    """Watches the registrations of writable and read-only bookies; `refresh_s` as above."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
+    def __init__(self, metadata: MetadataStore, refresh_s: float = REFRESH_S) -> None:
         self._metadata = metadata
+        self._refresh_s = refresh_s
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._addresses: dict[str, str] = {}
@@ -99,34 +103,52 @@ class BookieDirectory:
         return f"{bookie_id} ({where}, not registered)"
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the event loop after each change of the registrations."""
+        """Call `listener` on the event loop after each change of who is registered, and where;
+        not when only free space changed."""
         self._listeners.append(listener)
 
     def remove_listener(self, listener: Callable[[], None]) -> None:
-        self._listeners.remove(listener)
+        """Never call it again. One that is not there is no error."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     async def refresh(self) -> None:
         """Re-read all registrations. Raises StoreError."""
         async with self._refreshing:
             writable = await self._read_all(paths.BOOKIES_AVAILABLE)
             readonly = await self._read_all(paths.BOOKIES_READONLY)
-        same = (writable, readonly) == (self._writable, self._readonly)
+        same = _places(writable, readonly) == _places(self._writable, self._readonly)
         self._writable, self._readonly = writable, readonly
         for bookie in (*readonly.values(), *writable.values()):
             self._addresses[bookie.id] = bookie.address
         if not same:
-            for listener in list(self._listeners):
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            if listener not in self._listeners:
+                continue  # taken away by one before it
+            try:
                 listener()
+            except Exception as defect:
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "a listener of the bookie directory failed", "exception": defect}
+                )
 
     async def _follow(self) -> None:
+        pause_s = self._refresh_s
         while True:
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass  # nothing was told for so long: look all the same
             self._changed.clear()
             try:
                 await self.refresh()
+                pause_s = self._refresh_s
             except StoreError:
-                await asyncio.sleep(RETRY_S)
-                self._changed.set()
+                pause_s = min(RETRY_S, self._refresh_s)
 
     async def _read_all(self, folder: str) -> Registrations:
         found: Registrations = {}
@@ -166,3 +188,8 @@ class BookieDirectory:
             )
         except (NoNode, ValueError, KeyError, TypeError):
             return None
+
+
+def _places(*groups: Registrations) -> list[list[BookieInfo]]:
+    """The registrations without what changes all the time."""
+    return [[replace(group[bookie], free_bytes=0) for bookie in sorted(group)] for group in groups]

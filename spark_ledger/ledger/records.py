@@ -1,19 +1,28 @@
-"""Ledger records in the metadata store: read, made, moved, deleted.
+"""Ledger records in the metadata store: read, made, moved, deleted, listed.
 
 Always true: every write is a compare-and-set on the version that was judged; a write whose answer
-was lost is never repeated blindly: sync, read again, judge again (transitions.py). Errors of the
-store leave here as errors of spark_ledger.errors.
+was lost is never repeated blindly: sync, read again, judge again (transitions.py); what decides is
+read after a sync. A record the store would not take is refused before it is sent, for there its
+refusal looks like a lost answer. A listing is whole or an error. Errors of the store leave here as
+errors of spark_ledger.errors.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
+from spark_ledger.errors import (
+    LedgerError,
+    NoSuchLedger,
+    RecordTooBig,
+    Unavailable,
+    UnsupportedFormat,
+)
 from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import (
+    VALUE_BYTES_MAX,
     BadVersion,
     MetadataStore,
     NodeExists,
@@ -23,6 +32,7 @@ from spark_ledger.metadata.store import (
 )
 
 DIGITS = 19
+NEW_RECORD_BYTES_MAX = 512 * 1024  # a record grows with every fragment; see VALUE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,10 @@ class LedgerRecords:
         self.metadata = metadata
 
     async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
-        """The record; with `fresh` not older than this call. Raises NoSuchLedger, Unavailable."""
+        """The record; with `fresh` not older than this call.
+
+        Raises NoSuchLedger, Unavailable, UnsupportedFormat (damaged, or of a later version).
+        """
         path = paths.ledger(ledger_id)
         try:
             if fresh:
@@ -66,20 +79,23 @@ class LedgerRecords:
             raise _unavailable(
                 f"the record of ledger {ledger_id} cannot be read", failure
             ) from failure
+        except ledger_record.BadLedgerRecord as damage:
+            raise UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}") from damage
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
         """Make the record. A lost answer is told by the record's creator token.
 
-        Raises LedgerError if another ledger has the id, OutcomeUnresolved, Unavailable.
+        Raises LedgerError if another ledger has the id, RecordTooBig, OutcomeUnresolved,
+        Unavailable; NoSuchLedger if it was made, closed and deleted by others meanwhile.
         """
-        path, value = paths.ledger(record.ledger_id), ledger_record.encode(record)
+        path, value = paths.ledger(record.ledger_id), _encoded(record, NEW_RECORD_BYTES_MAX)
         unknown = False
         while True:
             try:
                 await self.metadata.create(path, value, parents=True)
                 return VersionedRecord(record, 0)
             except NodeExists:
-                found = await self.read(record.ledger_id, fresh=True)
+                found = await self._reread(record.ledger_id, unknown)
                 if record.creator and found.record.creator == record.creator:
                     return found
                 raise LedgerError(
@@ -88,7 +104,7 @@ class LedgerRecords:
             except OutcomeUnknown:
                 unknown = True
                 with suppress(NoSuchLedger):
-                    await self._resolvable(record.ledger_id)
+                    await self._reread(record.ledger_id, unknown)
             except StoreError as failure:
                 what = f"ledger {record.ledger_id} cannot be created"
                 raise _unavailable(what, failure, unknown) from failure
@@ -98,8 +114,9 @@ class LedgerRecords:
     ) -> VersionedRecord:
         """Make the move that `decide` computes, from `known` or whatever is there by then.
 
-        Returns what the store has afterwards. Raises MoveRefused, NoSuchLedger; OutcomeUnresolved
-        when the write may have been applied, Unavailable when it certainly was not.
+        Returns what the store has afterwards. Raises MoveRefused, NoSuchLedger, RecordTooBig;
+        OutcomeUnresolved when the write may have been applied, Unavailable when it certainly was
+        not.
         """
         ledger_id, unknown = known.record.ledger_id, False
         while True:
@@ -108,15 +125,15 @@ class LedgerRecords:
                 return known
             if isinstance(move, Refused):
                 raise MoveRefused(move.why, known)
-            value = ledger_record.encode(move.record)
+            value = _encoded(move.record, VALUE_BYTES_MAX)
             try:
                 version = await self.metadata.set(paths.ledger(ledger_id), value, known.version)
                 return VersionedRecord(move.record, version)
             except BadVersion:
-                known = await self.read(ledger_id, fresh=True)
+                known = await self._reread(ledger_id, unknown)
             except OutcomeUnknown:
                 unknown = True
-                known = await self._resolvable(ledger_id)
+                known = await self._reread(ledger_id, unknown)
             except NoNode:
                 raise NoSuchLedger(f"ledger {ledger_id} was deleted", ledger_id=ledger_id) from None
             except StoreError as failure:
@@ -126,11 +143,13 @@ class LedgerRecords:
     async def delete(self, ledger_id: int) -> None:
         """Remove the record of a CLOSED ledger; one that is gone already is success.
 
-        Raises LedgerError if it is not closed, Unavailable.
+        Raises LedgerError if it is not closed; OutcomeUnresolved when it may be gone, Unavailable
+        when it certainly is not.
         """
+        unknown = False
         while True:
             try:
-                known = await self.read(ledger_id, fresh=True)
+                known = await self._reread(ledger_id, unknown)
                 if not known.record.closed:
                     raise LedgerError(
                         f"ledger {ledger_id} is {known.record.state.value}, not CLOSED",
@@ -140,44 +159,71 @@ class LedgerRecords:
                 return
             except (NoSuchLedger, NoNode):
                 return
-            except (BadVersion, OutcomeUnknown):
+            except BadVersion:
                 continue
+            except OutcomeUnknown:
+                unknown = True
             except StoreError as failure:
-                raise _unavailable(f"ledger {ledger_id} cannot be deleted", failure) from failure
+                what = f"ledger {ledger_id} cannot be deleted"
+                raise _unavailable(what, failure, unknown) from failure
 
     async def list(self) -> AsyncIterator[int]:
-        """Ids of all ledgers, ascending, one level of the tree in memory at a time.
+        """Ids of all ledgers that there were when it began and still are, ascending; others may
+        be among them. One folder of names for each level of the tree is in memory at a time.
 
-        Raises Unavailable, also when the tree changed in a way that makes the listing doubtful.
+        Raises Unavailable, also when the tree is not as it should be: never a short list.
         """
-        async for ledger_id in self._below(paths.LEDGERS, ""):
-            yield ledger_id
-
-    async def _below(self, path: str, digits: str) -> AsyncIterator[int]:
         try:
-            names = await self.metadata.children(path)
-        except NoNode:
-            if path == paths.LEDGERS:
-                return  # no ledger was ever made
-            raise Unavailable(f"the listing of ledgers is broken at {path}") from None
+            await self.metadata.sync(paths.LEDGERS)
         except StoreError as failure:
             raise _unavailable("the ledgers cannot be listed", failure) from failure
-        for name in names:
-            found = digits + name
-            if len(found) == DIGITS:
-                yield int(found)
+        folders = [paths.LEDGERS]
+        while folders:
+            folder = folders.pop()
+            above = folder.removeprefix(paths.LEDGERS).replace("/", "")
+            names = await self._names(folder, paths.digits_below(len(above)))
+            if len(above) + paths.digits_below(len(above)) == DIGITS:
+                for name in names:
+                    yield int(above + name)
             else:
-                async for ledger_id in self._below(f"{path}/{name}", found):
-                    yield ledger_id
+                folders += [f"{folder}/{name}" for name in reversed(names)]
 
-    async def _resolvable(self, ledger_id: int) -> VersionedRecord:
-        """What is there after a write with a lost answer. Raises OutcomeUnresolved."""
+    async def _names(self, folder: str, digits: int) -> Sequence[str]:
+        """What is in a folder of the tree: names of so many digits. Raises Unavailable."""
+        try:
+            names = await self.metadata.children(folder)
+        except NoNode:  # folders are never deleted
+            raise Unavailable(f"the listing of ledgers is broken: {folder} is missing") from None
+        except StoreError as failure:
+            raise _unavailable("the ledgers cannot be listed", failure) from failure
+        foreign = [name for name in names if not (len(name) == digits and name.isdecimal())]
+        if foreign:
+            raise Unavailable(f"the listing of ledgers is broken: {folder} holds {foreign[0]!r}")
+        return names
+
+    async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
+        """The record after a sync. Raises OutcomeUnresolved for Unavailable when a write with an
+        `unknown` outcome was sent."""
         try:
             return await self.read(ledger_id, fresh=True)
-        except NoSuchLedger:
-            raise
         except Unavailable as failure:
+            if not unknown:
+                raise
             raise OutcomeUnresolved(failure.what) from failure
+
+
+def _encoded(record: LedgerRecord, limit: int) -> bytes:
+    """Raises RecordTooBig."""
+    value = ledger_record.encode(record)
+    if len(value) > limit:
+        raise RecordTooBig(
+            f"the record of ledger {record.ledger_id} would have {len(value)} bytes with its"
+            f" custom metadata and {len(record.fragments)} fragments, {limit} are allowed",
+            ledger_id=record.ledger_id,
+            size=len(value),
+            limit=limit,
+        )
+    return value
 
 
 def _unavailable(what: str, failure: StoreError, unknown: bool = False) -> Unavailable:

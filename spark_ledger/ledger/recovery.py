@@ -10,7 +10,10 @@ Always true:
 - an entry is recovered on one positive answer, the end is found on Qw - Qa + 1 negatives; where
   neither can be had recovery is given up and the ledger stays IN_RECOVERY;
 - what is written back carries the LAC as it was when recovery began; the length and the rows of
-  the closed ledger come from the header of its last entry itself.
+  the closed ledger come from the header of its last entry itself;
+- a password that the record does not verify changes nothing, not even the record's state;
+- an attempt that could not be decided is followed by another, from the record as it is by then
+  (somebody else may have closed it), until the time is over.
 Any number of recoverers may run, crash and overlap: whoever closes first is adopted by the rest.
 """
 
@@ -21,7 +24,13 @@ from contextlib import aclosing
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
 from bookie_server.api.messages import Add, ReadResponse
 from bookie_server.api.status import Meaning, Status, meaning
-from spark_ledger.errors import DataUnavailable, LedgerError, Unauthorized
+from spark_ledger.errors import (
+    DataUnavailable,
+    LedgerError,
+    NotEnoughBookies,
+    TimedOut,
+    Unauthorized,
+)
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
 from spark_ledger.ledger.answers import as_answered, judge
@@ -32,34 +41,75 @@ from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.tokens import Tokens
+from spark_ledger.metadata.tokens import Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
 LATE_POSITIVE_S = 1.0  # enough negatives, answers outstanding: so long a positive may still come
 LAST_COPIES_S = 1.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 NO_LIMIT = 1 << 62
 CUT_SHORT = "the answer stops before it"
+
+
+# What no second question changes: where only such answers are in the way, waiting is no use.
+_LASTING = (
+    Status.UNAUTHORIZED,
+    Status.LIMBO,
+    Status.BAD_DIGEST,
+    Status.NO_SUCH_ENTRY,
+    Status.NO_SUCH_LEDGER,
+)
+
+
+class _Hopeless(Exception):
+    """The ledger cannot be recovered as things are, and waiting changes nothing."""
+
+    def __init__(self, failure: LedgerError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
-    Raises DataUnavailable when it cannot be decided now (the ledger stays IN_RECOVERY, nothing
-    is lost, try again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
+    Tries again, with pauses, for recovery_timeout_s while bookies do not answer. Then raises what
+    the last attempt met: DataUnavailable when its end cannot be decided (the ledger stays
+    IN_RECOVERY, nothing is lost, try again), NotEnoughBookies. Raises Unauthorized (nothing was
+    changed), NoSuchLedger, Unavailable at once.
     """
+    timeout_s = cluster.config.recovery_timeout_s
+    met: LedgerError = DataUnavailable(
+        f"the recovery of ledger {ledger_id} did not end within {timeout_s:g} s; it stays"
+        " IN_RECOVERY",
+        ledger_id=ledger_id,
+    )
+    pause_s = PAUSE_MIN_S
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    return await _attempt(cluster, ledger_id, tokens)
+                except (DataUnavailable, NotEnoughBookies) as failure:
+                    met = failure
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+    except _Hopeless as hopeless:
+        raise hopeless.failure from None
+    except TimeoutError:
+        raise met from None
+
+
+async def _attempt(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
+    """One attempt, from the record as it is now; the closed ledger's record."""
     known = await cluster.records.read(ledger_id, fresh=True)
+    if not allows(known.record.verifiers, "recover", tokens.recover):
+        raise Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
     known = await cluster.records.move(known, transitions.mark_in_recovery)
     if known.record.closed:
         return known
     recovery = Recovery(cluster, known, tokens)
     try:
-        async with asyncio.timeout(cluster.config.recovery_timeout_s):
-            return await recovery.run()
-    except TimeoutError:
-        raise DataUnavailable(
-            f"the recovery of ledger {ledger_id} did not end within"
-            f" {cluster.config.recovery_timeout_s:g} s; it stays IN_RECOVERY"
-        ) from None
+        return await recovery.run()
     finally:
         await recovery.stop()
 
@@ -101,18 +151,24 @@ class Recovery:
     # -- fencing ------------------------------------------------------------------------------
 
     async def _fence(self) -> int:
-        """Fence the last fragment's bookies until they cover it; the highest LAC heard."""
+        """Fence the last fragment's bookies until they cover it; the highest LAC heard.
+
+        Nobody is waited for once they cannot cover it any more.
+        """
         questions = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
             for bookie in self._ensemble
         ]
         silent, lac = (1 << len(questions)) - 1, NO_ENTRY
-        reasons: dict[int, str] = {}
+        lost, reasons = 0, dict[int, str]()
         async with aclosing(as_answered(questions)) as answers:
             async for slot, answer in answers:
                 if meaning(answer.status) is Meaning.UNKNOWN:
                     reasons[slot] = f"{answer.status.name} {answer.reason}".strip()
-                    continue
+                    lost |= 1 << slot
+                    if self._quorum.covered(lost):
+                        continue
+                    break
                 silent &= ~(1 << slot)
                 lac = max(lac, answer.last_add_confirmed)
                 if self._quorum.covered(silent):
@@ -162,8 +218,15 @@ class Recovery:
         )
 
     def _check(self, pipeline: AddPipeline) -> None:
-        if pipeline.failure is not None:
-            raise pipeline.failure
+        failure = pipeline.failure
+        if isinstance(failure, TimedOut):  # an add's error, which speaks of appends
+            raise DataUnavailable(
+                f"ledger {self._ledger_id} stays IN_RECOVERY: its tail cannot be written back;"
+                f" {failure.what}",
+                ledger_id=self._ledger_id,
+            )
+        if failure is not None:
+            raise failure
 
     async def _read_window(self, first: int, window: int) -> tuple[list[Entry], bool]:
         """Entries from `first` on that are to be recovered, and whether the end comes after them.
@@ -180,10 +243,13 @@ class Recovery:
             for bookie in self._ensemble
         ]
         tail = TailWindow(self._quorum, self._ledger_id, first, window)
+        late: float | None = None  # until when a positive may still come
         async with aclosing(as_answered(questions)) as answers:
             while True:
+                if tail.ended and late is None:
+                    late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
                 try:
-                    async with asyncio.timeout(LATE_POSITIVE_S if tail.ended else None):
+                    async with asyncio.timeout_at(late if tail.ended else None):
                         slot, response = await anext(answers)
                 except (StopAsyncIteration, TimeoutError):
                     break
@@ -233,16 +299,24 @@ class Recovery:
 
     def _undecidable(
         self, what: str, reasons: Mapping[int, str], ensemble: tuple[str, ...] | None = None
-    ) -> LedgerError:
+    ) -> Exception:
+        """Why recovery cannot go on. Not worth another attempt if all who are in the way will
+        say the same again; who refuses the password is right, for the record gave it to him."""
         members = ensemble or self._ensemble
         why = "; ".join(
             f"{self._cluster.directory.describe(members[slot])}: {reason}"
             for slot, reason in sorted(reasons.items())
         )
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
-        refused = [reason.startswith(Status.UNAUTHORIZED.name) for reason in reasons.values()]
-        kind = Unauthorized if refused and all(refused) else DataUnavailable
-        return kind(text, ledger_id=self._ledger_id)
+        if any(_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()):
+            return _Hopeless(Unauthorized(text, ledger_id=self._ledger_id))
+        failure = DataUnavailable(text, ledger_id=self._ledger_id)
+        lasting = reasons and all(_says(reason, *_LASTING) for reason in reasons.values())
+        return _Hopeless(failure) if lasting else failure
+
+
+def _says(reason: str, *statuses: Status) -> bool:
+    return reason.startswith(tuple(status.name for status in statuses))
 
 
 class TailWindow:

@@ -29,6 +29,11 @@ def ledger(ledger_id: int) -> str:
     return "/".join([LEDGERS, *(digits[a:b] for a, b in _CUTS)])
 
 
+def digits_below(digits: int) -> int:
+    """How many digits of a ledger's id the names have in a folder that stands for `digits`."""
+    return next(b - a for a, b in _CUTS if a == digits)
+
+
 def topic_name(tenant: str, namespace: str, topic: str) -> str:
     return f"{TOPICS}/{tenant}/{namespace}/{topic}"
 

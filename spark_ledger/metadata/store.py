@@ -17,6 +17,8 @@ from enum import Enum
 from typing import Protocol
 
 ANY_VERSION = -1
+VALUE_BYTES_MAX = 1_000_000
+"""Largest value; ZooKeeper cuts the connection at a request beyond 1 MiB (jute.maxbuffer)."""
 
 
 class StoreError(Exception):
@@ -37,6 +39,10 @@ class BadVersion(StoreError):
 
 class NotEmpty(StoreError):
     """A node with children cannot be deleted."""
+
+
+class ValueTooBig(StoreError):
+    """A write of more than VALUE_BYTES_MAX, which was not sent."""
 
 
 class OutcomeUnknown(StoreError):
@@ -107,7 +113,8 @@ Watcher = Callable[[], None]
 
 
 class MetadataStore(Protocol):
-    """Reads raise NoNode where stated and StoreUnavailable; writes raise OutcomeUnknown too."""
+    """Reads raise NoNode where stated and StoreUnavailable; writes raise OutcomeUnknown and
+    ValueTooBig too."""
 
     @property
     def session_state(self) -> SessionState: ...

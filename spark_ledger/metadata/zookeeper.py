@@ -3,6 +3,7 @@
 Always true:
 - answers, watch events and changes of the session reach the event loop in the order in which
   ZooKeeper sent them: all three are handed over by kazoo's connection thread, one after another;
+- what ZooKeeper would cut the connection for is refused here: ValueTooBig;
 - a write is sent at most once; once sent, losing the connection, the session or patience before
   its answer is OutcomeUnknown; before it is sent, StoreUnavailable;
 - a watch asked for twice by the same function on the same path is one watch.
@@ -25,6 +26,7 @@ from spark_ledger.errors import Unavailable
 from spark_ledger.metadata import service_url as urls
 from spark_ledger.metadata.store import (
     ANY_VERSION,
+    VALUE_BYTES_MAX,
     BadVersion,
     Check,
     Create,
@@ -39,6 +41,7 @@ from spark_ledger.metadata.store import (
     Set,
     StoreError,
     StoreUnavailable,
+    ValueTooBig,
     Versioned,
     Watcher,
 )
@@ -224,6 +227,7 @@ class ZooKeeperStore:
         self, path: str, value: bytes = b"", *, ephemeral: bool = False, parents: bool = False
     ) -> None:
         full = self._full(path)
+        _check_size(path, len(value))
 
         def send() -> Any:
             return self._client.create_async(full, value, ephemeral=ephemeral)
@@ -247,6 +251,7 @@ class ZooKeeperStore:
 
     async def set(self, path: str, value: bytes, version: int) -> int:
         full = self._full(path)
+        _check_size(path, len(value))
         stat = await self._write(path, lambda: self._client.set_async(full, value, version))
         return int(stat.version)
 
@@ -257,6 +262,8 @@ class ZooKeeperStore:
     async def multi(self, operations: Sequence[Operation]) -> None:
         if not operations:
             return
+        sizes = [len(each.value) for each in operations if isinstance(each, Create | Set)]
+        _check_size(operations[0].path, sum(sizes))
         results = await self._write(
             operations[0].path, lambda: self._transaction(operations).commit_async()
         )
@@ -355,6 +362,11 @@ class ZooKeeperStore:
             then()
 
         threading.Thread(target=end, name="zookeeper-close", daemon=True).start()
+
+
+def _check_size(path: str, size: int) -> None:
+    if size > VALUE_BYTES_MAX:
+        raise ValueTooBig(f"{path}: {size} bytes in one write, {VALUE_BYTES_MAX} are allowed")
 
 
 def _settle(answer: "asyncio.Future[Any]", result: Any) -> None:

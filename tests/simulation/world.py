@@ -24,7 +24,7 @@ from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from tests.simulation import invariants
 from tests.simulation.disk import Keep, SimDisk
@@ -50,7 +50,9 @@ STORAGE = StorageConfig(
     entry_bytes_max=8 * KIB,
     read_bytes_max=8 * KIB,
     read_pending_bytes_max=160 * KIB,
+    tombstone_sweep_s=7.0,
 )
+CLUSTER_ID = "simulated"
 CLIENT = ClientConfig(
     inflight_bytes=32 * KIB,
     read_ahead_bytes=16 * KIB,
@@ -86,6 +88,7 @@ class World:
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
             await session.create(folder, parents=True)
         await session.create(paths.LEDGERS)
+        await session.create(paths.CLUSTER, cluster.encode(cluster.Cluster(CLUSTER_ID)))
         await session.close()
         self.nodes = [BookieNode(self, number + 1) for number in range(bookies)]
         await asyncio.gather(*(node.start() for node in self.nodes))
@@ -176,7 +179,7 @@ class BookieNode:
         index = await SimIndex.open(self.ledger_disk)
         disks = (self.journal_disk, self.ledger_disk)
         self.bookie = await Bookie.start(
-            self.bookie_id, *disks, index, self.session, self.world.storage
+            self.bookie_id, *disks, index, self.session, self.world.storage, CLUSTER_ID
         )
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")

@@ -48,9 +48,10 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int =
 class Node:
     """A bookie, its disks and its metadata; survives crashes of the bookie."""
 
-    def __init__(self, config: StorageConfig = CONFIG, seed: int = 0) -> None:
+    def __init__(self, config: StorageConfig = CONFIG, seed: int = 0, cluster_id: str = "") -> None:
         rng = random.Random(seed)
         self.config = config
+        self.cluster_id = cluster_id
         self.journal_disk = SimDisk(rng)
         self.ledger_disk = SimDisk(rng)
         self.store = SimStore(rng)
@@ -60,7 +61,8 @@ class Node:
         index = await SimIndex.open(self.ledger_disk)
         session = self.store.session("bookie")
         self.bookie = await Bookie.start(
-            ID, self.journal_disk, self.ledger_disk, index, session, self.config
+            *(ID, self.journal_disk, self.ledger_disk, index, session, self.config),
+            cluster_id=self.cluster_id,
         )
         return self
 

@@ -20,7 +20,8 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import paths
+from spark_ledger.ledger.placement import resolve
+from spark_ledger.metadata import cluster, paths
 from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
@@ -119,14 +120,14 @@ class FakeCluster:
         self.admin: SimSession = self.store.session("admin")
 
     async def start(self) -> None:
-        for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
+        for folder in cluster.FOLDERS:
             await self.admin.create(folder, parents=True)
         for name in self.bookies:
             await self.register(name)
 
-    async def register(self, name: str) -> None:
+    async def register(self, name: str, rack: str = "") -> None:
         self.bookies.setdefault(name, FakeBookie(name))
-        value = json.dumps({"address": f"{name}:1", "free_bytes": 1000}).encode()
+        value = json.dumps({"address": f"{name}:1", "free_bytes": 1000, "rack": rack}).encode()
         await self.admin.create(f"{paths.BOOKIES_AVAILABLE}/{name}", value, ephemeral=True)
 
     async def deregister(self, name: str) -> None:
@@ -137,7 +138,8 @@ class FakeCluster:
         directory = BookieDirectory(session)
         await directory.start()
         bookies = BookieClient(FakeNetwork(self.bookies), directory, self.config)
-        return LedgerStore(session, bookies, directory, self.config, random.Random(seed))
+        placement = resolve(self.config.placement)
+        return LedgerStore(session, bookies, directory, self.config, random.Random(seed), placement)
 
     def holders(self, ledger_id: int, entry_id: int) -> list[str]:
         return [n for n, b in self.bookies.items() if (ledger_id, entry_id) in b.entries]
@@ -157,4 +159,13 @@ def simulated(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 async def cluster_of(bookies: int, **settings: Any) -> tuple[FakeCluster, LedgerStore]:
     cluster = FakeCluster(bookies, **settings)
     await cluster.start()
+    return cluster, await cluster.client()
+
+
+async def cluster_on(*racks: str, **settings: Any) -> tuple[FakeCluster, LedgerStore]:
+    """As `cluster_of`, with one bookie on each rack named: "a" on the first, "b" on the next."""
+    cluster = FakeCluster(0, **settings)
+    await cluster.start()
+    for number, rack in enumerate(racks):
+        await cluster.register(chr(ord("a") + number), rack)
     return cluster, await cluster.client()

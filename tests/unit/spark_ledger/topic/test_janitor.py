@@ -262,7 +262,7 @@ def test_a_store_that_holds_another_cluster_than_before_stops_the_janitor():
     async def act(stage):
         janitor = await janitor_of(stage)
         await janitor.clean()
-        await stage.client.store.create(paths.CLUSTER, b"another")
+        await stage.client.store.set(paths.CLUSTER, b"another", 0)
 
         with pytest.raises(errors.Unavailable, match="another cluster"):
             await janitor.clean()
