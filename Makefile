@@ -1,11 +1,13 @@
 # Both of these work as the first command in a fresh clone:
 #   make demo     the main job: real flights through a replicated ledger, by Spark, exactly once
 #   make test     everything the project checks, in order, with the time of each step
+# And when there is time:
+#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
 
-.PHONY: demo test chaos bench lint clean setup
+.PHONY: demo test simulate chaos bench lint clean setup
 
 demo: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py demo
@@ -14,6 +16,12 @@ demo: ; $(HAVE_PYTHON)
 test: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 	@$(VENV_PYTHON) scripts/check.py $(ARGS)
+
+SEEDS ?= 20000
+START ?= 0
+simulate: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --start $(START) --jobs 0 $(ARGS)
 
 chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo

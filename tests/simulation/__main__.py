@@ -1,64 +1,96 @@
-"""`python -m tests.simulation --seeds N --start S`: run seeds, print their speed or a failure."""
+"""`python -m tests.simulation --seeds N --start S --jobs J`: run seeds; print what they add up to,
+or the first that failed with its story, and exit with 1.
+
+    python -m tests.simulation mutants ...     whether known bugs are caught
+    python -m tests.simulation shrink ...      a failing seed made small, and its story
+"""
 
 import argparse
+import os
 import sys
 import time
 
-from tests.simulation.scenario import SeedFailed, run_seed
-from tests.simulation.warm import collect, freeze, quiet
+from tests.simulation import parallel
+from tests.simulation.parallel import Failure, Tally, WorkerDied
+
+TAME = 10_000
+"""So many seeds must meet every situation of sometimes.py."""
+PROGRESS_S = 30.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["mutants"]:
+        from tests.simulation.mutants.command import main as mutants
+
+        return mutants(arguments[1:])
+    return _run(_parser().parse_args(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; 0 is one for each core")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     parser.add_argument("--lines", type=int, default=400, help="lines of a failing seed's trace")
     parser.add_argument("--digests", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--met", action="store_true", help="print the situations met, and checks")
-    options = parser.parse_args(arguments)
-    with quiet():
-        return _run(options)
+    return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    freeze()
-    begun, failed, simulated_s = time.perf_counter(), 0, 0.0
-    met: dict[str, int] = {}
-    for done, seed in enumerate(range(options.start, options.start + options.seeds), 1):
-        try:
-            outcome = run_seed(seed)
-        except SeedFailed as failure:
-            failed += 1
-            _show(failure, options.lines)
-            if not options.keep_going:
-                return 1
-            continue
-        finally:
-            collect(done)
-        simulated_s += outcome.simulated_s
-        if options.digests:
-            print(f"{seed} {outcome.digest}", flush=True)
-        for name, times in [*outcome.met.items(), *_checks(outcome.checks)]:
-            met[name] = met.get(name, 0) + times
-    took = time.perf_counter() - begun
+    jobs = min(options.jobs or os.cpu_count() or 1, max(1, options.seeds))
+    work = parallel.chunks(options.start, options.seeds, jobs, options.keep_going)
+    begun, total = time.perf_counter(), Tally()
+    told_at = begun
+    try:
+        for tally in parallel.run_all(work, jobs):
+            for seed, digest in tally.digests if options.digests else ():
+                print(f"{seed} {digest}", flush=True)
+            for failure in tally.failures:
+                _show(failure, options.lines)
+            total.add(tally)
+            if time.perf_counter() > told_at + PROGRESS_S:
+                told_at = time.perf_counter()
+                rate = total.seeds / (told_at - begun)
+                print(f"{total.seeds} of {options.seeds}, {rate:.1f}/s", file=sys.stderr)
+    except WorkerDied as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    took_s = time.perf_counter() - begun
     if options.met:
-        print("\n".join(f"{met[name]:8} {name}" for name in sorted(met)))
-    print(
-        f"{options.seeds} seeds from {options.start}: {failed} failed,"
-        f" {options.seeds / took:.1f} seeds/s, {simulated_s / took:.0f} simulated seconds a second"
-    )
-    return 1 if failed else 0
+        _show_met(total)
+    print("\n".join(total.told(took_s, jobs)))
+    tame = _too_tame(total)
+    for situation in tame:
+        print(f"too tame: never met {situation}")
+    return 1 if total.failures or tame else 0
 
 
-def _checks(checks: dict[str, int]) -> list[tuple[str, int]]:
-    return [(f"invariant {name}", times) for name, times in checks.items()]
+def _too_tame(total: Tally) -> list[str]:
+    """The situations that so many seeds should have met, and did not."""
+    if total.seeds < TAME:
+        return []
+    from tests.simulation.sometimes import missed
+
+    return list(missed(total.met))
 
 
-def _show(failure: SeedFailed, lines: int) -> None:
-    print("\n".join(failure.trace.split("\n")[-lines:]))
-    print(failure)
+def _show(failure: Failure, lines: int) -> None:
+    print("\n".join(failure.story.split("\n")[-lines:]))
+    print(failure.told)
     print(f"again: python -m tests.simulation --seeds 1 --start {failure.seed}", flush=True)
+
+
+def _show_met(total: Tally) -> None:
+    counts = dict(total.met)
+    counts.update({f"invariant {name}": times for name, times in total.checks.items()})
+    print("\n".join(f"{counts[name]:8} {name}" for name in sorted(counts)))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ class Outcome:
     steps: int
     simulated_s: float
     faults: int
+    entries: int
+    """How many were appended, acked or not."""
     checks: dict[str, int] = field(default_factory=dict)
     met: dict[str, int] = field(default_factory=dict)
 
@@ -90,6 +92,7 @@ class Scenario:
             current().steps,
             current().time(),
             chaos.injected,
+            sum(len(ledger.submitted) for ledger in world.ghost.ledgers.values()),
             world.ghost.checks,
             world.ghost.met,
         )
