@@ -57,7 +57,7 @@ class Slot:
 
 class AddPipeline:
     """The adds of one ledger under way. `on_slot_failed` is called when a slot fails,
-    `on_idle` when everything pushed is confirmed."""
+    `on_confirmed` when adds were confirmed."""
 
     def __init__(self, cluster: Cluster, record: LedgerRecord, last_add_confirmed: int) -> None:
         self.cluster = cluster
@@ -74,7 +74,7 @@ class AddPipeline:
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
         self.on_slot_failed: Callable[[], None] = _nothing
-        self.on_idle: Callable[[], None] = _nothing
+        self.on_confirmed: Callable[[], None] = _nothing
         self._loop = asyncio.get_running_loop()
         self._write_sets = [self.quorum.write_set(e) for e in range(self.quorum.ensemble_size)]
         self._unsettled: dict[int, PendingAdd] = {}
@@ -179,8 +179,7 @@ class AddPipeline:
             _resolve(add, None)
             if not add.sends:
                 self._settle(add)
-        if not self.pending:
-            self.on_idle()
+        self.on_confirmed()
         if self._waiters:
             self._wake()
 

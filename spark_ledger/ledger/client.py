@@ -70,8 +70,9 @@ class LedgerStore:
         """Make a ledger on `ensemble_size` writable bookies and return its writer.
 
         Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
-        on disk. `announce_lac`: readers are told of the last entry when appends pause (for
-        ledgers that are tailed). Waits a moment for bookies that are about to register.
+        on disk. `announce_lac`: readers are told of the last entry when appends pause: for
+        ledgers that are tailed (a task's ledger is not: its commit tells what it holds). Waits a
+        moment for bookies that are about to register.
         Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; LedgerError if a given
         `ledger_id` is taken.
         """

@@ -20,6 +20,7 @@ from bookie_server.api.entry import (
     payload_crc,
 )
 from bookie_server.api.messages import Add
+from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerClosed, LedgerError, MessageTooBig
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
@@ -33,7 +34,7 @@ from spark_ledger.metadata.tokens import Tokens
 
 __all__ = ["LedgerWriter", "MissingCopy"]
 
-ANNOUNCE_LAC_S = 0.1
+ANNOUNCE_AGAIN_S = 1.0
 LAST_COPIES_S = 0.5
 
 Recover = Callable[[int], Awaitable[VersionedRecord]]
@@ -65,10 +66,12 @@ class LedgerWriter:
             delayed=cluster.config.ensemble_change == "delayed",
         )
         if announce_lac:
-            self._pipeline.on_idle = self._announce_soon
+            self._pipeline.on_confirmed = self._announce_later
         self._announcing: dict[asyncio.Task[None], None] = {}
         self._announce_timer: asyncio.TimerHandle | None = None
         self._announced = NO_ENTRY
+        self._carried = NO_ENTRY  # the last add confirmed that the newest add says in its header
+        self._appended_at = 0.0
         self._next_entry = 0
         self._bytes = 0
         self._rows = 0
@@ -132,11 +135,13 @@ class LedgerWriter:
         self._next_entry = entry_id + 1
         self._bytes += size
         self._rows += rows
+        self._carried = lac = self._pipeline.pending.last_add_confirmed
+        self._appended_at = now = self._loop.time()
         header = pack_header(
             EntryHeader(
                 self.ledger_id,
                 entry_id,
-                self._pipeline.pending.last_add_confirmed,
+                lac,
                 self._bytes,
                 self._rows,
                 size,
@@ -145,11 +150,7 @@ class LedgerWriter:
         )
         add = Add([header, *parts], False, self._tokens.add)
         self._pipeline.push(
-            PendingAdd(
-                *(entry_id, add, size + HEADER_BYTES, self._bytes, self._rows),
-                self._loop.time(),
-                waiter,
-            )
+            PendingAdd(entry_id, add, size + HEADER_BYTES, self._bytes, self._rows, now, waiter)
         )
 
     async def room(self) -> None:
@@ -254,24 +255,38 @@ class LedgerWriter:
 
     # -- telling readers ----------------------------------------------------------------------
 
-    def _announce_soon(self) -> None:
-        """No add will carry the last add confirmed for now: write it by itself, a moment later."""
+    def _announce_later(self) -> None:
+        """Something was confirmed: if no add carries the news soon, write it by itself."""
         if self._announce_timer is None and not self._closing:
-            self._announce_timer = self._loop.call_later(ANNOUNCE_LAC_S, self._announce)
+            self._announce_in(self._cluster.config.explicit_lac_s)
+
+    def _announce_in(self, pause_s: float) -> None:
+        self._announce_timer = self._loop.call_later(pause_s, self._announce)
 
     def _announce(self) -> None:
         self._announce_timer = None
-        if self.last_add_confirmed != self.last_add_pushed or self._closing:
+        lac = self.last_add_confirmed
+        if self._closing or self.failure is not None or lac <= max(self._carried, self._announced):
             return  # the next confirmation comes here again
-        if self.last_add_confirmed > self._announced:
-            self._announced = self.last_add_confirmed
-            task = self._loop.create_task(self._write_lac(self.last_add_confirmed))
-            self._announcing[task] = None
-            task.add_done_callback(lambda done: self._announcing.pop(done, None))
+        quiet_s = self._loop.time() - self._appended_at
+        pause_s = self._cluster.config.explicit_lac_s
+        if quiet_s < pause_s:
+            self._announce_in(pause_s - quiet_s)
+            return
+        self._announced = lac
+        task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")
+        self._announcing[task] = None
+        task.add_done_callback(self._announcement_ended)
+
+    def _announcement_ended(self, task: asyncio.Task[None]) -> None:
+        del self._announcing[task]
+        if not task.cancelled():
+            task.result()  # a defect is raised into the loop's exception handler
 
     async def _write_lac(self, lac: int) -> None:
+        """Write it to the write set of entry `lac`; again later if fewer than Qa took it."""
         pipeline = self._pipeline
-        await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 self._cluster.bookies.write_lac(
                     pipeline.slots[slot].bookie_id, self.ledger_id, lac, token=self._tokens.add
@@ -280,6 +295,11 @@ class LedgerWriter:
                 if not pipeline.slots[slot].failed
             )
         )
+        taken = sum(answer.status is Status.OK for answer in answers)
+        if taken < pipeline.quorum.ack_quorum and self._announced == lac and not self._closing:
+            self._announced = NO_ENTRY
+            if self._announce_timer is None:
+                self._announce_in(ANNOUNCE_AGAIN_S)
 
 
 def _parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
