@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import codec
@@ -26,6 +27,13 @@ from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
 Override = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class SilentFor:
+    """What an override gives for no answer."""
+
+    seconds: float
 
 
 class FakeBookie:
@@ -55,6 +63,9 @@ class FakeBookie:
             answer = self.answer(request)
         if isinstance(answer, CallFailed):
             raise answer
+        if isinstance(answer, SilentFor):
+            await asyncio.sleep(min(answer.seconds, timeout_s))
+            raise CallFailed("too late")
         return answer
 
     def answer(self, request: Any) -> Any:
@@ -132,6 +143,12 @@ class FakeCluster:
 
     async def deregister(self, name: str) -> None:
         await self.admin.delete(f"{paths.BOOKIES_AVAILABLE}/{name}")
+
+    async def readonly(self, name: str, reason: str) -> None:
+        """The bookie still serves reads, for the reason given."""
+        await self.deregister(name)
+        value = json.dumps({"address": f"{name}:1", "reason": reason}).encode()
+        await self.admin.create(f"{paths.BOOKIES_READONLY}/{name}", value, ephemeral=True)
 
     async def client(self, name: str = "client", seed: int = 0) -> LedgerStore:
         session = self.store.session(name)
