@@ -1,15 +1,44 @@
 """What truly happened, as no participant can know it: the state that invariants are judged on.
 
-Always true: the ghost is fed by observers (the network's tap, the store's listener, the watched
-writers) and never feeds anything back; whatever it keeps is in order of insertion.
+Always true: the ghost is fed by observers (the network's taps, the store's listener, the watched
+writers, readers and stores) and never feeds anything back; whatever it keeps is in order of
+insertion. A *moment* is a number that rises with every beginning and ending of a request at any
+bookie (network.Exchange).
 """
 
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import NO_ENTRY
-from spark_ledger.metadata.ledger_record import LedgerRecord
+from bookie_server.api.status import Meaning
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 
 Identity = tuple[int, ...]
+
+
+@dataclass
+class RecoveryGhost:
+    """What one client has been told while it recovered one ledger: answers that reached it."""
+
+    fenced: dict[str, int] = field(default_factory=dict)
+    """By bookie that confirmed its fence: the last add confirmed it named."""
+    said: dict[int, dict[str, Meaning]] = field(default_factory=dict)
+    """By entry and bookie: what it answered to a fencing read. A positive is never forgotten."""
+    refused: dict[str, None] = field(default_factory=dict)
+    """Bookies that refused its token."""
+    aborted: bool = False
+    """An attempt of it failed or died."""
+    killed: bool = False
+    """An attempt of it died with its process."""
+
+    def hear(self, entry_id: int, bookie_id: str, answer: Meaning) -> None:
+        said = self.said.setdefault(entry_id, {})
+        if said.get(bookie_id) is not Meaning.POSITIVE:
+            said[bookie_id] = answer
+
+    def who_said(self, entry_id: int, answer: Meaning) -> dict[str, None]:
+        """The bookies that gave this answer about the entry."""
+        said = self.said.get(entry_id, {})
+        return {bookie: None for bookie, told in said.items() if told is answer}
 
 
 @dataclass
@@ -20,23 +49,33 @@ class LedgerGhost:
     ack_quorum: int
     write_quorum: int
     record: LedgerRecord
+    author: str = ""
+    """The client that made it, and the only one that may append."""
     submitted: list[bytes] = field(default_factory=list)
     """Payloads in the order of append, by the only writer."""
     submitted_rows: list[int] = field(default_factory=list)
     acked: int = NO_ENTRY
     """Highest id ever acknowledged to the writer."""
+    confirmed: int = NO_ENTRY
+    """Last add confirmed of the writer's handle."""
     failed: bool = False
     """An append of the writer has failed."""
     identities: dict[int, Identity] = field(default_factory=dict)
     """By entry: what the first valid copy seen anywhere was."""
     stored: dict[int, dict[str, None]] = field(default_factory=dict)
     """By entry: the bookies that ever said that they have it durably."""
+    slots: dict[str, int] = field(default_factory=dict)
+    """By bookie: the mask of the slots it had in any published ensemble."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
-    """Highest last-add-confirmed in any header or reply."""
+    """Highest last-add-confirmed in any header, reply or handle."""
     returned: int = NO_ENTRY
     """Highest id a confirmed read returned."""
+    recovered_from: Fragment | None = None
+    """The last fragment as it was when the ledger was marked IN_RECOVERY: reads go there."""
+    recoveries: dict[str, RecoveryGhost] = field(default_factory=dict)
+    """By client that ever tried to recover it."""
     deleted: bool = False
     """Its record is gone from the store."""
     stored_at_delete: dict[int, int] | None = None
@@ -45,6 +84,18 @@ class LedgerGhost:
     @property
     def closed(self) -> bool:
         return self.record.closed
+
+    def recovery(self, client: str) -> RecoveryGhost:
+        found = self.recoveries.get(client)
+        if found is None:
+            found = self.recoveries[client] = RecoveryGhost()
+        return found
+
+    def adopt(self, record: LedgerRecord) -> None:
+        """The store has this record now."""
+        self.record = record
+        for slot, bookie in enumerate(record.last_fragment.ensemble):
+            self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
 
     def delete_returned(self) -> None:
         if self.stored_at_delete is None:
@@ -56,12 +107,14 @@ class BookieGhost:
     """What one bookie identity promised, to be kept across crashes."""
 
     bookie_id: str
-    stored: dict[tuple[int, int], None] = field(default_factory=dict)
-    """(ledger, entry) it acknowledged."""
+    stored: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(ledger, entry) it acknowledged: the moment of the first OK."""
     fence_replied: dict[int, int] = field(default_factory=dict)
     """By ledger: the moment of its first reply to a fencing request."""
     fenced_negatives: dict[tuple[int, int], int] = field(default_factory=dict)
     """(ledger, entry) it denied under a fence flag: the moment of that reply."""
+    denied: dict[int, int] = field(default_factory=dict)
+    """By ledger: the moment of its first negative under a fence flag."""
     wiped: bool = False
     rotten: bool = False
     """Durable bytes of it were damaged: of what it promised it may know nothing any more, but it
@@ -74,6 +127,8 @@ class Ghost:
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)
     bookies: dict[str, BookieGhost] = field(default_factory=dict)
+    serving: dict[str, str] = field(default_factory=dict)
+    """By address: the bookie id of the disk that is behind it now."""
     checks: dict[str, int] = field(default_factory=dict)
     """How often each invariant was looked at: one that never was, proves nothing."""
     met: dict[str, int] = field(default_factory=dict)

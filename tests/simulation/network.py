@@ -98,6 +98,8 @@ class SimNetwork:
         self.calls = 0
         self.taps: list[Callable[[Exchange], None]] = []
         """Called with every answer as it leaves its server, lost on the way or not."""
+        self.deliveries: list[Callable[[Exchange], None]] = []
+        """Called with every answer that its caller, who still waits, is given."""
         self.moment = 0
         self._rng = rng or random.Random(0)
         self._servers: dict[str, _Server] = {}
@@ -241,11 +243,13 @@ class SimNetwork:
         for tap in self.taps:
             tap(exchange)
         if answers and not self._lost(call.address, call.caller):
-            self._send(call.address, call.caller, self._answer, call, answer)
+            self._send(call.address, call.caller, self._answer, call, exchange)
 
-    def _answer(self, call: _Call, answer: bytes) -> None:
+    def _answer(self, call: _Call, exchange: Exchange) -> None:
         if not call.answer.done():
-            call.answer.set_result(answer)
+            call.answer.set_result(exchange.answer)
+            for tap in self.deliveries:
+                tap(exchange)
 
     def _fail(self, call: _Call, why: str) -> None:
         if not call.answer.done():

@@ -7,123 +7,241 @@ the run at the next look.
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, unpack_header
+from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning
+from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation import invariants
-from tests.simulation.ghost import Ghost, LedgerGhost
+from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants import Violation
+from tests.simulation.loop import current
 from tests.simulation.network import Exchange
+from tests.simulation.sometimes import Situations
 from tests.simulation.store import Change, Commit
 from tests.simulation.trace import Trace
 
 _LEDGERS = paths.LEDGERS + "/"
+_AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+HEALTHY_S = 25.0
+"""An add may time out as a whole so long after everything was well again, but no later."""
+
+
+def kept(observe: Callable[..., None]) -> Callable[..., None]:
+    """A Violation that is raised is kept, not raised: whoever told us must not meet it."""
+
+    @wraps(observe)
+    def observed(self: "Observers", *args: Any) -> None:
+        try:
+            observe(self, *args)
+        except Violation as violation:
+            self.violated(violation)
+
+    return observed
 
 
 class Observers:
-    """Attach with `network.taps.append(o.exchange)` and `store.listeners.append(o.committed)`."""
+    """Attach with `network.taps.append(o.exchange)`, `network.deliveries.append(o.delivered)` and
+    `store.listeners.append(o.committed)`; watching.py tells of clients."""
 
     def __init__(self, ghost: Ghost, trace: Trace) -> None:
         self.ghost = ghost
         self.trace = trace
         self.violations: list[Violation] = []
+        self.situations = Situations(ghost)
+        self.well_since: float | None = None
+        """When every fault had ended; None before."""
+        self._writers: dict[int, Any] = {}
+        self._fencing: dict[int, tuple[m.Request, m.Response]] = {}
+        """By moment of the answer: fencing exchanges that may still reach their caller."""
 
-    # -- the network -------------------------------------------------------------------------
+    def violated(self, violation: Violation) -> None:
+        self.trace.note("VIOLATION", str(violation))
+        self.violations.append(violation)
 
+    # -- the network: as an answer leaves its bookie -------------------------------------------
+
+    @kept
     def exchange(self, exchange: Exchange) -> None:
         """Every answer of a bookie, as it leaves the bookie."""
-        crc = zlib.crc32(exchange.answer)
         request = codec.decode_request(exchange.method, exchange.request)
         response = codec.decode_response(exchange.method, exchange.answer)
-        told = f"{exchange.method} from {exchange.caller}: {_told(request, response)}"
-        self.trace.note(exchange.address, f"{told} {crc:08x}")
-        try:
-            if isinstance(request, m.AddRequest):
-                assert isinstance(response, m.AddResponse)
-                self._adds(exchange, request, response)
-            elif isinstance(request, m.ReadRequest):
-                assert isinstance(response, m.ReadResponse)
-                self._read(exchange, request, response)
-            elif isinstance(request, m.ReadLacRequest):
-                assert isinstance(response, m.ReadLacResponse)
-                self._read_lac(exchange, request, response)
-        except Violation as violation:
-            self.violated(violation)
+        headers = _headers(request)
+        told = f"{exchange.method} from {exchange.caller}: {_told(request, response, headers)}"
+        self.trace.note(exchange.address, f"{told} {zlib.crc32(exchange.answer):08x}")
+        if isinstance(request, m.InfoRequest):
+            return
+        self._judge_identity(exchange.address, request.bookie_id, response)
+        if isinstance(request, m.AddRequest):
+            assert isinstance(response, m.AddResponse)
+            for add, header, result in zip(request.adds, headers, response.results, strict=False):
+                if header is not None:
+                    self._add(exchange, request.bookie_id, add, header, result.status)
+            return
+        ledger = self.ghost.ledgers.get(request.ledger_id)
+        if ledger is None:
+            return
+        if isinstance(request, m.ReadRequest):
+            assert isinstance(response, m.ReadResponse)
+            self._read(exchange, ledger, request, response)
+        elif isinstance(request, m.ReadLacRequest):
+            assert isinstance(response, m.ReadLacResponse)
+            self._read_lac(exchange, ledger, request, response)
+        else:
+            assert isinstance(response, m.WriteLacResponse)
+            self._write_lac(exchange, ledger, request, response)
 
-    def _adds(self, exchange: Exchange, request: m.AddRequest, response: m.AddResponse) -> None:
-        for add, result in zip(request.adds, response.results, strict=False):
-            if result.status is Status.OK:
-                self._added(exchange, request.bookie_id, add)
+    def _judge_identity(self, address: str, bookie_id: str, response: m.Response) -> None:
+        ghost = self.ghost
+        if ghost.serving.get(address, bookie_id) != bookie_id or ghost.bookie(bookie_id).wiped:
+            invariants.an_identity_is_answered_for_by_its_own_disk_only(
+                ghost, address, bookie_id, _statuses(response)
+            )
 
-    def _added(self, exchange: Exchange, bookie_id: str, add: m.Add) -> None:
-        header = unpack_header(_head(add.entry))
+    def _add(
+        self, exchange: Exchange, bookie_id: str, add: m.Add, header: EntryHeader, status: Status
+    ) -> None:
         ledger = self.ghost.ledgers.get(header.ledger_id)
         if ledger is None:
             return
         ghost, entry_id = self.ghost, header.entry_id
-        bookie = ghost.bookie(bookie_id)
-        where = f"stored by {bookie_id}"
-        invariants.one_content_for_one_entry(ghost, ledger, entry_id, header.identity, where)
+        self.situations.add(ledger, bookie_id, add.recovery, header, status, exchange)
+        invariants.equal_entries_are_taken_and_others_refused(
+            ghost, ledger, entry_id, header.identity, status, bookie_id
+        )
         if add.recovery:
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
         else:
-            key = (header.ledger_id, entry_id)
-            if key not in bookie.stored:  # an equal add again may be answered OK at any time
-                invariants.a_fenced_negative_is_final(ghost, bookie, *key)
+            invariants.a_copy_goes_to_its_write_set(ghost, ledger, entry_id, bookie_id)
+        if status is Status.OK:
+            self._added(exchange, ledger, ghost.bookie(bookie_id), add.recovery, header)
+        lac = header.last_add_confirmed
+        if lac > NO_ENTRY:
+            said = f"in a header that came to {bookie_id}"
+            invariants.a_confirmed_position_was_durable_when_it_was_said(ghost, ledger, lac, said)
+
+    def _added(
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        bookie: BookieGhost,
+        recovery: bool,
+        header: EntryHeader,
+    ) -> None:
+        ghost, key = self.ghost, (header.ledger_id, header.entry_id)
+        where = f"stored by {bookie.bookie_id}"
+        invariants.one_content_for_one_entry(ghost, ledger, key[1], header.identity, where)
+        if key not in bookie.stored:  # an equal add again may be answered OK at any time
+            if not recovery:
+                invariants.a_fenced_negative_is_final(ghost, bookie, *key, exchange.begun)
                 invariants.no_normal_add_begins_after_a_fence_reply(
-                    ghost, bookie, header.ledger_id, exchange.begun
+                    ghost, bookie, key[0], exchange.begun
                 )
-        bookie.stored[header.ledger_id, entry_id] = None
-        ledger.stored.setdefault(entry_id, {})[bookie_id] = None
+            bookie.stored[key] = exchange.ended
+        ledger.stored.setdefault(key[1], {})[bookie.bookie_id] = None
         while len(ledger.stored.get(ledger.durable_prefix + 1, ())) >= ledger.ack_quorum:
             ledger.durable_prefix += 1
-        lac, said = header.last_add_confirmed, f"in a header stored by {bookie_id}"
-        invariants.a_confirmed_position_was_durable_when_it_was_said(ghost, ledger, lac, said)
 
-    def _read(self, exchange: Exchange, request: m.ReadRequest, response: m.ReadResponse) -> None:
-        ledger = self.ghost.ledgers.get(request.ledger_id)
-        if ledger is None:
-            return
-        bookie = self.ghost.bookie(request.bookie_id)
-        if request.fence and meaning(response.status) is not Meaning.UNKNOWN:
-            bookie.fence_replied.setdefault(request.ledger_id, exchange.ended)
-            invariants.recovery_stays_in_the_last_fragment(
-                self.ghost, ledger, request.first_entry, "read"
-            )
+    def _read(
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        request: m.ReadRequest,
+        response: m.ReadResponse,
+    ) -> None:
+        ghost, bookie = self.ghost, self.ghost.bookie(request.bookie_id)
+        self.situations.read(ledger, request, response, bookie)
+        if request.fence:
+            self._fencing[exchange.ended] = (request, response)
+            self._recovery_reads(exchange, ledger, request.first_entry)
+            if meaning(response.status) is not Meaning.UNKNOWN:
+                bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
-        for place, result in enumerate(_results(request, response)):
-            entry_id = request.first_entry + place
-            if result.status is Status.OK:
+        for entry_id, result in _results(request, response, len(ledger.submitted)):
+            said = meaning(result.status)
+            if said is Meaning.POSITIVE:
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
-                invariants.one_content_for_one_entry(self.ghost, ledger, entry_id, identity, where)
-            elif request.fence and meaning(result.status) is Meaning.NEGATIVE:
-                key = (request.ledger_id, entry_id)
-                bookie.fenced_negatives.setdefault(key, exchange.ended)
+                invariants.one_content_for_one_entry(ghost, ledger, entry_id, identity, where)
+            elif said is Meaning.NEGATIVE:
+                invariants.what_was_acknowledged_is_never_denied(
+                    ghost, bookie, ledger, entry_id, exchange.begun
+                )
+                if request.fence:
+                    key = (ledger.ledger_id, entry_id)
+                    bookie.fenced_negatives.setdefault(key, exchange.ended)
+                    bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
+
+    def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
+        if ledger.recovered_from is None:
+            raise Violation("18", f"ledger {ledger.ledger_id} is read as IN_RECOVERY, but is not")
+        ghost, told = self.ghost, ledger.recovery(exchange.caller)
+        invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "read")
+        if not told.said:
+            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, told.fenced)
 
     def _read_lac(
-        self, exchange: Exchange, request: m.ReadLacRequest, response: m.ReadLacResponse
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        request: m.ReadLacRequest,
+        response: m.ReadLacResponse,
     ) -> None:
-        ledger = self.ghost.ledgers.get(request.ledger_id)
-        if ledger is None:
-            return
-        if request.fence and meaning(response.status) is not Meaning.UNKNOWN:
-            bookie = self.ghost.bookie(request.bookie_id)
-            bookie.fence_replied.setdefault(request.ledger_id, exchange.ended)
+        self.situations.read_lac(ledger, request, response, exchange)
+        if request.fence:
+            self._fencing[exchange.ended] = (request, response)
+            if meaning(response.status) is not Meaning.UNKNOWN:
+                bookie = self.ghost.bookie(request.bookie_id)
+                bookie.fence_replied.setdefault(request.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
 
-    def _lac_said(self, ledger: LedgerGhost, lac: int, bookie_id: str) -> None:
+    def _write_lac(
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        request: m.WriteLacRequest,
+        response: m.WriteLacResponse,
+    ) -> None:
+        lac, bookie_id = request.last_add_confirmed, request.bookie_id
+        self.situations.write_lac(ledger, request, response, exchange)
+        invariants.a_copy_goes_to_its_write_set(self.ghost, ledger, lac, bookie_id)
+        self._lac_said(ledger, lac, f"an explicit LAC to {bookie_id}")
+
+    def _lac_said(self, ledger: LedgerGhost, lac: int, who: str) -> None:
         if lac > NO_ENTRY:
-            where = f"in a reply of {bookie_id}"
             invariants.a_confirmed_position_was_durable_when_it_was_said(
-                self.ghost, ledger, lac, where
+                self.ghost, ledger, lac, f"in a message of {who}"
             )
+
+    # -- the network: as an answer reaches whoever waits for it --------------------------------
+
+    @kept
+    def delivered(self, exchange: Exchange) -> None:
+        """An answer was taken by its caller: what a recoverer may decide by."""
+        found = self._fencing.pop(exchange.ended, None)
+        if found is None:
+            return
+        request, response = found
+        assert isinstance(request, m.ReadRequest | m.ReadLacRequest)
+        assert isinstance(response, m.ReadResponse | m.ReadLacResponse)
+        ledger = self.ghost.ledgers[request.ledger_id]
+        told, bookie_id = ledger.recovery(exchange.caller), request.bookie_id
+        if response.status is Status.UNAUTHORIZED:
+            told.refused[bookie_id] = None
+        if isinstance(response, m.ReadLacResponse):
+            if meaning(response.status) is not Meaning.UNKNOWN:
+                lac = response.last_add_confirmed
+                told.fenced[bookie_id] = max(lac, told.fenced.get(bookie_id, lac))
+            return
+        assert isinstance(request, m.ReadRequest)
+        for entry_id, result in _results(request, response, len(ledger.submitted)):
+            told.hear(entry_id, bookie_id, meaning(result.status))
 
     # -- the metadata store --------------------------------------------------------------------
 
@@ -133,57 +251,78 @@ class Observers:
         self.trace.note("store", f"{commit.zxid} by {commit.session or 'itself'}: {told}")
         for change in commit.changes:
             if change.path.startswith(_LEDGERS):
-                try:
-                    self._ledger_changed(change)
-                except Violation as violation:
-                    self.violated(violation)
+                self._ledger_changed(change, commit.session)
+            elif change.path.startswith(_AVAILABLE):
+                bookie_id = change.path.removeprefix(_AVAILABLE)
+                self.situations.registered(bookie_id, change.after is not None)
 
-    def _ledger_changed(self, change: Change) -> None:
+    @kept
+    def _ledger_changed(self, change: Change, author: str) -> None:
         before, after = _record(change.before), _record(change.after)
         if before is None and after is None:
             return  # a node between the root and a record
         ghost = self.ghost
-        invariants.every_move_is_a_row_of_the_table(ghost, before, after)
+        ledger = ghost.ledgers.get((before or after).ledger_id)  # type: ignore[union-attr]
+        if ledger is not None and ledger.ledger_id in self._writers:
+            self._writer_says(ledger)
+        invariants.every_move_is_a_row_of_the_table(ghost, ledger, before, after, author)
         if after is None:
-            assert before is not None
+            assert ledger is not None
             ghost.meet("ledger deleted")
-            ghost.ledgers[before.ledger_id].deleted = True
+            ledger.deleted = True
             return
-        ledger = ghost.ledgers.get(after.ledger_id)
         if ledger is None or before is None:
-            ghost.ledgers[after.ledger_id] = LedgerGhost(
-                after.ledger_id, after.ack_quorum, after.write_quorum, after
+            ledger = LedgerGhost(
+                after.ledger_id, after.ack_quorum, after.write_quorum, after, author
             )
+            ghost.ledgers[after.ledger_id] = ledger
+            ledger.adopt(after)
             return
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
-        self._note_situation(before, after)
-        ledger.record = after
+        self.situations.moved(ledger, before, after, author)
+        ledger.adopt(after)
+        if after.state is LedgerState.IN_RECOVERY and ledger.recovered_from is None:
+            ledger.recovered_from = before.last_fragment
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
+            if before.state is LedgerState.IN_RECOVERY:
+                self._recovered(ledger, after, author)
 
     def _closed(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
-        invariants.closed_last_entry_covers_every_ack(self.ghost, ledger)
-        invariants.nothing_returned_lies_beyond_the_end(self.ghost, ledger)
-        invariants.the_closed_tail_is_on_an_ack_quorum(self.ghost, ledger, before, after)
-        invariants.the_length_is_the_sum_of_the_payloads(self.ghost, ledger, after)
+        ghost, returned, heard = self.ghost, ledger.returned, ledger.lac_heard
+        invariants.closed_last_entry_covers_every_ack(ghost, ledger)
+        invariants.nothing_returned_lies_beyond_the_end(ghost, ledger, returned, returned)
+        invariants.a_confirmed_position_was_durable_when_it_was_said(
+            ghost, ledger, heard, "was said before"
+        )
+        invariants.the_closed_tail_is_on_an_ack_quorum(ghost, ledger, before, after)
+        invariants.the_length_is_the_sum_of_the_payloads(ghost, ledger, after)
 
-    def _note_situation(self, before: LedgerRecord, after: LedgerRecord) -> None:
-        meet = self.ghost.meet
-        if before.state is after.state is LedgerState.OPEN:
-            same = before.last_fragment.first_entry == after.last_fragment.first_entry
-            meet("fragment replaced at the same key" if same else "ensemble changed")
-        elif before.state is LedgerState.IN_RECOVERY:
-            meet("recovered")
-            if before.fragments != after.fragments:
-                meet("ensemble changed in recovery")
-            if after.last_entry is not None and after.last_entry < after.last_fragment.first_entry:
-                meet("closed with an empty last fragment")
-        elif after.closed:
-            meet("closed by its writer")
+    def _recovered(self, ledger: LedgerGhost, after: LedgerRecord, author: str) -> None:
+        """A recoverer closed it: by what it had been told, was that right?"""
+        assert after.last_entry is not None
+        assert ledger.recovered_from is not None
+        ghost, told, end = self.ghost, ledger.recovery(author), after.last_entry + 1
+        denied = told.who_said(end, Meaning.NEGATIVE)
+        members = invariants.write_set(after, end, ledger.recovered_from.ensemble)
+        negatives = [bookie for bookie in members if bookie in denied]
+        refusals = [b for b in members if b in told.refused and b not in denied]
+        needed = ledger.write_quorum - ledger.ack_quorum + 1
+        invariants.a_refused_token_decides_nothing(
+            ghost, ledger, end, len(negatives), len(refusals), needed
+        )
+        invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, end, denied)
+        invariants.recovery_ends_before_the_first_that_nobody_has(
+            ghost, ledger, after.last_entry, told
+        )
 
     # -- writers -------------------------------------------------------------------------------
+
+    def writes(self, ledger_id: int, writer: Any) -> None:
+        """The handle of the ledger's writer."""
+        self._writers[ledger_id] = writer
 
     def submitted(self, ledger_id: int, payload: Sequence[Buffer] | Buffer, rows: int) -> None:
         single = isinstance(payload, (bytes, bytearray, memoryview))
@@ -191,41 +330,101 @@ class Observers:
         ledger.submitted.append(bytes(payload) if single else b"".join(payload))  # type: ignore[arg-type]
         ledger.submitted_rows.append(rows)
 
+    @kept
     def appended(self, ledger_id: int, entry_id: int, done: "asyncio.Future[Any]") -> None:
         """An append ended: acked, failed or cancelled."""
         ledger, ghost = self.ghost.ledgers[ledger_id], self.ghost
-        ok = not done.cancelled() and done.exception() is None
+        error = None if done.cancelled() else done.exception()
+        ok = not done.cancelled() and error is None
         self.trace.note(f"ledger {ledger_id}", f"entry {entry_id} {'acked' if ok else 'failed'}")
-        try:
-            if ok and done.result() != entry_id:
-                raise Violation("7", f"append {entry_id} answered {done.result()}")
-            invariants.acks_come_in_order_and_never_after_a_failure(ghost, ledger, entry_id, ok)
-            if not ok:
-                return
-            ledger.acked = entry_id
-            invariants.no_ack_after_delete(ghost, ledger, entry_id)
-            invariants.closed_last_entry_covers_every_ack(ghost, ledger)
-            invariants.an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble(
-                ghost, ledger, entry_id
+        if ok and done.result() != entry_id:
+            raise Violation("7", f"append {entry_id} answered {done.result()}")
+        invariants.acks_come_in_order_and_never_after_a_failure(ghost, ledger, entry_id, ok)
+        if isinstance(error, TimedOut) and self.well_since is not None:
+            well_s = current().now - self.well_since
+            invariants.a_healthy_cluster_takes_what_is_pending(
+                ghost, ledger_id, entry_id, well_s, HEALTHY_S
             )
-        except Violation as violation:
-            self.violated(violation)
+        if not ok:
+            return
+        ledger.acked = entry_id
+        self.situations.acked(ledger, entry_id)
+        invariants.no_ack_after_delete(ghost, ledger, entry_id)
+        invariants.closed_last_entry_covers_every_ack(ghost, ledger)
+        invariants.an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble(
+            ghost, ledger, entry_id
+        )
+        self._writer_says(ledger)
 
-    def violated(self, violation: Violation) -> None:
-        self.trace.note("VIOLATION", str(violation))
-        self.violations.append(violation)
+    def _writer_says(self, ledger: LedgerGhost) -> None:
+        """What the writer's handle takes for confirmed (9): at each ack and each move."""
+        writer = self._writers.get(ledger.ledger_id)
+        if writer is not None:
+            lac, who = writer.last_add_confirmed, f"at its writer {ledger.author}"
+            invariants.a_handle_never_goes_back(
+                self.ghost, ledger.ledger_id, ledger.confirmed, lac, who
+            )
+            ledger.confirmed = lac
+            invariants.a_confirmed_position_was_durable_when_it_was_said(
+                self.ghost, ledger, lac, who
+            )
+
+    # -- readers -------------------------------------------------------------------------------
+
+    @kept
+    def reader_says(self, ledger_id: int, before: int, lac: int, who: str) -> None:
+        """A reader's handle takes `lac` for confirmed; before, it was `before`."""
+        ledger = self.ghost.ledgers[ledger_id]
+        invariants.a_handle_never_goes_back(self.ghost, ledger_id, before, lac, who)
+        if lac > before:
+            where = f"at {who}"
+            invariants.a_confirmed_position_was_durable_when_it_was_said(
+                self.ghost, ledger, lac, where
+            )
+
+    @kept
+    def returned(self, ledger_id: int, entry_id: int, payload: Buffer, confirmed: int) -> None:
+        """A reader returned an entry as confirmed; it, or its caller, knew `confirmed`."""
+        ledger = self.ghost.ledgers[ledger_id]
+        invariants.nothing_returned_lies_beyond_the_end(self.ghost, ledger, entry_id, confirmed)
+        known = entry_id < len(ledger.submitted) and ledger.submitted[entry_id] == payload
+        if not known:
+            raise Violation("6", f"ledger {ledger_id}: entry {entry_id} reads as other bytes")
 
 
-def _head(parts: Sequence[Buffer]) -> Buffer:
-    """The entry's first bytes, header included."""
-    return parts[0] if len(parts[0]) >= 64 else b"".join(parts)
+def _headers(request: m.Request) -> list[EntryHeader | None]:
+    """The headers of a request's adds; None where there is none."""
+    if not isinstance(request, m.AddRequest):
+        return []
+    found: list[EntryHeader | None] = []
+    for add in request.adds:
+        parts = add.entry
+        try:
+            found.append(unpack_header(parts[0] if len(parts[0]) >= 64 else b"".join(parts)))
+        except BadEntry:
+            found.append(None)
+    return found
 
 
-def _results(request: m.ReadRequest, response: m.ReadResponse) -> Sequence[m.EntryResult]:
-    """The results of a read; a negative for the whole request speaks of its first entry."""
+def _results(
+    request: m.ReadRequest, response: m.ReadResponse, entries: int
+) -> list[tuple[int, m.EntryResult]]:
+    """(entry, result) of a read. A negative for the whole request speaks of each of the range, of
+    which only the first `entries` of the ledger and one more matter."""
+    first = request.first_entry
     if response.results or meaning(response.status) is Meaning.POSITIVE:
-        return response.results
-    return [m.EntryResult(response.status)]
+        return list(enumerate(response.results, first))
+    last = max(first, min(request.last_entry, entries))
+    return [(entry_id, m.EntryResult(response.status)) for entry_id in range(first, last + 1)]
+
+
+def _statuses(response: m.Response) -> list[Status]:
+    """Every status in a response."""
+    if isinstance(response, m.AddResponse):
+        return [result.status for result in response.results]
+    if isinstance(response, m.ReadResponse):
+        return [response.status, *(result.status for result in response.results)]
+    return [response.status]
 
 
 def _record(node: Any) -> LedgerRecord | None:
@@ -246,15 +445,11 @@ def _changed(change: Change) -> str:
     return told
 
 
-def _told(request: m.Request, response: m.Response) -> str:
+def _told(request: m.Request, response: m.Response, headers: list[EntryHeader | None]) -> str:
     if isinstance(request, m.AddRequest) and isinstance(response, m.AddResponse):
         parts = []
-        for add, result in zip(request.adds, response.results, strict=False):
-            try:
-                header = unpack_header(_head(add.entry))
-                entry = f"{header.ledger_id}:{header.entry_id}"
-            except BadEntry:
-                entry = "?"
+        for add, header, result in zip(request.adds, headers, response.results, strict=False):
+            entry = f"{header.ledger_id}:{header.entry_id}" if header is not None else "?"
             recovery = " recovery" if add.recovery else ""
             parts.append(f"{entry}{recovery} {result.status.name}")
         return ", ".join(parts)

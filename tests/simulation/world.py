@@ -23,7 +23,6 @@ from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
-from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from tests.simulation import invariants
@@ -36,6 +35,7 @@ from tests.simulation.network import SimNetwork
 from tests.simulation.observers import Observers
 from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
+from tests.simulation.watching import WatchedLedgerStore, half_written, watch_session
 
 KIB = 1024
 STORAGE = StorageConfig(
@@ -77,6 +77,7 @@ class World:
         self.trace = Trace()
         self.observers = Observers(self.ghost, self.trace)
         self.network.taps.append(self.observers.exchange)
+        self.network.deliveries.append(self.observers.delivered)
         self.store.listeners.append(self.observers.committed)
         self.nodes: list[BookieNode] = []
         self.clients: list[Client] = []
@@ -185,6 +186,7 @@ class BookieNode:
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
         handler = functools.partial(handle_bytes, self.bookie)
         self.world.network.serve(self.address, handler, self.process)
+        self.world.ghost.serving[self.address] = self.bookie_id
         self.session.add_session_listener(self._session_changed)
         await self._register()
 
@@ -214,6 +216,7 @@ class BookieNode:
         self.world.trace.note(self.address, f"killed, keeps {keep}")
         self.world.network.down(self.address)
         self.session.abandon()
+        self.world.observers.situations.crashed(half_written(self.ledger_disk))
         self.journal_disk.crash(keep)
         self.ledger_disk.crash(keep)
         self.process.kill()
@@ -326,6 +329,7 @@ class Client:
         self.name = name
         self.process = world.loop.process(name)
         self.session = world.store.session(name)
+        watch_session(self.session, world.store, world.observers)
         self.rng = world.loop.random_for(name)
 
     async def start(self) -> None:
@@ -340,7 +344,7 @@ class Client:
         store = WatchedLedgerStore(
             self.session, self.bookies, self.directory, world.config, self.rng
         )
-        store.observers = world.observers
+        store.observers, store.client = world.observers, self.name
         self.ledgers = store
 
     def run(self, work: Coroutine[Any, Any, Any], name: str = "") -> "asyncio.Task[Any]":
@@ -352,38 +356,3 @@ class Client:
         self.world.trace.note(self.name, "killed")
         self.session.abandon()
         self.process.kill()
-
-
-class WatchedLedgerStore(LedgerStore):
-    """A LedgerStore whose writers tell the observers what is appended and what becomes of it."""
-
-    observers: Observers
-
-    async def create(self, *args: Any, **options: Any) -> Any:
-        writer = await super().create(*args, **options)
-        watch_writer(writer, self.observers)
-        return writer
-
-    async def delete(self, ledger_id: int) -> None:
-        await super().delete(ledger_id)
-        ledger = self.observers.ghost.ledgers.get(ledger_id)
-        if ledger is not None:
-            ledger.delete_returned()
-
-
-def watch_writer(writer: Any, observers: Observers) -> None:
-    """Let the observers hear of every append of the writer and of its end."""
-    plain_append = writer.append
-    ledger_id, pushed = writer.ledger_id, writer.last_add_pushed
-
-    def append(payload: Any, rows: int = 0) -> "asyncio.Future[int]":
-        nonlocal pushed
-        future = plain_append(payload, rows)
-        if writer.last_add_pushed == pushed:
-            return future  # refused before it had an id
-        pushed = writer.last_add_pushed
-        observers.submitted(ledger_id, payload, rows)
-        future.add_done_callback(functools.partial(observers.appended, ledger_id, pushed))
-        return future
-
-    writer.append = append

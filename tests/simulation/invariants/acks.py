@@ -15,7 +15,7 @@ def closed_last_entry_covers_every_ack(ghost: Ghost, ledger: LedgerGhost) -> Non
     )
 
 
-@invariant("7")
+@invariant("7", over_budget=True)
 def acks_come_in_order_and_never_after_a_failure(
     ghost: Ghost, ledger: LedgerGhost, entry_id: int, ok: bool
 ) -> None:

@@ -1,10 +1,11 @@
-"""What one bookie says, before and after it crashed: 5, 12, 13, 14, 15."""
+"""What one bookie says, before and after it crashed: 5, 12, 13, 14, 15, 16, 25, 30, T13."""
 
+from bookie_server.api.status import Meaning, Status, meaning
 from tests.simulation.ghost import BookieGhost, Ghost, Identity, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require
 
 
-@invariant("5")
+@invariant("5", over_budget=True)
 def one_content_for_one_entry(
     ghost: Ghost, ledger: LedgerGhost, entry_id: int, identity: Identity, where: str
 ) -> None:
@@ -19,14 +20,22 @@ def one_content_for_one_entry(
 
 @invariant("12")
 def a_fenced_negative_is_final(
-    ghost: Ghost, bookie: BookieGhost, ledger_id: int, entry_id: int
+    ghost: Ghost, bookie: BookieGhost, ledger_id: int, entry_id: int, begun: int
 ) -> None:
-    """A bookie that gave a negative under a fence flag never later accepts a normal add of it."""
+    """A bookie that gave a negative under a fence flag never later accepts a normal add for that
+    ledger, and never has accepted the entry it denied. Nothing resets it: restart, delete, wipe."""
+    said = bookie.bookie_id
     require(
         (ledger_id, entry_id) not in bookie.fenced_negatives,
         "12",
-        f"{bookie.bookie_id} denied ledger {ledger_id} entry {entry_id} to a recoverer and then"
-        " took it from a writer",
+        f"{said} denied ledger {ledger_id} entry {entry_id} to a recoverer and then took it from a"
+        " writer",
+    )
+    require(
+        begun < bookie.denied.get(ledger_id, begun + 1),
+        "12",
+        f"{said} denied an entry of ledger {ledger_id} to a recoverer and took entry {entry_id},"
+        " sent afterwards, from a writer",
     )
 
 
@@ -57,10 +66,86 @@ def no_normal_add_begins_after_a_fence_reply(
 def an_acknowledged_add_survives_a_crash(
     ghost: Ghost, bookie: BookieGhost, ledger_id: int, entry_id: int, status: str
 ) -> None:
-    """Every add OK follows a sync covering it: after a crash the entry is still served."""
+    """Every add OK follows a sync covering it: after a crash the entry is still served (from a
+    rotten disk: it is not denied)."""
+    unknown = bookie.rotten and meaning(Status[status]) is Meaning.UNKNOWN
     require(
-        status == "OK",
+        status == "OK" or unknown,
         "15",
         f"{bookie.bookie_id} had acknowledged ledger {ledger_id} entry {entry_id} and answers"
         f" {status} after its restart",
+    )
+
+
+@invariant("16", over_budget=True)
+def what_was_acknowledged_is_never_denied(
+    ghost: Ghost, bookie: BookieGhost, ledger: LedgerGhost, entry_id: int, begun: int
+) -> None:
+    """A bookie that once acked e answers OK or unknown for e until its ledger is deleted, never
+    a negative: also after a crash, a torn write or bit rot. `begun`: when the read began."""
+    acked = bookie.stored.get((ledger.ledger_id, entry_id))
+    require(
+        ledger.deleted or acked is None or begun < acked,
+        "16",
+        f"{bookie.bookie_id} had acknowledged ledger {ledger.ledger_id} entry {entry_id} and denies"
+        " it now",
+    )
+
+
+@invariant("25")
+def a_copy_goes_to_its_write_set(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, bookie_id: str
+) -> None:
+    """Whoever sends a copy of e (or the explicit LAC e) agrees on ws(e): slots e .. e + Qw - 1
+    modulo E, of an ensemble that was published."""
+    record = ledger.record
+    mask = ledger.slots.get(bookie_id, 0)
+    size = record.ensemble_size
+    slots = [(entry_id + i) % size for i in range(record.write_quorum)]
+    require(
+        any(mask >> slot & 1 for slot in slots),
+        "25",
+        f"ledger {ledger.ledger_id} entry {entry_id} was sent to {bookie_id}, which has the slots"
+        f" {mask:b} of {size}; its write set is {slots}",
+    )
+
+
+@invariant("30")
+def an_identity_is_answered_for_by_its_own_disk_only(
+    ghost: Ghost, address: str, bookie_id: str, statuses: list[Status]
+) -> None:
+    """A blank or partly blank bookie, or another one at that address, never answers under an
+    identity that has been used, except unknown."""
+    behind = ghost.serving.get(address, bookie_id)
+    blank = behind != bookie_id or ghost.bookie(bookie_id).wiped
+    told = [status.name for status in statuses if meaning(status) is not Meaning.UNKNOWN]
+    require(
+        not (blank and told),
+        "30",
+        f"{address}, which holds the disk of {behind}, answered {told} for {bookie_id}",
+    )
+
+
+@invariant("T13")
+def equal_entries_are_taken_and_others_refused(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, identity: Identity, status: Status, who: str
+) -> None:
+    """Equal payload re-adds always succeed, different ones never; so no recovery is blocked by a
+    holder. (Succeed: nothing but the node's own state, such as overload, may stand against it.)"""
+    equal = ledger.identities.get(entry_id, identity) == identity
+    what = f"{who} answered {status.name} to ledger {ledger.ledger_id} entry {entry_id}"
+    require(not equal or status is not Status.CONFLICTING_ENTRY, "T13", f"{what}, an equal entry")
+    require(equal or status is not Status.OK, "T13", f"{what}, another entry under its id")
+
+
+@invariant("T13")
+def a_refused_token_decides_nothing(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, negatives: int, refusals: int, needed: int
+) -> None:
+    """A refused token is no negative: without the refusals there are negatives enough."""
+    require(
+        negatives >= needed or negatives + refusals < needed,
+        "T13",
+        f"ledger {ledger.ledger_id} was closed before entry {entry_id} on {negatives} negatives"
+        f" and {refusals} refusals of a token; {needed} negatives are needed",
     )

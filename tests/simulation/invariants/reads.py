@@ -66,19 +66,27 @@ def a_confirmed_position_was_durable_when_it_was_said(
     require(last is None or lac <= last, "9", f"{what}, but the ledger is CLOSED at {last}")
 
 
+@invariant("9")
+def a_handle_never_goes_back(ghost: Ghost, ledger_id: int, before: int, lac: int, who: str) -> None:
+    """The LAC of a reader's or writer's handle never goes back."""
+    require(lac >= before, "9", f"ledger {ledger_id}: the LAC at {who} went from {before} to {lac}")
+
+
 @invariant("10")
-def nothing_returned_lies_beyond_the_end(ghost: Ghost, ledger: LedgerGhost) -> None:
-    """No entry beyond the eventual last_entry is ever returned by a confirmed read."""
+def nothing_returned_lies_beyond_the_end(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, confirmed: int
+) -> None:
+    """Confirmed reads never return e > LAC (`confirmed`: what the handle or its caller knew), and
+    no entry beyond the eventual last_entry, with whatever version of the record; judged when an
+    entry is returned and, with what ever was returned, when the ledger is closed."""
+    ledger.returned = max(ledger.returned, entry_id)
+    what = f"ledger {ledger.ledger_id}: entry {entry_id} was returned"
+    require(entry_id <= confirmed, "10", f"{what} to a reader that knew {confirmed} confirmed")
     last = ledger.record.last_entry
-    top = max(ledger.returned, ledger.lac_heard)
-    require(
-        last is None or top <= last,
-        "10",
-        f"ledger {ledger.ledger_id}: entry {top} was confirmed to somebody, CLOSED at {last}",
-    )
+    require(last is None or entry_id <= last, "10", f"{what}, the ledger is CLOSED at {last}")
 
 
-@invariant("11")
+@invariant("11", over_budget=True)
 def a_confirmed_read_ends_in_bytes(
     ghost: Ghost, ledger: LedgerGhost, wanted: range, got: int
 ) -> None:

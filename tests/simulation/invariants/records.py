@@ -1,5 +1,6 @@
-"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 20, 22, 23."""
+"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 22, 23."""
 
+from dataclasses import fields
 from typing import Any
 
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
@@ -18,38 +19,71 @@ def closed_never_changes(ghost: Ghost, before: LedgerRecord, after: LedgerRecord
 def fragments_rise_within_what_is_confirmed(
     ghost: Ghost, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord
 ) -> None:
-    """Fragment keys start at 0 and rise; a new key is <= LAC + 1 and >= the last key."""
+    """Fragment keys start at 0 and strictly rise; each ensemble has E distinct members; a new key
+    is <= LAC + 1 of its author and >= the last key; the fragments before it stay."""
+    firsts = [fragment.first_entry for fragment in after.fragments]
     last, new = before.last_fragment.first_entry, after.last_fragment.first_entry
     what = f"ledger {ledger.ledger_id}: fragment {new} after {last}"
+    require(firsts[0] == 0 and firsts == sorted(set(firsts)), "17", f"{what}: keys {firsts}")
+    members = set(after.last_fragment.ensemble)
+    require(len(members) == after.ensemble_size, "17", f"{what}: on {len(members)} bookies")
     require(new >= last, "17", what)
     if after.state is LedgerState.OPEN:
-        limit = ledger.durable_prefix + 1
-        require(new <= limit, "17", f"{what}, beyond what is confirmed ({limit - 1})")
+        for known, by in ((ledger.confirmed, "its author"), (ledger.durable_prefix, "anybody")):
+            require(new <= known + 1, "17", f"{what}, beyond what {by} knows confirmed ({known})")
     kept = min(len(before.fragments), len(after.fragments)) - 1
     require(before.fragments[:kept] == after.fragments[:kept], "17", f"{what}: history changed")
 
 
 @invariant("18")
 def every_move_is_a_row_of_the_table(
-    ghost: Ghost, before: LedgerRecord | None, after: LedgerRecord | None
+    ghost: Ghost,
+    ledger: LedgerGhost | None,
+    before: LedgerRecord | None,
+    after: LedgerRecord | None,
+    author: str,
 ) -> None:
-    """Each accepted metadata write has the guard of its row true on the version it replaced."""
-    state_before = before.state.value if before else "absent"
-    state_after = after.state.value if after else "absent"
-    allowed = {
-        ("absent", "OPEN"),
-        ("OPEN", "OPEN"),
-        ("OPEN", "CLOSED"),
-        ("OPEN", "IN_RECOVERY"),
-        ("IN_RECOVERY", "CLOSED"),
-        ("CLOSED", "absent"),
-    }
-    move = (state_before, state_after)
+    """Each accepted metadata write has the guard of its row true on the version it replaced: the
+    state, who may make the move, and that nothing else of the record changes."""
+    move = (before.state.value if before else "absent", after.state.value if after else "absent")
     ledger_id = (before or after).ledger_id  # type: ignore[union-attr]
-    require(move in allowed, "18", f"ledger {ledger_id} went from {move[0]} to {move[1]}")
-    if move == ("OPEN", "IN_RECOVERY"):
-        assert before is not None and after is not None
-        require(before.fragments == after.fragments, "18", f"ledger {ledger_id}: fragments changed")
+    what = f"ledger {ledger_id} went from {move[0]} to {move[1]} by {author}"
+    require(move in _MOVES, "18", what)
+    if before is None or after is None or ledger is None:
+        fresh = after is None or len(after.fragments) == 1
+        require(fresh, "18", f"{what} with more than its first fragment")
+        return
+    changed = [name for name in _FIELDS if getattr(before, name) != getattr(after, name)]
+    allowed = _MOVES[move]
+    require(set(changed) <= set(allowed), "18", f"{what}, changing its {', '.join(changed)}")
+    if before.state is LedgerState.OPEN and after.state is not LedgerState.IN_RECOVERY:
+        require(author == ledger.author, "18", f"{what}, but its writer is {ledger.author}")
+    if move == ("OPEN", "OPEN"):
+        _judge_change(before, after, what)
+    if move == ("OPEN", "CLOSED"):
+        same = after.last_entry == ledger.confirmed
+        require(same, "18", f"{what} at {after.last_entry}, its LAC is {ledger.confirmed}")
+
+
+def _judge_change(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
+    """At least one slot has a new owner, who had none of the others."""
+    old, new = before.last_fragment.ensemble, after.last_fragment.ensemble
+    came = [bookie for was, bookie in zip(old, new, strict=True) if was != bookie]
+    require(bool(came), "18", f"{what}, replacing nobody")
+    require(not set(came) & set(old), "18", f"{what}, giving {came} a second slot or another's")
+
+
+_MOVES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("absent", "OPEN"): (),
+    ("OPEN", "OPEN"): ("fragments",),
+    ("OPEN", "CLOSED"): ("state", "last_entry", "length_bytes", "rows"),
+    ("OPEN", "IN_RECOVERY"): ("state",),
+    ("IN_RECOVERY", "CLOSED"): ("state", "last_entry", "length_bytes", "rows", "fragments"),
+    ("CLOSED", "absent"): (),
+}
+"""By move: the fields it may change."""
+
+_FIELDS = tuple(field.name for field in fields(LedgerRecord))
 
 
 @invariant("19")
@@ -66,27 +100,14 @@ def members_stand_still_in_recovery(
         )
 
 
-@invariant("20")
-def recovery_stays_in_the_last_fragment(
-    ghost: Ghost, ledger: LedgerGhost, entry_id: int, what: str
-) -> None:
-    """Recovery never reads or writes below first_entry(last fragment)."""
-    record = ledger.record
-    if record.state is LedgerState.IN_RECOVERY:
-        first = record.last_fragment.first_entry
-        require(
-            entry_id >= first,
-            "20",
-            f"recovery of ledger {ledger.ledger_id} {what} entry {entry_id}, below {first}",
-        )
-
-
 @invariant("22")
 def the_closed_tail_is_on_an_ack_quorum(
     ghost: Ghost, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord
 ) -> None:
-    """At the closing CAS each tail entry is on >= Qa members of the published ensemble."""
+    """At the closing CAS each tail entry is on >= Qa members of the published ensemble. (Our
+    target is Qw: how often it was met is counted.)"""
     assert after.last_entry is not None
+    whole = True
     for entry_id in range(before.last_fragment.first_entry, after.last_entry + 1):
         members = write_set(after, entry_id)
         holders = [b for b in members if b in ledger.stored.get(entry_id, {})]
@@ -96,6 +117,8 @@ def the_closed_tail_is_on_an_ack_quorum(
             f"ledger {ledger.ledger_id} CLOSED at {after.last_entry}; entry {entry_id} is on"
             f" {holders} of {members}",
         )
+        whole = whole and len(holders) == len(members)
+    ghost.meet("closed with its tail on " + ("the whole write set" if whole else "an ack quorum"))
 
 
 @invariant("23")

@@ -1,8 +1,8 @@
-"""Topics: T1, T2, T3, T5."""
+"""Topics: T1, T2, T3, T4, T5, T6, T14."""
 
 from typing import Any
 
-from tests.simulation.ghost import Ghost
+from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require
 
 
@@ -39,8 +39,36 @@ def offsets_are_dense(ghost: Ghost, partition: int, offsets: list[int], end: int
     )
 
 
+@invariant("T3")
+def a_tasks_rows_keep_their_order(ghost: Ghost, partition: int, before: int, row: int) -> None:
+    """In a partition the rows of one task attempt come in the order it wrote them."""
+    require(row > before, "T3", f"partition {partition}: row {row} of a task after its {before}")
+
+
+@invariant("T4")
+def what_a_commit_names_is_there(ghost: Ghost, ledger_id: int, deleted: bool) -> None:
+    """No ledger reachable from a fold is ever deleted, before or after its commit."""
+    require(not deleted, "T4", f"ledger {ledger_id} is in a commit and was deleted")
+
+
 @invariant("T5")
 def every_row_read_was_committed(ghost: Ghost, committed: bool, row: Any) -> None:
     """No reader returns a row that is in no commit: never one of a failed, aborted or condemned
     attempt."""
     require(committed, "T5", f"row {row!r} was read and is in no commit")
+
+
+@invariant("T6")
+def what_is_committed_was_acked(ghost: Ghost, ledger: LedgerGhost, last_entry: int) -> None:
+    """At the commit every entry in every range was acked to its writer; a later (or earlier)
+    CLOSED.last_entry >= the range's end."""
+    what = f"ledger {ledger.ledger_id} entry {last_entry} was committed"
+    require(last_entry <= ledger.acked, "T6", f"{what}, acked is {ledger.acked}")
+    end = ledger.record.last_entry
+    require(end is None or last_entry <= end, "T6", f"{what}, CLOSED at {end}")
+
+
+@invariant("T14")
+def every_committer_ends(ghost: Ghost, what: str, done: bool) -> None:
+    """Liveness: every creation and every batch is committed within a bounded number of runs."""
+    require(done, "T14", f"{what} was not committed")

@@ -1,0 +1,57 @@
+"""After faults stop, within a stated bound: 34, 35, 36; and that a run repeats: 33."""
+
+from tests.simulation.ghost import Ghost, LedgerGhost
+from tests.simulation.invariants.judge import invariant, require
+
+
+@invariant("33")
+def the_same_seed_gives_the_same_run(
+    ghost: Ghost, seed: int, first: tuple[str, int], second: tuple[str, int]
+) -> None:
+    """A second run of the same seed gives the same trace hash (and number of steps)."""
+    require(first == second, "33", f"seed {seed} gave {first} and then {second}")
+
+
+@invariant("34")
+def everything_under_way_ends(ghost: Ghost, waiting: list[str], within_s: float) -> None:
+    """Every add, read, open, close and long poll completes or fails with a reason."""
+    require(not waiting, "34", f"not over {within_s} s after healing: {waiting}")
+
+
+@invariant("34")
+def a_healthy_cluster_takes_what_is_pending(
+    ghost: Ghost, ledger_id: int, entry_id: int, healthy_s: float, bound_s: float
+) -> None:
+    """An add that times out as a whole although every bookie has answered for longer than
+    `bound_s` was waiting for nothing: it hung."""
+    require(
+        healthy_s <= bound_s,
+        "34",
+        f"ledger {ledger_id} entry {entry_id} timed out {healthy_s:.1f} s after all was well",
+    )
+
+
+@invariant("35")
+def every_ledger_can_be_closed(
+    ghost: Ghost, ledger: LedgerGhost, error: BaseException | None, within_s: float
+) -> None:
+    """No ledger stays IN_RECOVERY if coverage is reachable, as it is after healing."""
+    require(
+        error is None,
+        "35",
+        f"ledger {ledger.ledger_id} after healing, for {within_s} s: {error!r}",
+    )
+
+
+@invariant("36")
+def a_hung_bookie_blocks_nothing(
+    ghost: Ghost, what: str, took_s: float, bound_s: float, failure: BaseException | None
+) -> None:
+    """One hung (not dead) bookie blocks nothing past its time-out: what needs no answer of it
+    succeeds (`failure` is None), within the time-outs that it meets one after the other."""
+    require(
+        took_s <= bound_s and failure is None,
+        "36",
+        f"{what} with one bookie hung took {took_s:.1f} s, at most {bound_s:.1f} s are allowed:"
+        f" {failure!r}",
+    )

@@ -1,0 +1,92 @@
+"""What recovery decided, against the definitions as sets: 20, 21, 24.
+
+The answers are those that truly reached the recoverer (RecoveryGhost), not what it made of them.
+"""
+
+from collections.abc import Container, Sequence
+from itertools import combinations
+
+from bookie_server.api.status import Meaning
+from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
+from tests.simulation.invariants.judge import invariant, require, write_set
+
+
+def hits_every_ack_quorum(members: Sequence[str], ack_quorum: int, heard: Container[str]) -> bool:
+    """The set definition: whichever Qa members had acknowledged it, one of them was heard."""
+    return all(
+        any(bookie in heard for bookie in acks) for acks in combinations(members, ack_quorum)
+    )
+
+
+@invariant("24")
+def recovery_decides_by_every_ack_quorum(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int | None, heard: Container[str]
+) -> None:
+    """Coverage and negatives equal their set definitions: before a tail is read every ack quorum
+    of every write set has a fenced member (`entry_id` None); before a ledger ends, every ack
+    quorum of the entry after the end has a member that denied it."""
+    fragment = ledger.recovered_from
+    assert fragment is not None
+    size = ledger.record.ensemble_size
+    entries = range(size) if entry_id is None else (entry_id,)
+    for entry in entries:
+        members = write_set(ledger.record, entry, fragment.ensemble)
+        what = "fence of its slots" if entry_id is None else f"negatives of entry {entry_id}"
+        require(
+            hits_every_ack_quorum(members, ledger.ack_quorum, heard),
+            "24",
+            f"ledger {ledger.ledger_id}: recovery went on although the {what} {members} are"
+            f" decided by {[bookie for bookie in members if bookie in heard]} alone",
+        )
+
+
+@invariant("20")
+def recovery_stays_in_the_last_fragment(
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, what: str
+) -> None:
+    """Recovery never reads or writes below first_entry(last fragment)."""
+    fragment = ledger.recovered_from
+    if fragment is not None:
+        first = fragment.first_entry
+        require(
+            entry_id >= first,
+            "20",
+            f"recovery of ledger {ledger.ledger_id} {what} entry {entry_id}, below {first}",
+        )
+
+
+@invariant("20")
+def recovery_ends_before_the_first_that_nobody_has(
+    ghost: Ghost, ledger: LedgerGhost, last_entry: int, told: RecoveryGhost
+) -> None:
+    """It closes at (first unrecoverable - 1): no lower than any LAC it was told, and with every
+    entry above the highest of them delivered to it by somebody."""
+    fragment = ledger.recovered_from
+    assert fragment is not None
+    start = max([fragment.first_entry - 1, *told.fenced.values()])
+    what = f"recovery closed ledger {ledger.ledger_id} at {last_entry}"
+    require(last_entry >= start, "20", f"{what}, but knew {start} to be confirmed")
+    for entry_id in range(start + 1, last_entry + 1):
+        found = told.who_said(entry_id, Meaning.POSITIVE)
+        require(bool(found), "20", f"{what}, but nobody had given it entry {entry_id}")
+
+
+@invariant("21")
+def crashed_recoveries_change_nothing(
+    ghost: Ghost, ledger: LedgerGhost, last_entry: int, read: dict[int, bytes]
+) -> None:
+    """k recoverers crashed at arbitrary points, then one finishing: 1-6 hold."""
+    record = ledger.record
+    what = f"after {list(ledger.recoveries)} ledger {ledger.ledger_id}"
+    require(record.closed and record.last_entry == last_entry, "21", f"{what} is {record}")
+    require(last_entry >= ledger.acked, "21", f"{what} ends at {last_entry} < {ledger.acked}")
+    require(
+        list(read) == list(range(last_entry + 1)),
+        "21",
+        f"{what} ends at {last_entry} and reads as {list(read)}",
+    )
+    require(
+        list(read.values()) == ledger.submitted[: last_entry + 1],
+        "21",
+        f"{what} does not read as the payloads in the order of their appends",
+    )

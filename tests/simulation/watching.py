@@ -1,0 +1,139 @@
+"""Clients that are watched: what they call, when it ends, and what their handles take for true.
+
+Always true: what is watched behaves as if it were not; it tells the observers and hands on.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bookie_server.api.entry import NO_ENTRY
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import OutcomeUnknown
+from tests.simulation.disk import SimDisk
+from tests.simulation.loop import current_process
+from tests.simulation.observers import Observers
+from tests.simulation.store import SimSession, SimStore
+
+
+class WatchedLedgerStore(LedgerStore):
+    """A LedgerStore whose writers and readers tell the observers what they do."""
+
+    observers: Observers
+    client = ""
+
+    async def create(self, *args: Any, **options: Any) -> Any:
+        writer = await super().create(*args, **options)
+        watch_writer(writer, self.observers)
+        return writer
+
+    async def open(self, *args: Any, **options: Any) -> Any:
+        reader = await super().open(*args, **options)
+        watch_reader(reader, self.observers, f"a reader of {self.client}")
+        return reader
+
+    async def recover(self, ledger_id: int, **options: Any) -> Any:
+        situations = self.observers.situations
+        situations.recovery_begins(ledger_id)
+        failed = killed = False
+        try:
+            return await super().recover(ledger_id, **options)
+        except asyncio.CancelledError:
+            process = current_process()
+            killed = process is not None and not process.alive
+            failed = True
+            raise
+        except Exception:
+            failed = True
+            raise
+        finally:
+            situations.recovery_ends(ledger_id, self.client, failed, killed)
+
+    async def delete(self, ledger_id: int) -> None:
+        await super().delete(ledger_id)
+        ledger = self.observers.ghost.ledgers.get(ledger_id)
+        if ledger is not None:
+            ledger.delete_returned()
+
+
+def watch_writer(writer: Any, observers: Observers) -> None:
+    """Let the observers hear of every append of the writer, of its end, and of its close."""
+    plain_append, plain_close = writer.append, writer.close
+    ledger_id, pushed = writer.ledger_id, writer.last_add_pushed
+    observers.writes(ledger_id, writer)
+
+    def append(payload: Any, rows: int = 0) -> "asyncio.Future[int]":
+        nonlocal pushed
+        future = plain_append(payload, rows)
+        if writer.last_add_pushed == pushed:
+            return future  # refused before it had an id
+        pushed = writer.last_add_pushed
+        observers.submitted(ledger_id, payload, rows)
+        future.add_done_callback(functools.partial(observers.appended, ledger_id, pushed))
+        return future
+
+    async def close() -> Any:
+        observers.situations.close_begins(ledger_id)
+        try:
+            return await plain_close()
+        finally:
+            observers.situations.close_ends(ledger_id)
+
+    writer.append, writer.close = append, close
+
+
+def watch_reader(reader: Any, observers: Observers, who: str) -> None:
+    """Let the observers hear of every entry that the reader returns and of its handle's LAC."""
+    plain_read, plain_refresh = reader.read, reader.refresh_last_add_confirmed
+    ledger_id, known = reader.ledger_id, NO_ENTRY
+
+    def look() -> int:
+        nonlocal known
+        lac = reader.last_add_confirmed
+        observers.reader_says(ledger_id, known, lac, who)
+        known = max(known, lac)
+        return lac
+
+    async def read(
+        first: int, last: int, *, known_confirmed: int | None = None
+    ) -> AsyncIterator[Any]:
+        told = NO_ENTRY if known_confirmed is None else known_confirmed
+        entries = plain_read(first, last, known_confirmed=known_confirmed)
+        try:
+            async for entry_id, entry in entries:
+                confirmed = look() if entry_id > known else known
+                observers.returned(ledger_id, entry_id, entry.payload, max(confirmed, told))
+                yield entry_id, entry
+        finally:
+            await entries.aclose()
+
+    async def refresh() -> int:
+        found = await plain_refresh()
+        look()
+        return int(found)
+
+    look()
+    reader.read, reader.refresh_last_add_confirmed = read, refresh
+
+
+def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:
+    """Let the observers hear of every move of a ledger's record whose outcome was lost."""
+    plain_set = session.set
+
+    async def set_(path: str, value: bytes, version: int) -> int:
+        try:
+            return await plain_set(path, value, version)
+        except OutcomeUnknown:
+            if path.startswith(paths.LEDGERS):
+                found = store.peek(path)
+                observers.situations.outcome_unknown(found is not None and found.value == value)
+            raise
+
+    session.set = set_  # type: ignore[method-assign]
+
+
+def half_written(disk: SimDisk) -> bool:
+    """Whether something that was written to the disk is not synced: the middle of a flush."""
+    return any(inode.unsynced for inode in disk._names.values())
