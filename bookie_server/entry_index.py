@@ -8,11 +8,11 @@ docs/formats.md pictures the keys.
 import json
 import struct
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from bookie_server.api.entry import NO_ENTRY
-from spark_ledger.metadata.ledger_record import Verifiers
+from spark_ledger.metadata.ledger_record import Verifiers, shallow
 
 EVERY_LEDGER = -1  # a state with this id speaks of all ledgers this bookie may have served
 
@@ -82,7 +82,9 @@ def decode_location(key: bytes, value: bytes) -> Location:
 
 def encode_ledger_state(state: LedgerState) -> bytes:
     """JSON with sorted keys; also the body of the journal's ledger record."""
-    return json.dumps(asdict(state), sort_keys=True, separators=(",", ":")).encode()
+    plain = shallow(state)
+    plain["verifiers"] = None if state.verifiers is None else shallow(state.verifiers)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
 def decode_ledger_state(value: bytes) -> LedgerState:

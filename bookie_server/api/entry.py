@@ -36,7 +36,8 @@ NO_ENTRY = -1
 
 _BODY = struct.Struct("<4sBBHqqqqqIII")
 _CRC = struct.Struct("<I")
-assert _BODY.size + _CRC.size == HEADER_BYTES
+_HEADER = struct.Struct(_BODY.format + "I")
+assert _BODY.size + _CRC.size == _HEADER.size == HEADER_BYTES
 
 
 class BadEntry(Exception):
@@ -107,13 +108,24 @@ def unpack_header(data: Buffer) -> EntryHeader:
 
     Raises BadEntry when there are fewer bytes, another magic or version, or the CRC differs.
     """
-    view = memoryview(data)[:HEADER_BYTES]
-    if len(view) < HEADER_BYTES:
-        raise BadEntry(f"an entry header is {HEADER_BYTES} bytes, got {len(view)}")
-    (magic, version, flags, _, ledger, entry, lac, bytes_so_far, rows_so_far, length, crc, _) = (
-        _BODY.unpack_from(view)
-    )
-    if _CRC.unpack_from(view, _BODY.size)[0] != crc32c(view[: _BODY.size]):
+    if len(data) < HEADER_BYTES:
+        raise BadEntry(f"an entry header is {HEADER_BYTES} bytes, got {len(data)}")
+    (
+        magic,
+        version,
+        flags,
+        _,
+        ledger,
+        entry,
+        lac,
+        bytes_so_far,
+        rows_so_far,
+        length,
+        crc,
+        _,
+        own,
+    ) = _HEADER.unpack_from(data)
+    if own != crc32c(memoryview(data)[: _BODY.size]):
         raise BadEntry("the header's CRC does not match")
     if magic != MAGIC or version != VERSION:
         raise BadEntry(f"unknown entry format {magic!r} version {version}")

@@ -5,14 +5,13 @@ buffers it is made of, and joined once, when the message is encoded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY, Buffer
 from bookie_server.api.status import Status, StopReason
 
 
-@dataclass(frozen=True, slots=True)
-class Add:
+class Add(NamedTuple):
     """One entry to store. `entry` is the list of buffers whose concatenation is the entry."""
 
     entry: Sequence[Buffer]
@@ -20,26 +19,22 @@ class Add:
     token: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class AddRequest:
+class AddRequest(NamedTuple):
     bookie_id: str
     adds: Sequence[Add]
 
 
-@dataclass(frozen=True, slots=True)
-class AddResult:
+class AddResult(NamedTuple):
     status: Status
     retry_after_ms: int = 0
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class AddResponse:
+class AddResponse(NamedTuple):
     results: Sequence[AddResult]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRequest:
+class ReadRequest(NamedTuple):
     bookie_id: str
     ledger_id: int
     first_entry: int
@@ -49,16 +44,14 @@ class ReadRequest:
     token: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryResult:
+class EntryResult(NamedTuple):
     """Status of one entry of a read and, with OK, its bytes (header and payload)."""
 
     status: Status
     entry: Buffer = b""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResponse:
+class ReadResponse(NamedTuple):
     status: Status
     results: Sequence[EntryResult] = ()
     last_add_confirmed: int = NO_ENTRY
@@ -67,8 +60,7 @@ class ReadResponse:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLacRequest:
+class ReadLacRequest(NamedTuple):
     bookie_id: str
     ledger_id: int
     fence: bool = False
@@ -77,8 +69,7 @@ class ReadLacRequest:
     wait_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadLacResponse:
+class ReadLacResponse(NamedTuple):
     status: Status
     last_add_confirmed: int = NO_ENTRY
     fenced: bool = False
@@ -86,28 +77,24 @@ class ReadLacResponse:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteLacRequest:
+class WriteLacRequest(NamedTuple):
     bookie_id: str
     ledger_id: int
     last_add_confirmed: int
     token: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteLacResponse:
+class WriteLacResponse(NamedTuple):
     status: Status
     retry_after_ms: int = 0
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InfoRequest:
+class InfoRequest(NamedTuple):
     bookie_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class InfoResponse:
+class InfoResponse(NamedTuple):
     status: Status
     bookie_id: str = ""
     state: str = ""

@@ -7,7 +7,7 @@ strictly increase; each ensemble has exactly `ensemble_size` different bookies; 
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -94,10 +94,17 @@ class LedgerRecord:
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
 
+def shallow(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass with slots by name; what they hold is not copied, unlike asdict,
+    which costs ten times as much."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
 def encode(record: LedgerRecord) -> bytes:
     """JSON with sorted keys, readable with any ZooKeeper client."""
-    plain = asdict(record)
+    plain = shallow(record)
     plain["state"] = record.state.value
+    plain["verifiers"] = None if record.verifiers is None else shallow(record.verifiers)
     plain["custom"] = dict(record.custom)
     plain["format"] = FORMAT
     plain["fragments"] = [[f.first_entry, list(f.ensemble)] for f in record.fragments]
