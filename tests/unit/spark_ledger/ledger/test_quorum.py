@@ -64,17 +64,67 @@ def test_a_cover_has_a_copy_of_every_entry(quorum):
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)
-def test_the_tail_verdict_follows_the_table_for_every_vector_of_answers(quorum):
+def test_an_ack_quorum_is_any_so_many_of_a_write_set(quorum):
+    for window in windows(quorum):
+        for acks in range(1 << quorum.write_quorum):
+            by = {slot for at, slot in enumerate(window) if acks >> at & 1}
+            expected = any(
+                set(some) <= by for some in itertools.combinations(window, quorum.ack_quorum)
+            )
+            assert quorum.acked(sum(1 << slot for slot in by)) == expected
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_after_coverage_no_add_can_be_acknowledged_any_more(quorum):
+    """Who was heard is fenced: only the silent still take adds, and they are no ack quorum. As
+    long as it is not covered, some entry still could be."""
+    for silent in range(1 << quorum.ensemble_size):
+        still_taking = [mask & silent for mask in quorum.write_masks()]
+        assert quorum.covered(silent) == (not any(map(quorum.acked, still_taking)))
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_each_slot_keeps_the_entries_whose_write_sets_it_is_in(quorum):
+    for slot in range(quorum.ensemble_size):
+        kept = [e for e in range(quorum.ensemble_size) if slot in quorum.write_set(e)]
+        assert len(kept) == quorum.write_quorum
+        masks = [e for e, mask in enumerate(quorum.write_masks()) if mask >> slot & 1]
+        assert kept == masks
+
+
+PAIRS = [Quorum(7, w, a) for w in range(1, 8) for a in range(1, w + 1)]
+
+
+@pytest.mark.parametrize("quorum", PAIRS, ids=str)
+def test_the_tail_verdict_equals_its_definition_for_every_vector_of_answers(quorum):
+    """By sets: absent is an entry if no ack quorum of its write set can have had it."""
     answers = [Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.UNKNOWN, None]
-    for said in itertools.combinations_with_replacement(answers, quorum.write_quorum):
-        positives, negatives = said.count(Meaning.POSITIVE), said.count(Meaning.NEGATIVE)
-        if positives:
+    for said in itertools.product(answers, repeat=quorum.write_quorum):
+        may_hold = [answer for answer in said if answer is not Meaning.NEGATIVE]
+        if Meaning.POSITIVE in said:
             expected = Verdict.RECOVER
-        elif negatives > quorum.write_quorum - quorum.ack_quorum:
+        elif len(may_hold) < quorum.ack_quorum:
             expected = Verdict.ABSENT
+        elif None in said:
+            expected = Verdict.WAIT
         else:
-            expected = Verdict.WAIT if None in said else Verdict.UNDECIDABLE
+            expected = Verdict.UNDECIDABLE
         assert recovery_verdict(quorum, list(said)) is expected
+
+
+@pytest.mark.parametrize("quorum", PAIRS, ids=str)
+def test_a_verdict_that_waits_can_still_be_decided_and_one_that_does_not_cannot(quorum):
+    """WAIT: some way to answer what is outstanding decides. UNDECIDABLE: nothing is outstanding,
+    and both worlds, acknowledged and never written, explain every answer."""
+    answers = [Meaning.NEGATIVE, Meaning.UNKNOWN, None]
+    for said in itertools.combinations_with_replacement(answers, quorum.write_quorum):
+        verdict = recovery_verdict(quorum, list(said))
+        if verdict is Verdict.WAIT:
+            filled = [Meaning.POSITIVE if answer is None else answer for answer in said]
+            assert recovery_verdict(quorum, filled) is Verdict.RECOVER
+        if verdict is Verdict.UNDECIDABLE:
+            assert None not in said
+            assert said.count(Meaning.UNKNOWN) >= quorum.ack_quorum
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)
