@@ -66,8 +66,8 @@ def plain(value):
     """A message as dictionaries, lists and bytes, whichever code made it."""
     if hasattr(value, "ListFields"):
         return {f.name: plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if hasattr(value, "_fields"):
+        return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, int | str):
