@@ -179,6 +179,26 @@ def test_a_full_ledger_is_left_with_all_its_acks_and_the_next_one_goes_on():
     run(main())
 
 
+def test_a_ledger_with_the_most_fragments_is_left_before_it_refuses_the_next_change():
+    async def main():
+        fragments_max = FakeLedgers.config.fragments_max
+        ledgers = FakeLedgers(writer(1, 100), writer(2, 100))
+        out = sender(ledgers)
+        for number in range(6):
+            if number == 3:
+                many = tuple(Fragment(at, ("a",)) for at in range(fragments_max))
+                ledgers.made[0].record = replace(RECORD, fragments=many)
+            await out.send(entry(number))
+        segments, _ = await out.finish()
+
+        assert [(s.ledger_id, len(s.entry_rows)) for s in segments] == [(1, 3), (2, 3)]
+        assert ledgers.made[0].closed
+        assert ledgers.made[0].failure is None
+        assert [n for _, n in sent_rows(ledgers, segments)] == list(range(6))
+
+    run(main())
+
+
 def test_copies_that_are_missing_when_the_task_ends_are_in_its_result():
     async def main():
         one = writer(7, 100)
