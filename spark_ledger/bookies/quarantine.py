@@ -50,6 +50,11 @@ class Quarantine:
         """An answer came, but took too long."""
         self._trouble(bookie_id).unanswered_at = None
 
+    def overtaken(self, bookie_id: str) -> None:
+        """A read was given up, because another bookie, asked later, answered it sooner. A doubt
+        for now, no failure: it may only have had more to do."""
+        self._standings.setdefault(bookie_id, Standing()).unanswered_at = self._clock()
+
     def answered(self, bookie_id: str) -> None:
         """An answer came in good time, whatever it says."""
         standing = self._standings.get(bookie_id)

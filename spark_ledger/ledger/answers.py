@@ -2,13 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Meaning, Status, meaning
 
 T = TypeVar("T")
+
+
+class Answer(Protocol):
+    """What all answers of bookies have."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def say(answer: Answer) -> str:
+    """The status of an answer and its reason, for an error text."""
+    return f"{answer.status.name} {answer.reason}".strip()
 
 
 async def as_answered(
@@ -42,7 +56,7 @@ def judge(
     """What the answer to a read from `first_entry` on says of one entry: its meaning, and the
     checked entry or the reason. None if the answer stops before the entry."""
     if response.status is not Status.OK:
-        return meaning(response.status), f"{response.status.name} {response.reason}".strip()
+        return meaning(response.status), say(response)
     if entry_id - first_entry >= len(response.results):
         return None
     result = response.results[entry_id - first_entry]

@@ -6,7 +6,11 @@ Always true:
 - each entry's CRCs and ids are checked here again; a damaged or missing copy means the next
   replica;
 - an entry that is confirmed and that nobody delivers means: sync, re-read the record, try again
-  if it changed, otherwise DataUnavailable. Never end of stream.
+  if it changed, otherwise DataUnavailable. Never end of stream; that an entry is not confirmed is
+  said after such a re-read only, too;
+- what is fetched ahead or twice stays within `read_ahead_bytes` (one entry is always read, however
+  large): chunks are asked for while there is room for them and for one more answer, the second
+  copy of the chunk that is waited for, the only one for which two replicas are ever asked.
 """
 
 import asyncio
@@ -14,8 +18,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from bookie_server.api.entry import NO_ENTRY, Entry
-from bookie_server.api.status import Meaning, Status, meaning
+from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
+from bookie_server.api.status import Status
 from spark_ledger.errors import (
     DataUnavailable,
     DigestMismatch,
@@ -23,20 +27,19 @@ from spark_ledger.errors import (
     NoSuchEntry,
     Unauthorized,
 )
-from spark_ledger.ledger.answers import as_answered
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.range_fetch import Chunk, RangeFetch, Refusals
+from spark_ledger.ledger.range_read import Entries, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
+from spark_ledger.ledger.tail import News, follow
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.tokens import Tokens
 
-__all__ = ["LedgerReader"]
+__all__ = ["Entries", "LedgerReader", "RangeRead", "Stopped"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
-
-Entries = AsyncGenerator[tuple[int, Entry], None]
 
 
 class LedgerReader:
@@ -45,22 +48,20 @@ class LedgerReader:
     def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
         self.ledger_id = known.record.ledger_id
         self._cluster = cluster
-        self._known = known
-        self._token = tokens.read
-        self._quorum = Quorum(
-            known.record.ensemble_size, known.record.write_quorum, known.record.ack_quorum
+        self._view = LedgerView(cluster, known, tokens.read)
+        self._news = News(cluster, self._view)
+        self._fetch = RangeFetch(
+            cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
         )
-        self._lac = NO_ENTRY
-        self._fetch = RangeFetch(cluster, self._quorum, self.ledger_id, self._token, self._heard)
         self._entry_bytes = self._guess()
 
     @property
     def record(self) -> LedgerRecord:
-        return self._known.record
+        return self._view.record
 
     @property
     def version(self) -> int:
-        return self._known.version
+        return self._view.version
 
     @property
     def is_closed(self) -> bool:
@@ -70,23 +71,44 @@ class LedgerReader:
 
     @property
     def last_add_confirmed(self) -> int:
-        """The last entry known to be confirmed; of a closed ledger, its last entry."""
-        end = self.record.last_entry
-        return self._lac if end is None else end
+        """The last entry known to be confirmed, which never goes back; of a closed ledger, its
+        last entry. Every answer to a read may move it."""
+        return self._view.last_add_confirmed
+
+    # -- how far it goes ----------------------------------------------------------------------
 
     async def refresh_last_add_confirmed(self) -> int:
         """Ask the record and the bookies; returns last_add_confirmed, which never goes back.
 
         Of an open ledger it is a lower bound: -1 does not mean that nothing was written. Raises
-        Unavailable, NoSuchLedger; DataUnavailable when too few bookies answer to learn anything.
+        NoSuchLedger, Unauthorized; DataUnavailable when no bookie answers; RowsLost when the
+        ledger was closed before an entry that was confirmed.
         """
-        if not self.is_closed:
-            self._adopt(await self._cluster.records.read(self.ledger_id))
-        if not self.is_closed:
-            await self._ask_lac()
+        await self._view.refresh()
         return self.last_add_confirmed
 
-    async def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> "Entries":
+    async def refresh_record(self) -> None:
+        """Read the record again: see `is_closed`. Raises NoSuchLedger, Unavailable, RowsLost."""
+        if not self.is_closed:
+            await self._view.reread()
+
+    async def wait_beyond(self, after: int, timeout_s: float) -> int:
+        """Wait until entries after `after` are confirmed or the ledger is closed, for `timeout_s`
+        at most; returns last_add_confirmed. With `timeout_s` 0 everybody is asked once.
+
+        Raises what `refresh_last_add_confirmed` raises.
+        """
+        if after < NO_ENTRY:
+            raise ValueError(f"entry ids start at 0, got {after}")
+        if timeout_s > 0:
+            await self._news.wait_beyond(after, timeout_s)
+        elif self.last_add_confirmed <= after:
+            await self._view.refresh()
+        return self.last_add_confirmed
+
+    # -- reading ------------------------------------------------------------------------------
+
+    async def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> Entries:
         """(entry id, checked entry) of first..last, both included, in order.
 
         `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).
@@ -94,31 +116,8 @@ class LedgerReader:
         NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch, Unauthorized,
         NoSuchLedger.
         """
-        if first < 0:
-            raise ValueError(f"entry ids start at 0, got {first}")
-        await self._check_confirmed(last, known_confirmed)
-        window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
-        loop = asyncio.get_running_loop()
-        next_entry = first
-        try:
-            while next_entry <= last or window:
-                while next_entry <= last and self._may_fetch(len(window)):
-                    chunk = self._chunk(next_entry, last)
-                    window.append((chunk, loop.create_task(self._fetch.fill(chunk))))
-                    next_entry = chunk.last + 1
-                chunk, fetching = window.popleft()
-                async for entry in self._entries(chunk, await fetching):
-                    yield entry.header.entry_id, entry
-        finally:
-            for _, fetching in window:
-                fetching.cancel()
-
-    # -- pieces of a read ---------------------------------------------------------------------
-
-    async def _check_confirmed(self, last: int, known_confirmed: int | None) -> None:
-        if last > self._limit(known_confirmed):
-            await self.refresh_last_add_confirmed()
-        limit = self._limit(known_confirmed)
+        _check_id(first)
+        limit = await self._confirmed(last, known_confirmed)
         if last > limit:
             state = self.record.state.value
             raise NoSuchEntry(
@@ -127,100 +126,184 @@ class LedgerReader:
                 ledger_id=self.ledger_id,
                 last_add_confirmed=limit,
             )
+        ahead_bytes = self._cluster.config.read_ahead_bytes
+        async with aclosing(self._stream(first, last, ahead_bytes)) as runs:
+            async for run in runs:
+                for entry in run:
+                    yield entry.header.entry_id, entry
+
+    def scan(
+        self, first: int, last: int | None = None, *, max_bytes: int | None = None
+    ) -> RangeRead:
+        """Read from `first` on as `read` does, but stop, and say why, where that would fail.
+
+        `last` None: as far as the ledger goes. An open ledger is read up to what is confirmed
+        when the read begins, a closed one to its end. `max_bytes`: bytes of payload to return at
+        most (one entry at least, however large). Raises what `read` raises, but NoSuchEntry.
+        """
+        _check_id(first)
+        if max_bytes is not None and max_bytes <= 0:
+            raise ValueError(f"max_bytes is positive, got {max_bytes}")
+        scan = RangeRead(first)
+        return scan.begin(self._scan(scan, first, last, max_bytes))
+
+    async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
+        """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
+        `read_request_bytes` of them. [] when `timeout_s` is over, or the ledger has ended
+        (`is_closed`). `after` -1: from the first entry on.
+
+        Raises what `wait_beyond` and `read` raise.
+        """
+        last = await self.wait_beyond(after, timeout_s)
+        if last <= after:
+            return []
+        limit = self._cluster.config.read_request_bytes
+        async with aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries:
+            return [found async for found in entries]
+
+    def tail(self, first: int = 0) -> AsyncIterator[tuple[int, Entry]]:
+        """(entry id, checked entry) from `first` on, each once and in order, as they are
+        confirmed; ends when the ledger is closed and all was returned, and at nothing else.
+
+        Raises what `wait_beyond` and `read` raise: after DataUnavailable go on with
+        tail(last returned + 1).
+        """
+        _check_id(first)
+        config = self._cluster.config
+        return follow(self, first, 2 * config.long_poll_s + config.read_timeout_s)
+
+    # -- pieces of a read ---------------------------------------------------------------------
+
+    async def _confirmed(self, last: int, known_confirmed: int | None) -> int:
+        """How far entries may be read, asking for it if `last` lies beyond what is known."""
+        if last > self._limit(known_confirmed):
+            await self._view.refresh()
+        if last > self._limit(known_confirmed) and not self.is_closed:
+            await self._view.reread(fresh=True)  # it may have been recovered since
+        return self._limit(known_confirmed)
 
     def _limit(self, known_confirmed: int | None) -> int:
-        if self.is_closed:
+        if self.is_closed or known_confirmed is None:
             return self.last_add_confirmed
-        return max(self._lac, NO_ENTRY if known_confirmed is None else known_confirmed)
+        return max(self.last_add_confirmed, known_confirmed)
 
-    def _may_fetch(self, under_way: int) -> bool:
-        config = self._cluster.config
-        request_bytes = max(config.read_request_bytes, self._entry_bytes)
-        return under_way == 0 or (under_way + 1) * request_bytes <= config.read_ahead_bytes
+    async def _scan(
+        self, scan: RangeRead, first: int, last: int | None, max_bytes: int | None
+    ) -> Entries:
+        """What `scan` iterates over. Where the range ends is found out once, at its beginning."""
+        if not self.is_closed and (last is None or last > self.last_add_confirmed):
+            await self._view.refresh()
+        limit = self.last_add_confirmed
+        whole = last is not None and last <= limit
+        stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
+        end = last if last is not None and whole else limit
+        left, ahead_bytes = max_bytes, self._cluster.config.read_ahead_bytes
+        if left is not None:
+            ahead_bytes = min(ahead_bytes, 2 * (left + HEADER_BYTES))
+        async with aclosing(self._stream(first, end, ahead_bytes)) as runs:
+            async for run in runs:
+                for entry in run:
+                    if left is not None:
+                        size = len(entry.payload)
+                        if size > left and scan.next_entry > first:
+                            scan.stop = Stopped.BYTE_LIMIT
+                            return
+                        left = max(0, left - size)
+                    yield entry.header.entry_id, entry
+        scan.stop = Stopped.END_OF_RANGE if whole else stop
 
-    def _chunk(self, first: int, last: int) -> Chunk:
+    async def _stream(
+        self, first: int, last: int, ahead_bytes: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        """The entries first..last, all of them confirmed, fetched ahead; in runs as they come."""
+        window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
+        loop = asyncio.get_running_loop()
+        request_bytes = max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // 2))
+        next_entry = first
+        try:
+            while next_entry <= last or window:
+                while next_entry <= last and self._room(len(window), request_bytes, ahead_bytes):
+                    chunk = self._chunk(next_entry, last, request_bytes)
+                    window.append((chunk, loop.create_task(self._fetch.fill(chunk))))
+                    next_entry = chunk.last + 1
+                chunk, fetching = window[0]
+                chunk.hurry()
+                refusals = await fetching
+                window.popleft()
+                async with aclosing(self._runs(chunk, refusals)) as runs:
+                    async for run in runs:
+                        yield run
+        finally:
+            for _, fetching in window:
+                fetching.cancel()
+
+    def _room(self, under_way: int, request_bytes: int, ahead_bytes: int) -> bool:
+        """Whether one chunk more may be fetched; room for one speculative answer is kept."""
+        answer_bytes = max(request_bytes, self._entry_bytes)
+        return under_way == 0 or (under_way + 2) * answer_bytes <= ahead_bytes
+
+    def _chunk(self, first: int, last: int, request_bytes: int) -> Chunk:
         """The next range to ask for: of one fragment, about one request's bytes."""
-        count = self._cluster.config.read_request_bytes // max(1, self._entry_bytes)
+        quorum, record = self._view.quorum, self.record
+        copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
+        count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
         count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
-        record = self.record
         later = [f.first_entry for f in record.fragments if f.first_entry > first]
         end = min([last, first + count - 1, *(begin - 1 for begin in later)])
-        return Chunk(first, end, record.fragment_of(first).ensemble, self.version)
+        ensemble = record.fragment_of(first).ensemble
+        return Chunk(first, end, ensemble, self.version, request_bytes)
 
-    async def _entries(self, chunk: Chunk, refusals: Refusals) -> AsyncIterator[Entry]:
+    async def _runs(self, chunk: Chunk, refusals: Refusals) -> AsyncGenerator[list[Entry], None]:
         """The chunk's entries in order, fetching again what its first answers left out."""
-        first, last = chunk.first, chunk.last
-        for entry_id in range(first, last + 1):
-            while entry_id not in chunk.entries:
-                if chunk.cut_short(entry_id):
-                    refusals = await self._fetch.fill(chunk, entry_id)
-                    continue
+        entry_id, last = chunk.first, chunk.last
+        while entry_id <= last:
+            if run := chunk.take_from(entry_id):
+                self._entry_bytes = self._estimate(run)
+                entry_id += len(run)
+                yield run
+            elif chunk.cut_short(entry_id):
+                refusals = await self._fetch.fill(chunk, entry_id)
+            else:
                 if entry_id <= chunk.last:
                     await self._newer_record_or_raise(entry_id, chunk.version, refusals)
-                chunk = self._chunk(entry_id, last)
+                chunk = self._chunk(entry_id, last, chunk.bytes_max)
+                chunk.hurry()
                 refusals = await self._fetch.fill(chunk)
-            entry = chunk.entries.pop(entry_id)
-            self._entry_bytes += (len(entry.payload) - self._entry_bytes) // 8
-            yield entry
 
     async def _newer_record_or_raise(self, entry_id: int, used: int, refusals: Refusals) -> None:
         """Nobody delivers a confirmed entry. Return if the record is newer than version `used`."""
-        self._adopt(await self._cluster.records.read(self.ledger_id, fresh=True))
+        await self._view.reread(fresh=True)
         if self.version == used:
-            raise self._unreadable(entry_id, refusals)
+            raise self._unreadable(entry_id, refusals.of(entry_id))
 
-    def _unreadable(self, entry_id: int, refusals: Refusals) -> LedgerError:
+    def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:
         said = "; ".join(
-            f"{self._cluster.directory.describe(bookie)}: {why}"
-            for bookie, why in refusals.get(entry_id, {}).items()
+            f"{self._cluster.directory.describe(bookie)}: {why}" for bookie, why in refusals.items()
         )
-        reasons = list(refusals.get(entry_id, {}).values())
+        reasons = list(refusals.values())
+        refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
         text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: {said}"
         kind: type[LedgerError] = DataUnavailable
-        if any(why.startswith(Status.UNAUTHORIZED.name) for why in reasons):
+        if refusing >= self._view.quorum.ack_quorum:
             kind = Unauthorized
         elif reasons and all(why.startswith(Status.BAD_DIGEST.name) for why in reasons):
             kind = DigestMismatch
         return kind(text, ledger_id=self.ledger_id, entry_id=entry_id)
 
-    # -- what is known ------------------------------------------------------------------------
-
-    def _adopt(self, found: VersionedRecord) -> None:
-        if found.version >= self.version:
-            self._known = found
-
-    def _heard(self, lac: int) -> None:
-        self._lac = max(self._lac, lac)
+    def _estimate(self, run: list[Entry]) -> int:
+        """Bytes of an entry to come: those that came count the more, the more of them there are."""
+        mean = HEADER_BYTES + sum(len(entry.payload) for entry in run) // len(run)
+        weight = min(len(run), 8)
+        return self._entry_bytes + (mean - self._entry_bytes) * weight // 8
 
     def _guess(self) -> int:
         """Bytes of an entry, about: to ask for what fits one request."""
         record = self.record
         if record.last_entry is None or record.length_bytes is None or record.last_entry < 0:
             return ENTRY_BYTES_GUESS
-        return record.length_bytes // (record.last_entry + 1)
+        return HEADER_BYTES + record.length_bytes // (record.last_entry + 1)
 
-    async def _ask_lac(self) -> None:
-        """Hear the last fragment's bookies until they cover it."""
-        ensemble = self.record.last_fragment.ensemble
-        questions = [
-            self._cluster.bookies.read_lac(bookie, self.ledger_id, token=self._token)
-            for bookie in ensemble
-        ]
-        silent, reasons = (1 << len(ensemble)) - 1, []
-        async with aclosing(as_answered(questions)) as answers:
-            async for slot, answer in answers:
-                if meaning(answer.status) is Meaning.UNKNOWN:
-                    why = f"{answer.status.name} {answer.reason}".strip()
-                    reasons.append(f"{self._cluster.directory.describe(ensemble[slot])}: {why}")
-                    if answer.status is Status.UNAUTHORIZED:
-                        raise Unauthorized(f"the password of ledger {self.ledger_id} is another")
-                    continue
-                silent &= ~(1 << slot)
-                if answer.status is Status.OK:
-                    self._heard(answer.last_add_confirmed)
-                if self._quorum.covered(silent):
-                    return
-        if silent == (1 << len(ensemble)) - 1:
-            raise DataUnavailable(
-                f"no bookie tells how far ledger {self.ledger_id} goes: {'; '.join(reasons)}"
-            )
+
+def _check_id(first: int) -> None:
+    if first < 0:
+        raise ValueError(f"entry ids start at 0, got {first}")

@@ -29,6 +29,7 @@ from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,
     StoreError,
+    Watcher,
 )
 
 DIGITS = 19
@@ -62,8 +63,10 @@ class LedgerRecords:
     def __init__(self, metadata: MetadataStore) -> None:
         self.metadata = metadata
 
-    async def read(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
-        """The record; with `fresh` not older than this call.
+    async def read(
+        self, ledger_id: int, *, fresh: bool = False, watch: Watcher | None = None
+    ) -> VersionedRecord:
+        """The record; with `fresh` not older than this call. `watch` is called when it changed.
 
         Raises NoSuchLedger, Unavailable, UnsupportedFormat (damaged, or of a later version).
         """
@@ -71,7 +74,7 @@ class LedgerRecords:
         try:
             if fresh:
                 await self.metadata.sync(path)
-            node = await self.metadata.get(path)
+            node = await self.metadata.get(path, watch)
             return VersionedRecord(ledger_record.decode(node.value), node.version)
         except NoNode:
             raise NoSuchLedger(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from None
@@ -181,12 +184,13 @@ class LedgerRecords:
         while folders:
             folder = folders.pop()
             above = folder.removeprefix(paths.LEDGERS).replace("/", "")
-            names = await self._names(folder, paths.digits_below(len(above)))
-            if len(above) + paths.digits_below(len(above)) == DIGITS:
-                for name in names:
+            digits = paths.digits_below(len(above))
+            if len(above) + digits == DIGITS:
+                for name in await self._names(folder, digits):
                     yield int(above + name)
             else:
-                folders += [f"{folder}/{name}" for name in reversed(names)]
+                below = reversed(await self._names(folder, digits))
+                folders += [f"{folder}/{name}" for name in below]
 
     async def _names(self, folder: str, digits: int) -> Sequence[str]:
         """What is in a folder of the tree: names of so many digits. Raises Unavailable."""

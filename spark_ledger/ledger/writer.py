@@ -268,10 +268,9 @@ class LedgerWriter:
         lac = self.last_add_confirmed
         if self._closing or self.failure is not None or lac <= max(self._carried, self._announced):
             return  # the next confirmation comes here again
-        quiet_s = self._loop.time() - self._appended_at
-        pause_s = self._cluster.config.explicit_lac_s
-        if quiet_s < pause_s:
-            self._announce_in(pause_s - quiet_s)
+        quiet_at = self._appended_at + self._cluster.config.explicit_lac_s
+        if self._loop.time() < quiet_at:
+            self._announce_timer = self._loop.call_at(quiet_at, self._announce)
             return
         self._announced = lac
         task = self._loop.create_task(self._write_lac(lac), name=f"lac of {self.ledger_id}")

@@ -1,0 +1,99 @@
+"""Which replica is asked for which entries, and which one next.
+
+Always true: an entry is asked of members of its write set only, of each at most once; of the next
+one only when no answer is expected any more (or the caller expects none in time). Slots are
+preferred in one order, in which suspects come last; among the others the order begins at another
+slot each time, so that load is spread, and with few slots that hold everything between them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spark_ledger.ledger.quorum import Quorum
+
+REPLICAS_AT_ONCE_MAX = 2
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """Entries first..last, asked of one slot; `open` until it is answered; an answer after
+    `due_at` (seconds of the loop's clock) keeps the reader waiting for too long."""
+
+    slot: int
+    first: int
+    last: int
+    due_at: float
+    open: bool = True
+
+    def about(self, entry_id: int) -> bool:
+        return self.first <= entry_id <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is to be asked of one slot: entries first..last, both included."""
+
+    slot: int
+    first: int
+    last: int
+
+
+def preference(quorum: Quorum, turn: int, suspects: Iterable[int]) -> list[int]:
+    """All slots, the one to be asked first in front. `turn` is any number; with the next one
+    another slot comes first. `suspects` are the slots to be asked last."""
+    size = quorum.ensemble_size
+    cover = quorum.cover(turn % size)
+    others = [slot for step in range(size) if (slot := (turn + step) % size) not in cover]
+    last = sum(1 << slot for slot in suspects)
+    return sorted((*cover, *others), key=lambda slot: last >> slot & 1)
+
+
+def first_asks(quorum: Quorum, first: int, last: int, order: Sequence[int]) -> list[Ask]:
+    """Whom to ask for entries first..last to begin with: every entry of one slot."""
+    size = quorum.ensemble_size
+    if last - first < 2 * size:
+        return next_asks(quorum, range(first, last + 1), [], None, order)
+    # Each slot's first and last entries are among these, however long the range is.
+    edges = (*range(first, first + size), *range(last - size + 1, last + 1))
+    return next_asks(quorum, edges, [], None, order)
+
+
+def next_asks(
+    quorum: Quorum,
+    missing: Iterable[int],
+    asked: Sequence[Question],
+    now: float | None,
+    order: Sequence[int],
+) -> list[Ask]:
+    """Whom to ask next for the entries that are missing, given the questions `asked` before.
+
+    An entry is left alone while a question about it is open that is not overdue at `now` (None:
+    none ever is), or while `REPLICAS_AT_ONCE_MAX` are open; and once all its write set was asked.
+    """
+    masks, size = quorum.write_masks(), quorum.ensemble_size
+    wanted = {}
+    for entry_id in missing:
+        left = _may_be_asked(masks[entry_id % size], entry_id, asked, now)
+        if left:
+            wanted[entry_id] = left
+    asks = []
+    for slot in order:
+        own = [entry_id for entry_id, left in wanted.items() if left >> slot & 1]
+        if own:
+            asks.append(Ask(slot, own[0], own[-1]))
+            for entry_id in own:
+                del wanted[entry_id]
+    return asks
+
+
+def _may_be_asked(holders: int, entry_id: int, asked: Sequence[Question], now: float | None) -> int:
+    """The mask of slots that may be asked for one entry now."""
+    under_way = 0
+    for question in asked:
+        if question.about(entry_id) and holders >> question.slot & 1:
+            holders &= ~(1 << question.slot)
+            if question.open:
+                under_way += 1
+                if now is None or question.due_at > now:
+                    return 0
+    return holders if under_way < REPLICAS_AT_ONCE_MAX else 0
