@@ -4,6 +4,7 @@ Always true: an id is handed out once; ids rise from FIRST_ID; a block whose ans
 left unused (a gap), never handed out a second time.
 """
 
+import asyncio
 import json
 from contextlib import suppress
 
@@ -28,13 +29,15 @@ class LedgerIds:
     def __init__(self, metadata: MetadataStore) -> None:
         self._metadata = metadata
         self._block = range(0)
+        self._allocating = asyncio.Lock()
 
     async def next(self) -> int:
-        """One id. Raises Unavailable."""
-        while not self._block:
-            self._block = await self.allocate(BLOCK_IDS)
-        first, self._block = self._block[0], self._block[1:]
-        return first
+        """One id; those who ask at once share a block. Raises Unavailable."""
+        async with self._allocating:
+            if not self._block:
+                self._block = await self.allocate(BLOCK_IDS)
+            first, self._block = self._block[0], self._block[1:]
+            return first
 
     async def allocate(self, count: int) -> range:
         """`count` consecutive ids that nobody else has or will get. Raises Unavailable."""

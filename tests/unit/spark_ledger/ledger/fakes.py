@@ -6,6 +6,7 @@ Time is simulated: waits cost nothing.
 """
 
 import asyncio
+import functools
 import json
 import random
 from collections.abc import Callable, Coroutine
@@ -162,14 +163,13 @@ class FakeCluster:
         return [n for n, b in self.bookies.items() if (ledger_id, entry_id) in b.entries]
 
 
-def simulated(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an async test in simulated time."""
 
-    def wrapped() -> None:
-        run(test(), seed=1, time_max_s=3600)
+    @functools.wraps(test)
+    def wrapped(*args: Any, **fixtures: Any) -> None:
+        run(test(*args, **fixtures), seed=1, time_max_s=3600)
 
-    wrapped.__name__ = test.__name__
-    wrapped.__doc__ = test.__doc__
     return wrapped
 
 

@@ -12,7 +12,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from tests.simulation.loop import current
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
 
 
 def entry_bytes(ledger_id, entry_id, lac):
@@ -276,3 +276,233 @@ async def test_a_wrong_password_recovers_nothing_and_says_so():
         bookie.override = lambda request: m.ReadLacResponse(Status.UNAUTHORIZED)
     with pytest.raises(errors.Unauthorized):
         await ledgers.recover(ledger_id, password=b"wrong")
+
+
+# -- attempts, and what they cost ----------------------------------------------------------------
+
+
+@simulated
+async def test_recovery_tries_again_until_a_bookie_is_back():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+    for name in "ac":
+        cluster.bookies[name].refusing = True
+    recovery = asyncio.create_task(ledgers.recover(ledger_id))
+    await asyncio.sleep(10)
+    assert not recovery.done()
+    cluster.bookies["a"].refusing = False
+    began = current().time()
+    assert (await recovery).record.last_entry == 0
+    assert current().time() - began < 5
+
+
+@simulated
+async def test_the_time_over_recovery_raises_what_its_last_attempt_met():
+    cluster, ledgers = await cluster_of(3, recovery_timeout_s=9.0)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "ac":
+        cluster.bookies[name].refusing = True
+    began = current().time()
+    with pytest.raises(errors.DataUnavailable, match=r"it cannot be fenced; a .*refused.*; c "):
+        await ledgers.recover(ledger_id)
+    assert 8.9 < current().time() - began < 9.5
+    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+
+
+@simulated
+async def test_write_backs_that_nobody_takes_are_not_enough_bookies():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "a")
+    for name in "bc":
+        cluster.bookies[name].override = takes_no_adds_until(1000.0)
+    with pytest.raises(errors.NotEnoughBookies):
+        await ledgers.recover(ledger_id)
+    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+    for name in "bc":
+        cluster.bookies[name].override = None
+    assert (await ledgers.recover(ledger_id)).record.last_entry == 0
+
+
+@simulated
+async def test_write_backs_are_tried_again_too():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "a")
+    for name in "bc":
+        cluster.bookies[name].override = takes_no_adds_until(20.0)
+    assert (await ledgers.recover(ledger_id)).record.last_entry == 0
+    assert current().time() > 20
+
+
+def takes_no_adds_until(time):
+    def answer(request):
+        if isinstance(request, m.AddRequest) and current().time() < time:
+            return m.AddResponse([m.AddResult(Status.IO_ERROR) for _ in request.adds])
+        return None
+
+    return answer
+
+
+@simulated
+async def test_nobody_waits_for_a_hung_bookie_that_cannot_help():
+    """Two refuse, so the third's answer decides nothing; they are back after half a second."""
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "ab":
+        cluster.bookies[name].refusing = True
+    cluster.bookies["c"].silent = True
+    began = current().time()
+    recovery = asyncio.create_task(ledgers.recover(ledger_id))
+    await asyncio.sleep(0.5)
+    for name in "ab":
+        cluster.bookies[name].refusing = False
+    assert (await recovery).record.last_entry == -1
+    assert current().time() - began < 4
+
+
+@simulated
+async def test_an_attempt_begins_from_the_record_as_it_is_by_then():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "abc":
+        cluster.bookies[name].refusing = True
+    recovery = asyncio.create_task(ledgers.recover(ledger_id))
+    await asyncio.sleep(5)
+    known = await ledgers.record(ledger_id, fresh=True)
+    end = {"last_entry": -1, "length_bytes": 0, "rows": 0}
+    closed = dataclasses.replace(known.record, state=LedgerState.CLOSED, **end)
+    await cluster.admin.set(paths.ledger(ledger_id), ledger_record.encode(closed), known.version)
+    assert (await recovery).record == closed
+
+
+@simulated
+async def test_a_ledger_deleted_between_two_attempts_is_gone():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "abc":
+        cluster.bookies[name].refusing = True
+    recovery = asyncio.create_task(ledgers.recover(ledger_id))
+    await asyncio.sleep(5)
+    await cluster.admin.delete(paths.ledger(ledger_id))
+    with pytest.raises(errors.NoSuchLedger):
+        await recovery
+
+
+@simulated
+async def test_what_no_waiting_mends_is_said_at_once():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "ab":
+        cluster.bookies[name].override = lambda request: (
+            m.ReadResponse(Status.LIMBO) if isinstance(request, m.ReadRequest) else None
+        )
+    began = current().time()
+    with pytest.raises(errors.DataUnavailable, match="LIMBO"):
+        await ledgers.recover(ledger_id)
+    assert current().time() - began < 1
+
+
+@pytest.mark.parametrize("entries", [0, 3, 40])
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 2), (3, 3, 3)], ids=str)
+@pytest.mark.parametrize("hung_after", range(6))
+@simulated
+async def test_a_bookie_that_hangs_from_any_request_on_costs_one_time_out_at_most(
+    hung_after, sizes, entries
+):
+    """Whichever it is; a spare is there. 5 s of time-out, a moment for late and last copies."""
+    for hung in "abcd"[: sizes[0]]:
+        cluster, ledgers = await cluster_of(sizes[0] + 1)
+        ledger_id = await ledger_on(cluster, ledgers, sizes)
+        for entry in range(entries):
+            put(cluster, ledger_id, entry, holders_of(entry, sizes))
+        bookie = cluster.bookies[hung]
+        bookie.override = hang_after(hung_after)
+        began = current().time()
+        assert (await ledgers.recover(ledger_id)).record.last_entry == entries - 1
+        assert current().time() - began < 8.5, hung
+
+
+def holders_of(entry, sizes):
+    size, write_quorum, ack_quorum = sizes
+    return ["abcdefg"[(entry + i) % size] for i in range(write_quorum)][:ack_quorum]
+
+
+def hang_after(requests):
+    """An override: so many answers, then none."""
+    left = requests
+
+    def answer(request):
+        nonlocal left
+        left -= 1
+        return None if left >= 0 else SilentFor(60)
+
+    return answer
+
+
+# -- passwords -----------------------------------------------------------------------------------
+
+
+@simulated
+async def test_a_wrong_password_marks_nothing_fences_nobody_and_asks_no_bookie():
+    cluster, ledgers = await cluster_of(3)
+    stranger = await cluster.client("stranger")
+    writer = await ledgers.create(3, 3, 2, password=b"secret")
+    before = (await ledgers.record(writer.ledger_id, fresh=True)).version
+    for wrong in (b"", b"guess"):
+        with pytest.raises(errors.Unauthorized):
+            await stranger.recover(writer.ledger_id, password=wrong)
+    assert (await ledgers.record(writer.ledger_id, fresh=True)).version == before
+    assert not any(bookie.requests for bookie in cluster.bookies.values())
+    assert await writer.append(b"x") == 0
+    assert (await stranger.recover(writer.ledger_id, password=b"secret")).record.last_entry == 0
+
+
+@simulated
+async def test_a_refused_password_is_no_answer_and_ends_nothing():
+    """Two who refuse it are unknown: the entry that the third denies is not given up."""
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "ab")
+    for name in "ab":
+        cluster.bookies[name].override = lambda request: (
+            m.ReadResponse(Status.UNAUTHORIZED) if isinstance(request, m.ReadRequest) else None
+        )
+    with pytest.raises(errors.Unauthorized):
+        await ledgers.recover(ledger_id)
+    assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
+
+
+# -- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (4, 2, 2), (4, 3, 2)], ids=str)
+@simulated
+async def test_recoverers_that_crash_anywhere_leave_the_same_end_to_the_one_that_finishes(sizes):
+    """Entries 0..4 may have been acknowledged, 5 was not; recoverers are killed after ever more
+    steps until one ends by itself, and each that follows starts on what they left."""
+    steps = 0
+    while True:
+        cluster, ledgers = await cluster_of(5)
+        ledger_id = await ledger_on(cluster, ledgers, sizes)
+        for entry in range(5):
+            put(cluster, ledger_id, entry, holders_of(entry, sizes), lac=entry - 2)
+        ended = 0
+        for number in range(3):
+            client = await cluster.client(f"doomed {number}", seed=number)
+            task = asyncio.create_task(client.recover(ledger_id))
+            for _ in range(steps + 7 * number):
+                await asyncio.sleep(0.0005)
+            ended += task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        record = (await ledgers.recover(ledger_id)).record
+        assert (record.last_entry, record.length_bytes, record.rows) == (4, 10, 5)
+        for entry in range(5):
+            members = record.fragment_of(entry).ensemble
+            held = [name for name in cluster.holders(ledger_id, entry) if name in members]
+            assert len(held) >= sizes[2]
+        if ended == 3:
+            return
+        steps += 1
