@@ -8,6 +8,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,8 @@ from spark_ledger.local.local_bookie import LocalBookie
 
 ROOT = "/ledger"
 
+Settings = dict[str, object]
+
 
 class LocalCluster:
     """A context manager; started when it is made, stopped when it is left.
@@ -23,7 +26,7 @@ class LocalCluster:
     `bookies`: how many there are at least. `data_dir`: where everything is kept; a folder of an
     earlier cluster is taken up again with the same bookies (all of them). None: a temporary folder
     that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
-    conf/bookie.toml for every bookie.
+    conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
 
     Raises errors.BadConfig (Java missing or too old, port taken) and errors.Unavailable (a process
     did not come up; quotes its log).
@@ -35,7 +38,7 @@ class LocalCluster:
         data_dir: str | Path | None = None,
         *,
         port: int | None = None,
-        bookie_settings: dict[str, object] | None = None,
+        bookie_settings: Settings | Callable[[int], Settings] | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._owner = os.getpid()
@@ -102,4 +105,5 @@ class LocalCluster:
 
     def _new_bookie(self, number: int) -> LocalBookie:
         folder = self.data_dir / "bookies" / str(number)
-        return LocalBookie(folder, self.service_url, self._settings)
+        settings = self._settings(number) if callable(self._settings) else self._settings
+        return LocalBookie(folder, self.service_url, settings)
