@@ -42,6 +42,7 @@ class BookieDirectory:
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._addresses: dict[str, str] = {}
+        self._racks: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -73,6 +74,10 @@ class BookieDirectory:
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
         return self._addresses.get(bookie_id)
+
+    def rack(self, bookie_id: str) -> str:
+        """The bookie's rack, or what it was when last registered; "" if nobody knows."""
+        return self._racks.get(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
         """`address`, looking among all bookies that ever registered if it is not in memory."""
@@ -120,7 +125,7 @@ class BookieDirectory:
         same = _places(writable, readonly) == _places(self._writable, self._readonly)
         self._writable, self._readonly = writable, readonly
         for bookie in (*readonly.values(), *writable.values()):
-            self._addresses[bookie.id] = bookie.address
+            self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
         if not same:
             self._tell()
 

@@ -46,7 +46,6 @@ class Cluster:
 
     def describe(self, bookie_id: str) -> str:
         """One bookie for an error text, with its rack and why it is chosen last, if it is."""
-        writable = {bookie.id: bookie for bookie in self.directory.writable()}
-        rack = writable[bookie_id].rack if bookie_id in writable else ""
+        rack = self.directory.rack(bookie_id)
         facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])

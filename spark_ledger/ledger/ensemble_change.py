@@ -133,14 +133,13 @@ class EnsembleChange:
             return {}
         slots = self._pipeline.slots
         failed = [index for index, slot in enumerate(slots) if slot.failed]
-        writable = {bookie.id: bookie for bookie in self._cluster.directory.writable()}
+        directory, taken = self._cluster.directory, self._no_spares()
         members = {
-            index: writable.get(slot.bookie_id, BookieInfo(slot.bookie_id, ""))
+            index: BookieInfo(slot.bookie_id, "", directory.rack(slot.bookie_id))
             for index, slot in enumerate(slots)
             if not slot.failed
         }
-        taken = self._no_spares()
-        spares = [bookie for bookie in writable.values() if bookie.id not in taken]
+        spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
         return self._cluster.place(self._pipeline.quorum, failed, spares, members)
 
     def _no_spares(self) -> Collection[str]:

@@ -26,9 +26,10 @@ class PlacementRequest:
     """Slots of one ensemble that need a bookie. Fields may be added, none is ever taken away.
 
     `candidates` may be chosen, by id; `slots` are to be filled, ascending; `members` sit in the
-    other slots and stay (their rack is "" where nobody knows it). `suspects` are ids that lately
-    gave no answer or are in quarantine, also of bookies that are no candidates. `racks` is the
-    setting: with "hard" a slot that cannot have a rack of its own stays empty.
+    other slots and stay: of them only id and rack are told ("": nobody knows the rack).
+    `suspects` are ids that lately gave no answer or are in quarantine, also of bookies that are
+    no candidates. `racks` is the setting: with "hard" a slot that cannot have a rack of its own
+    stays empty.
     """
 
     candidates: tuple[BookieInfo, ...]

@@ -180,6 +180,7 @@ class Filling:
         while True:
             answered = await self._next_answer()
             if answered is not None:
+                answered.open = False
                 response = self._questions[answered].result()
                 self._fetch.sort_in(chunk, answered, response, refusals)
             missing = self._missing()
@@ -210,8 +211,7 @@ class Filling:
             self._questions[question] = task
 
     def _ended(self, question: Question, _: "asyncio.Task[ReadResponse]") -> None:
-        question.open = False
-        self._arrived.put_nowait(question)
+        self._arrived.put_nowait(question)  # it is open until its answer is looked at
 
     def _next_asks(self, missing: list[int]) -> list[Ask]:
         now = self._loop.time() if self._chunk.hurried else None

@@ -1,12 +1,15 @@
 """Who is chosen: free space, racks inside write sets, suspects last, policies of one's own."""
 
+import asyncio
 import itertools
 import random
 
 import pytest
 
 from spark_ledger.bookies.directory import BookieInfo
+from spark_ledger.config import ClientConfig
 from spark_ledger.errors import BadConfig
+from spark_ledger.ledger.connect import connect
 from spark_ledger.ledger.placement import PlacementRequest, choose, resolve
 from tests.unit.spark_ledger.ledger import policies
 
@@ -209,6 +212,12 @@ def test_what_a_policy_returns_is_checked_and_the_error_names_it(function, why):
     with pytest.raises(BadConfig, match=why) as caught:
         policy(request(bookies("", "", "", "")), random.Random(0))
     assert f"{POLICIES}:{function}" in str(caught.value)
+
+
+def test_a_client_with_such_a_name_does_not_connect():
+    config = ClientConfig(placement="no.such.module:f")
+    with pytest.raises(BadConfig, match=r"no\.such\.module"):
+        asyncio.run(connect("zk://127.0.0.1:1/nowhere", config))
 
 
 def test_a_policy_may_leave_slots_empty():
