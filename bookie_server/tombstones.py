@@ -51,6 +51,8 @@ class Tombstones:
     async def sweep(self) -> list[int]:
         """Bury what was deleted; returns which. Raises StoreError, BadClusterRecord: then nothing
         was buried. Raises JournalFailed."""
+        if self._served is None and not await self._store_is_ours():
+            return []
         known = self._ledgers.alive()
         absent = await self._absent(known) if known else []
         if absent:

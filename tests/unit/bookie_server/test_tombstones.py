@@ -1,0 +1,359 @@
+"""Ledgers that were deleted: found out by a sweep, refused for ever, and never by mistake."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from bookie_server.api.status import Status
+from bookie_server.tombstones import READS_PER_S, Tombstones
+from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata.cluster import Cluster
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.store import NoNode, StoreUnavailable, Versioned
+from tests.simulation.loop import current, run
+from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
+
+OK, DELETED = Status.OK, Status.LEDGER_DELETED
+CLUSTER_ID = "cluster-1"
+SWEEP_S = 60.0
+
+
+def on_a_node(test, sweep_s=SWEEP_S, ledgers=20):
+    """Run `test(node)` on a bookie that has entry 0 of ledgers 1..n and sweeps."""
+
+    async def scenario():
+        config = dataclasses.replace(CONFIG, tombstone_sweep_s=sweep_s)
+        node = Node(config, cluster_id=CLUSTER_ID)
+        admin = node.store.session("admin")
+        await cluster.ensure(admin, CLUSTER_ID)
+        await node.create_ledger(*range(1, ledgers + 1))
+        await node.start()
+        for ledger_id in range(1, ledgers + 1):
+            assert await node.add(entry(ledger_id, 0)) == [OK]
+        await test(node)
+
+    run(scenario(), seed=1, time_max_s=36_000)
+
+
+async def delete(node, *ledger_ids):
+    session = node.store.session("deleter")
+    for ledger_id in ledger_ids:
+        await session.delete(paths.ledger(ledger_id))
+
+
+async def buried(node, ledgers=20):
+    """Which ledgers take no normal add: asked with the entry they have, which changes nothing."""
+    found = []
+    for ledger_id in range(1, ledgers + 1):
+        if await node.add(entry(ledger_id, 0)) == [DELETED]:
+            found.append(ledger_id)
+    return found
+
+
+def test_a_ledger_deleted_after_first_contact_takes_no_adds_after_the_next_sweep():
+    async def test(node):
+        await delete(node, 3, 5)
+        assert await node.add(entry(3, 1)) == [OK], "nobody knows yet"
+        await asyncio.sleep(SWEEP_S + 1)
+        assert await buried(node) == [3, 5]
+        assert await node.add(entry(3, 2)) == [DELETED]
+        assert await node.write_lac(3, 1) is DELETED
+        assert await node.add(entry(4, 1)) == [OK]
+
+    on_a_node(test)
+
+
+def test_recoverys_adds_are_taken_and_what_is_stored_is_served_after_the_burial():
+    async def test(node):
+        await delete(node, 3)
+        await asyncio.sleep(SWEEP_S + 1)
+        assert await node.add(entry(3, 1), recovery=True) == [OK]
+        assert await node.statuses(3, 0, 2) == [OK, OK, Status.NO_SUCH_ENTRY]
+        assert await node.fence(3) is OK
+        assert await node.add(entry(3, 2)) == [DELETED]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("keep", ["none", "random", "all"])
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_burial_survives_crashes(keep, flushed):
+    async def test(node):
+        await delete(node, 3)
+        await asyncio.sleep(SWEEP_S + 1)
+        if flushed:
+            await asyncio.sleep(20)
+        for _ in range(2):
+            await node.crash(keep)
+            assert await node.add(entry(3, 1)) == [DELETED]
+            assert await node.add(entry(3, 0)) == [DELETED]
+            assert await node.add(entry(4, 0)) == [OK]
+
+    on_a_node(test)
+
+
+def test_a_burial_keeps_the_fence_and_the_fence_the_burial():
+    async def test(node):
+        assert await node.fence(3) is OK
+        await delete(node, 3, 4)
+        await asyncio.sleep(SWEEP_S + 1)
+        assert await node.fence(4) is OK
+        for _ in range(2):
+            assert (await node.read_lac(3)).fenced
+            assert (await node.read_lac(4)).fenced
+            assert await buried(node) == [3, 4]
+            await node.crash()
+
+    on_a_node(test)
+
+
+def test_adds_are_refused_from_the_decision_on_even_before_it_is_durable():
+    async def test(node):
+        await delete(node, 3)
+        node.journal_disk.faults.sync_s = (30.0, 30.0)
+        await asyncio.sleep(SWEEP_S + 1)
+        began = current().time()
+        assert await node.add(entry(3, 1)) == [DELETED]
+        assert current().time() == began
+
+    on_a_node(test)
+
+
+def test_whoever_waits_for_news_of_the_ledger_is_woken():
+    async def test(node):
+        waiting = asyncio.ensure_future(node.read_lac(3, previous_lac=0, wait_ms=60_000))
+        await delete(node, 3)
+        began = current().time()
+        assert (await waiting).status is OK
+        assert current().time() - began < 10
+
+    on_a_node(test, sweep_s=5.0)
+
+
+def test_a_ledger_met_while_it_is_buried_is_buried():
+    """The handle is made while the burial goes on: it does not bring the old state back."""
+
+    async def test(node):
+        await node.crash("all")  # states are known, no handle is
+        ledgers = node.bookie._ledgers
+        plain_last = ledgers._last
+
+        async def slow_last(ledger_id):
+            await asyncio.sleep(1)
+            return await plain_last(ledger_id)
+
+        ledgers._last = slow_last
+        adding = asyncio.ensure_future(node.add(entry(3, 1)))
+        await asyncio.sleep(0.5)
+        await ledgers.bury([3])
+        assert await adding == [DELETED]
+
+    on_a_node(test)
+
+
+# -- what looks like a deletion and is none ------------------------------------------------------
+
+
+async def nothing_is_buried(node, ledgers=20):
+    await asyncio.sleep(3 * (SWEEP_S + 5))
+    assert await buried(node, ledgers) == []
+
+
+def test_a_store_that_does_not_answer_buries_nothing():
+    async def test(node):
+        node.store.stall(2 * SWEEP_S)
+        await nothing_is_buried(node)
+        await delete(node, 3)
+        await asyncio.sleep(SWEEP_S + 20)
+        assert await buried(node) == [3], "it goes on once the store is back"
+
+    on_a_node(test)
+
+
+def test_a_record_that_one_replica_lacks_and_a_sync_brings_is_there():
+    async def test(node):
+        session = node.bookie._ledgers._metadata
+        plain_get, plain_sync = session.get, session.sync
+        behind = True
+
+        async def get(path, watch=None):
+            if behind and path in (paths.ledger(3), paths.ledger(9)):
+                raise NoNode(path)
+            return await plain_get(path, watch)
+
+        async def sync(path="/"):
+            nonlocal behind
+            await plain_sync(path)
+            behind = False
+
+        await asyncio.sleep(SWEEP_S + 1)  # the first sweep syncs before it reads
+        session.get, session.sync = get, sync
+        await nothing_is_buried(node)
+        assert not behind
+
+    on_a_node(test)
+
+
+def test_a_store_that_was_another_clusters_from_the_start_buries_nothing():
+    async def test(node):
+        node.cluster_id = "the one on its disks"
+        await node.crash("all")
+        await delete(node, 3)
+        await nothing_is_buried(node)
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("record", [None, Cluster("another"), Cluster(CLUSTER_ID, epoch=1), b"?"])
+def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
+    """An empty root, another cluster's, one restored from a backup (told by the epoch, which the
+    first sweep saw), a damaged record."""
+
+    async def test(node):
+        await asyncio.sleep(SWEEP_S + 1)
+        admin = node.store.session("admin")
+        await delete(node, 2, 3)
+        await admin.delete(paths.CLUSTER)
+        if record is not None:
+            value = record if isinstance(record, bytes) else cluster.encode(record)
+            await admin.create(paths.CLUSTER, value)
+        await nothing_is_buried(node)
+
+    on_a_node(test)
+
+
+def test_a_store_without_the_folder_of_ledgers_buries_nothing():
+    async def test(node):
+        plain_get = node.bookie._ledgers._metadata.get
+
+        async def get(path, watch=None):
+            if path.startswith(paths.LEDGERS):
+                raise NoNode(path)
+            return await plain_get(path, watch)
+
+        node.bookie._ledgers._metadata.get = get
+        await nothing_is_buried(node, 5)
+
+    on_a_node(test, ledgers=5)
+
+
+def test_an_error_in_the_middle_of_a_sweep_buries_nothing_of_it():
+    async def test(node):
+        session = node.bookie._ledgers._metadata
+        plain_get = session.get
+
+        async def get(path, watch=None):
+            if path == paths.ledger(9):
+                raise StoreUnavailable(path)
+            return await plain_get(path, watch)
+
+        session.get = get
+        await delete(node, 3)
+        await nothing_is_buried(node)
+
+    on_a_node(test)
+
+
+def test_many_that_vanish_at_once_are_buried_only_if_the_next_sweep_agrees():
+    async def test(node):
+        gone = range(5, 16)  # 11 of 20
+        await delete(node, *gone)
+        await asyncio.sleep(SWEEP_S + 2)
+        assert await buried(node) == []
+        await asyncio.sleep(SWEEP_S + 2)
+        assert await buried(node) == [*gone]
+
+    on_a_node(test)
+
+
+def test_many_that_vanish_and_come_back_were_a_mistake_and_are_not_buried():
+    async def test(node):
+        gone = range(5, 17)
+        await delete(node, *gone)
+        await asyncio.sleep(SWEEP_S + 2)
+        await node.create_ledger(*gone)
+        await asyncio.sleep(SWEEP_S)
+        await delete(node, *range(5, 17))
+        await asyncio.sleep(SWEEP_S)
+        assert await buried(node) == [], "the sweeps that found them gone were not in a row"
+
+    on_a_node(test)
+
+
+def test_ten_at_once_are_no_mass():
+    async def test(node):
+        await delete(node, *range(1, 11))
+        await asyncio.sleep(SWEEP_S + 2)
+        assert await buried(node) == [*range(1, 11)]
+
+    on_a_node(test)
+
+
+def test_a_node_that_does_not_know_its_cluster_buries_nothing():
+    async def scenario():
+        node = Node(dataclasses.replace(CONFIG, tombstone_sweep_s=SWEEP_S))
+        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+        await node.create_ledger(1)
+        await node.start()
+        assert await node.add(entry(1, 0)) == [OK]
+        await delete(node, 1)
+        await asyncio.sleep(3 * SWEEP_S)
+        assert await node.add(entry(1, 0)) == [OK]
+
+    run(scenario(), seed=1)
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+class Ledgers:
+    """So many ledgers that were met; nothing is ever buried in this test."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def alive(self):
+        return list(range(self.count))
+
+    async def bury(self, ledger_ids):
+        raise AssertionError(ledger_ids)
+
+
+class CountingStore:
+    """Every ledger has its record."""
+
+    def __init__(self):
+        self.reads = 0
+
+    async def sync(self, path="/"):
+        pass
+
+    async def get(self, path):
+        if path == paths.CLUSTER:
+            return Versioned(cluster.encode(Cluster(CLUSTER_ID)), 0)
+        self.reads += path != paths.LEDGERS
+        return ledger_record.encode(LedgerRecord(1, 1, 1, 1, (Fragment(0, (ID,)),)))
+
+
+def test_a_sweep_reads_each_record_once_at_a_bounded_rate():
+    async def scenario():
+        store = CountingStore()
+        await Tombstones(Ledgers(5000), store, CLUSTER_ID, SWEEP_S).sweep()
+        assert store.reads == 5000
+        assert current().time() >= (5000 - READS_PER_S) / READS_PER_S
+
+    run(scenario(), seed=1)
+
+
+def test_stopping_a_bookie_ends_its_sweeps():
+    async def test(node):
+        stopped = node.bookie
+        await stopped.stop()
+        await delete(node, 3)
+        await asyncio.sleep(10 * SWEEP_S)
+        assert not stopped.failed.done(), "it would have failed to log the burial"
+        await node.start()
+        assert await node.add(entry(1, 0)) == [OK]
+
+    on_a_node(test)
