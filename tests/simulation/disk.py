@@ -306,6 +306,19 @@ class SimDisk:
         """ENOSPC beyond that many bytes more than are in use now."""
         self.faults.bytes_max = self._total() + left_bytes
 
+    def empty_out(self) -> None:
+        """There is space again."""
+        self.faults.bytes_max = CAPACITY_BYTES
+
+    def speed_up(self) -> None:
+        self.faults.sync_s, self.faults.read_s = DiskFaults.sync_s, DiskFaults.read_s
+
+    def calm(self) -> None:
+        """No failure, no slowness, and space, from now on."""
+        self.faults.sync_fails = self.faults.append_fails = 0
+        self.empty_out()
+        self.speed_up()
+
     def rot(self, path: str) -> bool:
         """Whether a bit of the file was flipped."""
         inode = self._names.get(path)

@@ -1,19 +1,24 @@
-"""What clients do with ledgers in a run: write, recover, tail, read, delete.
+"""What clients do with ledgers in a run: write, close, recover, read, tail, delete.
 
 Always true: an actor meets errors of spark_ledger.errors only; any other exception fails the run.
-Payloads are drawn from the actor's generator and known to the ghost by their append.
+Payloads are drawn from the actor's generator and known to the ghost by their append. Every ledger
+with a password has the same one.
 """
 
 import asyncio
 import random
+from contextlib import aclosing, suppress
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.errors import LedgerError, NoSuchEntry, NoSuchLedger
 from tests.simulation import invariants
-from tests.simulation.chaos import Plan
+from tests.simulation.intruder import intrude
 from tests.simulation.invariants import Violation
-from tests.simulation.world import Client, World
+from tests.simulation.plan import Plan
+from tests.simulation.world import PASSWORD, Client, World
+
+LOOKS = 6  # at an open ledger, before a tailing reader takes another
 
 
 class LedgerWork:
@@ -23,22 +28,62 @@ class LedgerWork:
         self.world = world
         self.plan = plan
         self.made: list[int] = []
+        self.custom: dict[int, dict[str, str]] = {}
+        self.writer_of: dict[int, Client] = {}
+        self.writers: list[tuple[Client, Any]] = []
+        """Every writer there ever was, for what must be left of it in the end: nothing."""
+        self.old_readers: dict[int, tuple[Client, Any]] = {}
+        self.onlooker: Client | None = None
+        self._races: asyncio.Queue[int] = asyncio.Queue()
+        """Ledgers that recoverers are to take over at this moment."""
+
+    def password_of(self, ledger_id: int) -> bytes:
+        verifiers = self.world.ghost.ledgers[ledger_id].record.verifiers
+        return PASSWORD if verifiers is not None else b""
+
+    def being_written(self) -> list[int]:
+        """Open ledgers whose writer lives and runs."""
+        return [
+            ledger_id
+            for ledger_id, client in self.writer_of.items()
+            if client.process.alive and not client.process.paused and self._open(ledger_id)
+        ]
+
+    def with_password(self) -> list[int]:
+        return [i for i in self.made if self.exists(i) and self.password_of(i)]
 
     # -- writing ---------------------------------------------------------------------------------
 
     async def write(self, client: Client) -> None:
-        """Ledgers one after the other, until the chaos' time is over."""
-        end = self.world.loop.time() + self.plan.chaos_s
-        while self.world.loop.time() < end:
+        """Ledgers one after the other, until the chaos' time is over; several at a time."""
+        await asyncio.gather(*(self._write(client) for _ in range(self.plan.streams)))
+
+    async def _write(self, client: Client) -> None:
+        end = self.world.loop.now + self.plan.chaos_s
+        while self.world.loop.now < end:
             try:
-                writer = await client.ledgers.create(*self.plan.quorum)
+                writer = await client.ledgers.create(
+                    *self.plan.quorum,
+                    password=PASSWORD if self._with_password(client) else b"",
+                    announce_lac=self.plan.announce,
+                    custom={"made by": client.name},
+                )
             except LedgerError as error:
                 self.met(client, "create", error)
                 await asyncio.sleep(client.rng.uniform(0.1, 2))
                 continue
             self.made.append(writer.ledger_id)
+            self.custom[writer.ledger_id] = {"made by": client.name}
+            self.writers.append((client, writer))
+            self.writer_of[writer.ledger_id] = client
+            if self.onlooker is not None and client.rng.random() < 0.5:
+                await self._open_for_later(self.onlooker, writer.ledger_id)
             await self.append(client, writer)
+            self.writer_of.pop(writer.ledger_id)
             await asyncio.sleep(client.rng.uniform(0, 3))
+
+    def _with_password(self, client: Client) -> bool:
+        return self.plan.password and client.rng.random() < 0.7
 
     async def append(self, client: Client, writer: Any) -> None:
         """A number of entries in bursts, then close it, or leave it as it is."""
@@ -55,12 +100,21 @@ class LedgerWork:
         if rng.random() < 0.7:
             await asyncio.gather(*appended, return_exceptions=True)
         if rng.random() < 0.7:
+            await self._race(rng, writer.ledger_id)
             await self.close(client, writer)
         for outcome in await asyncio.gather(*appended, return_exceptions=True):
             if isinstance(outcome, LedgerError):
                 self.met(client, "append", outcome)
             elif isinstance(outcome, BaseException):
                 raise Violation("only known errors", f"an append ended in {outcome!r}")
+
+    async def _race(self, rng: random.Random, ledger_id: int) -> None:
+        """Let recoverers loose on a ledger that is about to be closed."""
+        racers, head_start_s = rng.choice((0, 0, 1, 2, 3)), rng.choice((0.0, 0.0, 0.003, 0.03))
+        for _ in range(min(racers, self.plan.recoverers)):
+            self._races.put_nowait(ledger_id)
+        if racers:
+            await asyncio.sleep(head_start_s)
 
     async def close(self, client: Client, writer: Any) -> None:
         try:
@@ -74,22 +128,32 @@ class LedgerWork:
         if not ledger.deleted:
             invariants.all_opens_end_at_the_same_entry(self.world.ghost, ledger, record.last_entry)
 
-    # -- recovering and reading ------------------------------------------------------------------
+    # -- recovering ------------------------------------------------------------------------------
 
     async def recover(self, client: Client) -> None:
         """Take over whatever ledger is there, now and then; sometimes delete it afterwards."""
-        end = self.world.loop.time() + self.plan.chaos_s
-        while self.world.loop.time() < end:
-            await asyncio.sleep(client.rng.uniform(0.2, 6))
-            if self.made:
-                ledger_id = client.rng.choice(self.made)
-                await self.recover_one(client, ledger_id)
-                if client.rng.random() < 0.1:
-                    await self.delete(client, ledger_id)
+        end = self.world.loop.now + self.plan.chaos_s
+        while self.world.loop.now < end:
+            ledger_id = await self._next_to_recover(client)
+            if ledger_id is None:
+                continue
+            if client.rng.random() < 0.05:
+                await self.delete(client, ledger_id)  # perhaps while it is written
+            await self.recover_one(client, ledger_id)
+            if client.rng.random() < 0.15:
+                await self.delete(client, ledger_id)
+
+    async def _next_to_recover(self, client: Client) -> int | None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(client.rng.uniform(0.2, 6)):
+                return await self._races.get()
+        return client.rng.choice(self.made) if self.made else None
 
     async def recover_one(self, client: Client, ledger_id: int) -> None:
         try:
-            reader = await client.ledgers.open(ledger_id, recover=True)
+            reader = await client.ledgers.open(
+                ledger_id, recover=True, password=self.password_of(ledger_id)
+            )
         except LedgerError as error:
             self.met(client, "recover", error)
             return
@@ -98,44 +162,131 @@ class LedgerWork:
         invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
         await self.read(client, reader, 0, reader.last_add_confirmed)
 
+    async def take_over(self, ledger_id: int, more_s: float) -> None:
+        """Recover a ledger whose writer stands still, and then let the writer go on."""
+        writer = self.writer_of[ledger_id]
+        rescuer = await self.world.client("rescuer")
+        try:
+            await rescuer.run(self.recover_one(rescuer, ledger_id), f"recovers {ledger_id}")
+            await asyncio.sleep(more_s)
+        finally:
+            writer.process.resume()
+
+    async def intrude(self, ledger_id: int, rng: random.Random) -> None:
+        """Somebody without the password tries something; nothing may come of it."""
+        intruder = await self.world.client("intruder")
+        record = self.world.ghost.ledgers[ledger_id].record
+        await intruder.run(intrude(intruder, record, rng), f"intrudes into {ledger_id}")
+
+    # -- reading ---------------------------------------------------------------------------------
+
     async def tail(self, client: Client) -> None:
-        """Follow a ledger that is written, reading what is confirmed."""
-        end = self.world.loop.time() + self.plan.chaos_s
-        while self.world.loop.time() < end:
+        """Follow ledgers that are written, reading what is confirmed."""
+        end = self.world.loop.now + self.plan.chaos_s
+        while self.world.loop.now < end:
             await asyncio.sleep(client.rng.uniform(0.1, 2))
             if not self.made:
                 continue
+            ledger_id = client.rng.choice(self.made[-3:])
             try:
-                reader = await client.ledgers.open(client.rng.choice(self.made), recover=False)
-                await self.follow(client, reader)
+                reader = await client.ledgers.open(
+                    ledger_id, recover=False, password=self.password_of(ledger_id)
+                )
+                if client.rng.random() < 0.5:
+                    await self.follow(client, reader)
+                else:
+                    await self.poll(client, reader)
             except LedgerError as error:
                 self.met(client, "tail", error)
 
     async def follow(self, client: Client, reader: Any) -> None:
+        """Ask again and again how far it goes."""
         at, last = 0, NO_ENTRY
-        for _ in range(6):
+        for _ in range(LOOKS):
             confirmed = await reader.refresh_last_add_confirmed()
-            if confirmed < last:
-                raise Violation("9", f"a reader's LAC went back from {last} to {confirmed}")
+            self._heard(client, reader, last)
             last = confirmed
-            ledger = self.world.ghost.ledgers[reader.ledger_id]
-            what = f"at reader {client.name}"
-            invariants.a_confirmed_position_was_durable_when_it_was_said(
-                self.world.ghost, ledger, confirmed, what
-            )
             if confirmed >= at:
                 read = await self.read(client, reader, at, confirmed)
                 at += len(read)
             await asyncio.sleep(client.rng.uniform(0.05, 1.5))
 
-    async def read(self, client: Client, reader: Any, first: int, last: int) -> dict[int, bytes]:
+    async def poll(self, client: Client, reader: Any) -> None:
+        """Follow by long polls, as far as the reader offers them."""
+        if not hasattr(reader, "read_when_confirmed"):
+            await self.follow(client, reader)
+        elif client.rng.random() < 0.5:
+            await self._poll(client, reader)
+        else:
+            await self._tail(client, reader)
+
+    async def _poll(self, client: Client, reader: Any) -> None:
+        """Ask for what comes after the last entry read."""
+        last = NO_ENTRY
+        for _ in range(LOOKS):
+            wait_s = client.rng.choice((0.2, 1.5, 7.0))
+            before = reader.last_add_confirmed
+            found = await reader.read_when_confirmed(last, wait_s)
+            self._heard(client, reader, before)
+            self._judge(reader, last + 1, {i: bytes(entry.payload) for i, entry in found})
+            last += len(found)
+
+    async def _tail(self, client: Client, reader: Any) -> None:
+        """Read to the end of the ledger, or until the patience ends."""
+        found: dict[int, bytes] = {}
+        try:
+            async with asyncio.timeout(client.rng.uniform(1, 12)):
+                async with aclosing(reader.tail(0)) as entries:
+                    async for entry_id, entry in entries:
+                        found[entry_id] = bytes(entry.payload)
+        except TimeoutError:
+            self.world.ghost.meet("tail: given up")
+        else:
+            record, ledger = reader.record, self.world.ghost.ledgers[reader.ledger_id]
+            if not record.closed and not ledger.deleted:
+                raise Violation("11", f"a tail of open ledger {reader.ledger_id} just ended")
+            if record.closed:
+                wanted = range(record.last_entry + 1)
+                ghost = self.world.ghost
+                invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(found))
+            self.world.ghost.meet("tail: to the end")
+        finally:
+            self._judge(reader, 0, found)
+
+    def _heard(self, client: Client, reader: Any, before: int) -> None:
+        """Of a reader's last add confirmed: it never goes back, and was durable."""
+        confirmed = reader.last_add_confirmed
+        if confirmed < before:
+            raise Violation("9", f"a reader's LAC went back from {before} to {confirmed}")
+        ledger = self.world.ghost.ledgers[reader.ledger_id]
+        invariants.a_confirmed_position_was_durable_when_it_was_said(
+            self.world.ghost, ledger, confirmed, f"at reader {client.name}"
+        )
+
+    def _judge(self, reader: Any, first: int, found: dict[int, bytes]) -> None:
+        """What a read from `first` on returned."""
+        ghost = self.world.ghost
+        ledger = ghost.ledgers[reader.ledger_id]
+        ledger.returned = max([ledger.returned, *found])
+        invariants.entries_come_whole_and_in_the_order_submitted(ghost, ledger, first, found)
+
+    async def read(
+        self,
+        client: Client,
+        reader: Any,
+        first: int,
+        last: int,
+        known_confirmed: int | None = None,
+    ) -> dict[int, bytes]:
         """Read confirmed entries and judge what comes; errors that name a reason are no end."""
         ghost = self.world.ghost
         ledger = ghost.ledgers[reader.ledger_id]
         found: dict[int, bytes] = {}
         try:
             if last >= first:
-                async for entry_id, entry in reader.read(first, last):
+                async for entry_id, entry in reader.read(
+                    first, last, known_confirmed=known_confirmed
+                ):
                     found[entry_id] = bytes(entry.payload)
                     ledger.returned = max(ledger.returned, entry_id)
         except NoSuchEntry as error:
@@ -149,8 +300,24 @@ class LedgerWork:
         else:
             wanted = range(first, last + 1)
             invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(found))
-        invariants.entries_come_whole_and_in_the_order_submitted(ghost, ledger, first, found)
+        self._judge(reader, first, found)
         return found
+
+    async def _open_for_later(self, onlooker: Client, ledger_id: int) -> None:
+        """A reader that knows the ledger as it was when it was made."""
+        if not onlooker.process.alive:
+            return
+        password = self.password_of(ledger_id)
+        opening = onlooker.run(onlooker.ledgers.open(ledger_id, recover=False, password=password))
+        (reader,) = await asyncio.gather(asyncio.shield(opening), return_exceptions=True)
+        if isinstance(reader, LedgerError):
+            self.met(onlooker, "open", reader)
+        elif isinstance(reader, Exception):
+            raise reader
+        elif not isinstance(reader, BaseException):
+            self.old_readers[ledger_id] = (onlooker, reader)
+
+    # -- deleting --------------------------------------------------------------------------------
 
     async def delete(self, client: Client, ledger_id: int) -> None:
         try:
@@ -161,6 +328,10 @@ class LedgerWork:
     def exists(self, ledger_id: int) -> bool:
         ledger = self.world.ghost.ledgers[ledger_id]
         return not ledger.deleted
+
+    def _open(self, ledger_id: int) -> bool:
+        ledger = self.world.ghost.ledgers[ledger_id]
+        return not ledger.deleted and not ledger.closed
 
     def met(self, client: Client, doing: str, error: LedgerError) -> None:
         self.world.trace.note(client.name, f"{doing}: {error}")

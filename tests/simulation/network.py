@@ -124,6 +124,11 @@ class SimNetwork:
                 if self._rng.random() < self.faults.reset:
                     self._later(self._fail, call, f"{address} reset the connection")
 
+    @property
+    def under_way(self) -> int:
+        """Calls whose caller still waits."""
+        return len(self._under_way)
+
     def next_moment(self) -> int:
         self.moment += 1
         return self.moment

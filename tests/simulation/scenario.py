@@ -9,21 +9,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_ledger.errors import LedgerError
 from tests.simulation import invariants
-from tests.simulation.chaos import Chaos, Plan, draw_plan
-from tests.simulation.invariants import Violation
+from tests.simulation.audit import Audit
+from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_work import TopicWork
-from tests.simulation.world import Client, World
+from tests.simulation.world import CLIENT, Client, World
 
 HEALED_S = 200.0
 """Simulated seconds after healing in which everything under way must end."""
-RECOVERED_S = 120.0
-"""Simulated seconds in which an audit's recovery of one ledger must end."""
-AGAIN_S = 5.0
-"""An audit's recovery that could not be decided is tried again after so long."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class Outcome:
     """How many were appended, acked or not."""
     checks: dict[str, int] = field(default_factory=dict)
     met: dict[str, int] = field(default_factory=dict)
+    injected: tuple[Injected, ...] = ()
 
 
 class SeedFailed(AssertionError):
@@ -73,13 +69,16 @@ class Scenario:
         self.world: World | None = None
 
     async def main(self) -> Outcome:
-        world = self.world = World()
+        change = "delayed" if self.plan.delayed else "at-once"
+        world = self.world = World(config=CLIENT.model_copy(update={"ensemble_change": change}))
         world.trace.note("seed", f"{self.seed}: {self.plan}")
         await world.prepare(self.plan.bookies)
-        chaos = Chaos(world, self.plan)
+        self.ledgers = LedgerWork(world, self.plan)
+        chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()
+        world.observers.well_since = world.loop.now
         world.check()
         await self._finish(world, actors)
         await self._audit(world)
@@ -90,15 +89,15 @@ class Scenario:
             world.trace.digest,
             world.trace.events,
             current().steps,
-            current().time(),
-            chaos.injected,
+            current().now,
+            len(chaos.injected),
             sum(len(ledger.submitted) for ledger in world.ghost.ledgers.values()),
             world.ghost.checks,
             world.ghost.met,
+            tuple(chaos.injected),
         )
 
     async def _start(self, world: World) -> list["asyncio.Task[Any]"]:
-        self.ledgers = LedgerWork(world, self.plan)
         self.topics: TopicWork | None = None
         tasks: list[asyncio.Task[Any]] = []
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
@@ -106,6 +105,8 @@ class Scenario:
             ("recoverer", self.plan.recoverers, self.ledgers.recover),
             ("tailer", self.plan.tailers, self.ledgers.tail),
         ]
+        if self.plan.old_readers:
+            self.ledgers.onlooker = await world.client("onlooker")
         for name, count, work in kinds:
             for _ in range(count):
                 client = await world.client(name)
@@ -133,7 +134,8 @@ class Scenario:
                 ended = await asyncio.gather(*actors, return_exceptions=True)
         except TimeoutError:
             waiting = world.loop.waiting()
-            raise Violation("34", f"not over {HEALED_S} s after healing: {waiting}") from None
+            invariants.everything_under_way_ends(world.ghost, waiting, HEALED_S)
+        invariants.everything_under_way_ends(world.ghost, [], HEALED_S)
         for actor, outcome in zip(actors, ended, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
                 continue  # its process was killed
@@ -144,27 +146,9 @@ class Scenario:
     async def _audit(self, world: World) -> None:
         """Recover and read every ledger, and compare with what was acknowledged."""
         auditor = await world.client("auditor")
-        for ledger_id in list(world.ghost.ledgers):
-            if not world.ghost.ledgers[ledger_id].deleted:
-                await auditor.run(self._audit_ledger(world, auditor, ledger_id))
+        audit = Audit(world, self.ledgers, auditor)
+        await audit.every_ledger()
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
-
-    async def _audit_ledger(self, world: World, auditor: Client, ledger_id: int) -> None:
-        ledger = world.ghost.ledgers[ledger_id]
-        deadline = world.loop.time() + RECOVERED_S
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    reader = await auditor.ledgers.open(ledger_id, recover=True)
-                    read = await self.ledgers.read(auditor, reader, 0, reader.last_add_confirmed)
-                break
-            except (LedgerError, TimeoutError) as error:
-                if world.loop.time() > deadline - AGAIN_S:
-                    raise Violation("35", f"ledger {ledger_id} after healing: {error!r}") from error
-                await asyncio.sleep(AGAIN_S)
-        ghost = world.ghost
-        invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
-        wanted = range(reader.last_add_confirmed + 1)
-        invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(read))
-        invariants.an_acked_entry_is_readable_byte_for_byte(ghost, ledger, read)
+        await audit.nothing_is_left()
+        world.observers.situations.at_the_end()

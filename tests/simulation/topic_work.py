@@ -91,8 +91,8 @@ class TopicWork:
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
-        if self._unfinished(query):
-            raise Violation("T14", f"{RUNS_MAX} runs did not commit {self.batches} batches")
+        done = not self._unfinished(query)
+        invariants.every_committer_ends(self.world.ghost, f"{query} in {RUNS_MAX} runs", done)
         for outcome in await asyncio.gather(*drivers, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
@@ -109,12 +109,13 @@ class TopicWork:
             (outcome,) = await asyncio.gather(creation, return_exceptions=True)
             if isinstance(outcome, TopicInfo):
                 self.ghost.topic_id = outcome.id
+                invariants.every_committer_ends(self.world.ghost, "the topic", True)
                 return
             if not isinstance(outcome, LedgerError | asyncio.CancelledError):
                 raise outcome
             self.world.trace.note(client.name, f"create topic: {outcome!r}")
             await asyncio.sleep(1)
-        raise Violation("T14", "the topic could not be created")
+        invariants.every_committer_ends(self.world.ghost, "the topic", False)
 
     async def _start_run(self, query: str) -> "asyncio.Task[None]":
         self._runs += 1
@@ -218,8 +219,8 @@ class TopicWork:
 
     async def read_often(self, client: Client) -> None:
         topics = topic_client(client)
-        end = self.world.loop.time() + self.plan.chaos_s
-        while self.world.loop.time() < end:
+        end = self.world.loop.now + self.plan.chaos_s
+        while self.world.loop.now < end:
             await asyncio.sleep(client.rng.uniform(0.5, 5))
             if not self.ghost.topic_id:
                 continue
@@ -261,8 +262,10 @@ class TopicWork:
             last: dict[str, int] = {}
             for value in values:
                 attempt, _, row = value.decode().split(":")
-                if int(row) <= last.get(attempt, -1):
-                    raise Violation("T3", f"partition {partition}: {value!r} out of order")
+                before = last.get(attempt, -1)
+                invariants.a_tasks_rows_keep_their_order(
+                    self.world.ghost, partition, before, int(row)
+                )
                 last[attempt] = int(row)
                 counted[attempt] = counted.get(attempt, 0) + 1
         for attempt in self.ghost.committed:
@@ -275,8 +278,8 @@ class TopicWork:
     async def clean(self, client: Client) -> None:
         """Pass after pass; some take an intent as stale that is not."""
         janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=20.0)
-        end = self.world.loop.time() + self.plan.chaos_s
-        while self.world.loop.time() < end:
+        end = self.world.loop.now + self.plan.chaos_s
+        while self.world.loop.now < end:
             await asyncio.sleep(client.rng.uniform(1, 8))
             intents = self.world.store.peek_children(paths.INTENTS)
             condemn = [client.rng.choice(intents)] if intents and client.rng.random() < 0.3 else []
@@ -302,8 +305,8 @@ class TopicWork:
     def _changed(self, change: Change, zxid: int) -> None:
         if change.path.startswith(paths.LEDGERS) and change.after is None:
             ledger_id = int(change.path.removeprefix(paths.LEDGERS).replace("/", ""))
-            if ledger_id in self.ghost.referenced:
-                raise Violation("T4", f"ledger {ledger_id} is in a commit and was deleted")
+            gone = ledger_id in self.ghost.referenced
+            invariants.what_a_commit_names_is_there(self.world.ghost, ledger_id, gone)
         is_intent = change.path.count("/") == 2 and change.path.startswith(paths.INTENTS)
         if is_intent and change.before is None and change.after is not None:
             intent = records.decode_intent(change.after.value)
@@ -327,16 +330,10 @@ class TopicWork:
                 self._judge_segment(segment)
 
     def _judge_segment(self, segment: Segment) -> None:
-        """T6: at the commit every entry in every range was acked to its writer."""
-        ledger = self.world.ghost.ledgers[segment.ledger_id]
-        where = f"ledger {segment.ledger_id} entry {segment.last_entry}"
-        if ledger.deleted:
-            raise Violation("T4", f"{where} was committed, but the ledger is deleted")
-        if segment.last_entry > ledger.acked:
-            raise Violation("T6", f"{where} was committed, acked is {ledger.acked}")
-        last = ledger.record.last_entry
-        if last is not None and segment.last_entry > last:
-            raise Violation("T6", f"{where} was committed, CLOSED at {last}")
+        """At the commit its ledger is there, and every entry of it was acked to its writer."""
+        ghost, ledger = self.world.ghost, self.world.ghost.ledgers[segment.ledger_id]
+        invariants.what_a_commit_names_is_there(ghost, ledger.ledger_id, ledger.deleted)
+        invariants.what_is_committed_was_acked(ghost, ledger, segment.last_entry)
 
     def _met(self, client: Client, doing: str, error: LedgerError | StoreError) -> None:
         self.world.trace.note(client.name, f"{doing}: {error}")

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import json
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
+from spark_ledger.metadata.tokens import derive
 from tests.simulation import invariants
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import Ghost
@@ -61,6 +62,7 @@ CLIENT = ClientConfig(
     entry_bytes_max=8 * KIB,
 )
 REGISTER_RETRY_S = 1.0
+PASSWORD = b"of every ledger that has one"
 RESTART_S = 2.0  # after which a node that exited by itself is started again
 
 
@@ -141,6 +143,8 @@ class BookieNode:
         self.number = number
         self.address = f"b{number}:1"
         self.running = False
+        self.bookie: Bookie | None = None
+        self._crowds: list[Callable[[], None]] = []
         self.boots = 0
         self._rng = world.loop.random_for(f"bookie {number}")
         self._generation = 0
@@ -172,9 +176,13 @@ class BookieNode:
         except asyncio.CancelledError:
             if boots == self.boots and self.process.alive:
                 raise
-        except DiskFailed:
+        except DiskFailed as error:
             if boots == self.boots:
+                self.world.trace.note(self.address, f"cannot start: {error}")
                 self.kill("random")
+        except Exception as error:
+            self.world.network.defects.append(error)
+            raise
 
     async def _boot(self) -> None:
         index = await SimIndex.open(self.ledger_disk)
@@ -213,6 +221,7 @@ class BookieNode:
         if not self.running:
             return
         self.running = False
+        self.bookie = None
         self.world.trace.note(self.address, f"killed, keeps {keep}")
         self.world.network.down(self.address)
         self.session.abandon()
@@ -230,8 +239,47 @@ class BookieNode:
 
     def calm(self) -> None:
         for disk in (self.journal_disk, self.ledger_disk):
-            disk.faults.sync_fails = disk.faults.append_fails = 0
-            disk.faults.sync_s = (0.0005, 0.003)
+            disk.calm()
+        for end_of_crowd in list(self._crowds):
+            end_of_crowd()
+        if self.running:
+            self.process.resume()
+
+    def crowd(self, *, whole: bool) -> Callable[[], None]:
+        """Let others use up the budgets for adds and reads, with `whole` recovery's reserve too;
+        returns what ends it."""
+        bookie, storage = self.bookie, self.world.storage
+        assert bookie is not None
+        reserve = storage.recovery_reserve_bytes if whole else 0
+        adds = storage.journal_pending_bytes_max + reserve
+        reads = storage.read_pending_bytes_max + reserve
+        bookie._adder._undecided_bytes += adds
+        bookie._read_bytes += reads
+
+        def end_of_crowd() -> None:
+            if end_of_crowd in self._crowds:
+                self._crowds.remove(end_of_crowd)
+                bookie._adder._undecided_bytes -= adds
+                bookie._read_bytes -= reads
+
+        self._crowds.append(end_of_crowd)
+        return end_of_crowd
+
+    @property
+    def unusable(self) -> bool:
+        """It runs, but its index is rotten: it can take nothing and knows nothing."""
+        disk = self.ledger_disk
+        return any(disk.rot(path) for path in disk.paths() if path.startswith("index/"))
+
+    @property
+    def waiters(self) -> int:
+        """Long polls that wait here."""
+        assert self.bookie is not None
+        return sum(handle.waiter_count for handle in self.bookie._ledgers._handles.values())
+
+    @property
+    def readonly(self) -> bool:
+        return self.bookie is not None and bool(self.bookie.readonly_reason)
 
     # -- what it promised before ---------------------------------------------------------------
 
@@ -240,8 +288,8 @@ class BookieNode:
         ghost = self.world.ghost
         mine = ghost.bookie(self.bookie_id)
         for ledger_id in mine.fence_replied:
-            if self._exists(ledger_id):
-                request = m.ReadLacRequest(self.bookie_id, ledger_id)
+            if self._exists(ledger_id) and not mine.rotten:  # else it is in limbo, and says so
+                request = m.ReadLacRequest(self.bookie_id, ledger_id, token=self._token(ledger_id))
                 answer = await self.bookie.handle(request)
                 assert isinstance(answer, m.ReadLacResponse)
                 self._judge(invariants.a_fence_survives_a_crash, ledger_id, answer.fenced)
@@ -255,8 +303,11 @@ class BookieNode:
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
         served: dict[int, str] = {}
         at = entries[0]
+        token = self._token(ledger_id)
         while at <= entries[-1]:
-            request = m.ReadRequest(self.bookie_id, ledger_id, at, entries[-1], 1 << 20)
+            request = m.ReadRequest(
+                self.bookie_id, ledger_id, at, entries[-1], 1 << 20, token=token
+            )
             answer = await self.bookie.handle(request)
             assert isinstance(answer, m.ReadResponse)
             if not answer.results:
@@ -266,8 +317,12 @@ class BookieNode:
                 at += 1
         for entry_id in entries:
             status = served.get(entry_id, answer.status.name)
-            judge = invariants.an_acknowledged_add_survives_a_crash
-            self._judge(judge, ledger_id, entry_id, status)
+            if not self.world.ghost.bookie(self.bookie_id).rotten:
+                judge = invariants.an_acknowledged_add_survives_a_crash
+                self._judge(judge, ledger_id, entry_id, status)
+            elif status in ("NO_SUCH_ENTRY", "NO_SUCH_LEDGER"):
+                what = f"rotten {self.bookie_id} denies {ledger_id}:{entry_id}: {status}"
+                self.world.observers.violated(Violation("16", what))
 
     def _judge(self, judge: Any, *args: Any) -> None:
         ghost = self.world.ghost
@@ -275,6 +330,11 @@ class BookieNode:
             judge(ghost, ghost.bookie(self.bookie_id), *args)
         except Violation as violation:
             self.world.observers.violated(violation)
+
+    def _token(self, ledger_id: int) -> bytes:
+        """What reads the ledger; every password in a run is the same."""
+        has_password = self.world.ghost.ledgers[ledger_id].record.verifiers is not None
+        return derive(PASSWORD).read if has_password else b""
 
     def _exists(self, ledger_id: int) -> bool:
         """A ledger that is deleted may be forgotten."""
@@ -299,7 +359,8 @@ class BookieNode:
 
     async def _publish(self, record: bytes) -> None:
         known = f"{paths.BOOKIES_KNOWN}/{self.bookie_id}"
-        here = f"{paths.BOOKIES_AVAILABLE}/{self.bookie_id}"
+        folder = paths.BOOKIES_READONLY if self.readonly else paths.BOOKIES_AVAILABLE
+        here = f"{folder}/{self.bookie_id}"
         try:
             await self.session.create(known, record)
         except NodeExists:

@@ -1,0 +1,359 @@
+"""Each class of fault: one function that makes one such fault happen.
+
+Always true: a fault draws from the generator it is given and from no other, so that leaving one
+out changes no draw of another; it returns what it did, "" when there was nothing to do it to;
+whatever it does is undone after a while or when the chaos ends, but for lost and rotten disks,
+which only `chaos.may_lose` allows.
+"""
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tests.simulation.decay import rot
+from tests.simulation.network import ANY
+from tests.simulation.world import Client
+
+if TYPE_CHECKING:
+    from tests.simulation.chaos import Chaos
+
+Fault = Callable[["Chaos", random.Random], str]
+STEADY: dict[str, Fault] = {}
+"""Begun once, at the start; they last until the chaos ends."""
+EVENTS: dict[str, Fault] = {}
+"""Drawn again and again."""
+
+
+def steady(name: str) -> Callable[[Fault], Fault]:
+    return lambda fault: STEADY.setdefault(name, fault)
+
+
+def event(name: str) -> Callable[[Fault], Fault]:
+    return lambda fault: EVENTS.setdefault(name, fault)
+
+
+# -- messages ------------------------------------------------------------------------------------
+
+
+@steady("loss")
+def loss(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.network.faults
+    faults.loss = rng.choice((0.005, 0.02, 0.1))
+    return f"{faults.loss:.1%} of the messages"
+
+
+@steady("slow network")
+def slow_network(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.network.faults
+    drawn = rng.choice((0.01, 0.05, 0.2))
+    faults.slow = chaos.plan.slow or drawn
+    return f"{faults.slow:.1%} of the messages take up to {faults.slow_s[1]} s"
+
+
+@steady("duplicate")
+def duplicate(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.network.faults
+    faults.duplicate, faults.late = 0.1, rng.choice((0.0, 0.2, 0.5))
+    return f"a tenth of the requests, {faults.late:.0%} of the copies late"
+
+
+@steady("astray")
+def astray(chaos: "Chaos", rng: random.Random) -> str:
+    """Requests meet a bookie that is not the one they name."""
+    chaos.world.network.faults.astray = rng.choice((0.005, 0.03))
+    return f"{chaos.world.network.faults.astray:.1%} of the requests"
+
+
+@event("partition")
+def partition(chaos: "Chaos", rng: random.Random) -> str:
+    """One way between a client, or everybody, and a bookie is cut for a while."""
+    sender, receiver, seconds = _one_way(chaos, rng)
+    network = chaos.world.network
+    network.cut(sender, receiver)
+    chaos.after(seconds, lambda: network.heal(sender, receiver))
+    return f"{sender} to {receiver} for {seconds:.1f} s"
+
+
+@event("clog")
+def clog(chaos: "Chaos", rng: random.Random) -> str:
+    """One way delivers nothing for a while and then everything at once."""
+    sender, receiver, seconds = _one_way(chaos, rng)
+    network = chaos.world.network
+    network.clog(sender, receiver)
+    chaos.after(seconds, lambda: network.unclog(sender, receiver))
+    return f"{sender} to {receiver} for {seconds:.1f} s"
+
+
+@event("slow receiver")
+def slow_receiver(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie begins everything late."""
+    node = rng.choice(chaos.world.nodes)
+    late_s, seconds = rng.choice((0.3, 2.0, 7.0)), rng.uniform(1, 15)
+    network = chaos.world.network
+    network.slow_down(node.address, (late_s / 3, late_s))
+    chaos.after(seconds, lambda: network.quicken(node.address))
+    return f"{node.address} begins up to {late_s} s late for {seconds:.1f} s"
+
+
+def _one_way(chaos: "Chaos", rng: random.Random) -> tuple[str, str, float]:
+    """Sender, receiver, and for how long."""
+    node = rng.choice(chaos.world.nodes).address
+    seconds, outward = rng.uniform(0.5, 15), rng.random() < 0.5
+    other = rng.choice([*(client.name for client in chaos.world.clients), ANY])
+    return (other, node, seconds) if outward else (node, other, seconds)
+
+
+# -- bookies -------------------------------------------------------------------------------------
+
+
+@event("kill")
+def kill(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie is killed, and starts again after a while."""
+    return _crash(chaos, rng, "all")
+
+
+@event("power")
+def power(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie loses power, and with it what was not synced."""
+    return _crash(chaos, rng, rng.choice(("random", "none")))
+
+
+@event("power everywhere")
+def power_everywhere(chaos: "Chaos", rng: random.Random) -> str:
+    """All bookies lose power at once."""
+    if rng.random() < 0.5:
+        return ""  # rarer than the others
+    running = chaos.running()
+    for node in running:
+        chaos.kill(node, rng.choice(("random", "none")), back_s=_back_s(rng))
+    return f"{len(running)} bookies" if running else ""
+
+
+@event("blank")
+def blank(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie's disk is lost for good, if the budget allows: its address gets a new one."""
+    node, back_s = _choice(rng, chaos.running()), _back_s(rng)
+    if node is None or not chaos.may_lose(node):
+        return ""
+    lost = node.bookie_id
+    chaos.kill(node, "random", blank=True, back_s=back_s)
+    return f"{lost} at {node.address}"
+
+
+@event("hang")
+def hang(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie stands still, as after SIGSTOP: it neither answers nor refuses."""
+    node, seconds = _choice(rng, chaos.running()), rng.uniform(1, 20)
+    if node is None:
+        return ""
+    process = node.process
+    process.pause()
+    chaos.after(seconds, process.resume)
+    return f"{node.address} for {seconds:.1f} s"
+
+
+@event("overload")
+def overload(chaos: "Chaos", rng: random.Random) -> str:
+    """Others use up a bookie's budgets: it answers BUSY, to recovery too when it is bad."""
+    node, seconds, bad = _choice(rng, chaos.running()), rng.uniform(0.5, 12), rng.random() < 0.3
+    if node is None or node.bookie is None:
+        return ""
+    chaos.after(seconds, node.crowd(whole=bad))
+    return f"{node.address} for {seconds:.1f} s{', its reserve too' if bad else ''}"
+
+
+def _crash(chaos: "Chaos", rng: random.Random, keep: str) -> str:
+    node, back_s = _choice(rng, chaos.running()), _back_s(rng)
+    if node is None:
+        return ""
+    chaos.kill(node, keep, back_s=back_s)
+    return f"{node.address}, keeps {keep}, back in {back_s} s"
+
+
+# -- disks ---------------------------------------------------------------------------------------
+
+
+@event("disk error")
+def disk_error(chaos: "Chaos", rng: random.Random) -> str:
+    """The next sync or write of one bookie's journal or ledger disk fails: it exits."""
+    node, journal, sync, back_s = (
+        _choice(rng, chaos.running()),
+        rng.random() < 0.7,
+        rng.random() < 0.7,
+        _back_s(rng),
+    )
+    if node is None:
+        return ""
+    faults = (node.journal_disk if journal else node.ledger_disk).faults
+    if sync:
+        faults.sync_fails = 1
+    else:
+        faults.append_fails = 1
+    chaos.start_later(node, back_s)
+    return f"{node.address}, {'journal' if journal else 'ledger'} {'sync' if sync else 'write'}"
+
+
+@event("disk full")
+def disk_full(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie's disk takes no more for a while: what it writes then fails, it exits, and it
+    serves again when there is space."""
+    node = rng.choice(chaos.world.nodes)
+    disk = rng.choice((node.journal_disk, node.ledger_disk))
+    left, seconds, back_s = rng.choice((0, 4_000, 40_000)), rng.uniform(1, 15), _back_s(rng)
+    disk.fill_up(left)
+
+    def space() -> None:
+        disk.empty_out()
+        chaos.start_later(node, back_s)
+
+    chaos.after(seconds, space)
+    which = "journal" if disk is node.journal_disk else "ledger"
+    return f"{node.address}, {which} disk, {left} bytes left, for {seconds:.1f} s"
+
+
+@event("bit rot")
+def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
+    """Bits of what one bookie has on disk are flipped, if the budget allows; it may notice when it
+    reads them, when it starts again, or never."""
+    node = rng.choice(chaos.world.nodes)
+    if not chaos.may_lose(node):
+        return ""
+    damage = rot((node.journal_disk, node.ledger_disk), rng)
+    if not damage:
+        return ""
+    chaos.lose(node)
+    chaos.world.ghost.bookie(node.bookie_id).rotten = True
+    return f"{node.bookie_id} {damage}"
+
+
+@event("slow disk")
+def slow_disk(chaos: "Chaos", rng: random.Random) -> str:
+    node = rng.choice(chaos.world.nodes)
+    disk = node.journal_disk if rng.random() < 0.7 else node.ledger_disk
+    slow_s, seconds = rng.choice((0.5, 4.0, 10.0)), rng.uniform(1, 10)
+    disk.faults.sync_s = (0.05, slow_s)
+    disk.faults.read_s = (0.0, slow_s / 4)
+    chaos.after(seconds, disk.speed_up)
+    which = "journal" if disk is node.journal_disk else "ledger"
+    return f"{node.address}, {which} disk up to {slow_s} s a sync for {seconds:.1f} s"
+
+
+# -- the metadata store --------------------------------------------------------------------------
+
+
+@steady("unknown outcomes")
+def unknown_outcomes(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.store.faults
+    faults.unknown = rng.choice((0.02, 0.1, 0.3))
+    return f"{faults.unknown:.0%} of the writes"
+
+
+@steady("lagging store")
+def lagging_store(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.store.faults
+    faults.lag_s = rng.choice((0.05, 1.0, 5.0))
+    return f"up to {faults.lag_s} s"
+
+
+@event("suspension")
+def suspension(chaos: "Chaos", rng: random.Random) -> str:
+    session, seconds = _session(chaos, rng), rng.choice((0.5, 3.0, 20.0, 40.0))
+    session.suspend(seconds)
+    return f"{session.name} for {seconds} s"
+
+
+@event("expiry")
+def expiry(chaos: "Chaos", rng: random.Random) -> str:
+    session = _session(chaos, rng)
+    session.expire()
+    return str(session.name)
+
+
+@event("stall")
+def stall(chaos: "Chaos", rng: random.Random) -> str:
+    seconds = rng.uniform(0.5, 20)
+    chaos.world.store.stall(seconds)
+    return f"for {seconds:.1f} s"
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+@event("pause")
+def pause(chaos: "Chaos", rng: random.Random) -> str:
+    """A client stands still, as in a long collection, and goes on as if nothing were."""
+    client, seconds = _choice(rng, _living(chaos)), rng.uniform(1, 25)
+    if client is None:
+        return ""
+    client.process.pause()
+    chaos.after(seconds, client.process.resume)
+    return f"{client.name} for {seconds:.1f} s"
+
+
+@event("zombie")
+def zombie(chaos: "Chaos", rng: random.Random) -> str:
+    """A writer stands still until its ledger was recovered, and then goes on."""
+    ledger_id, more_s = _choice(rng, chaos.work.being_written()), rng.choice((0.0, 0.5, 5.0))
+    if ledger_id is None:
+        return ""
+    writer = chaos.work.writer_of[ledger_id]
+    writer.process.pause()
+    chaos.spawn(chaos.work.take_over(ledger_id, more_s), f"takes over {ledger_id}")
+    chaos.after(30.0, writer.process.resume)
+    return f"{writer.name} until {more_s} s after ledger {ledger_id} was recovered"
+
+
+@event("client killed")
+def client_killed(chaos: "Chaos", rng: random.Random) -> str:
+    client, spared = _choice(rng, _living(chaos)), rng.random() < 0.5
+    if client is None or spared:
+        return ""
+    client.kill()
+    return str(client.name)
+
+
+@event("wrong token")
+def wrong_token(chaos: "Chaos", rng: random.Random) -> str:
+    """Somebody without the right password opens, fences, reads or writes a ledger that has one."""
+    ledger_id, seed = _choice(rng, chaos.work.with_password()), rng.random()
+    if ledger_id is None:
+        return ""
+    chaos.spawn(chaos.work.intrude(ledger_id, random.Random(seed)), f"intrudes into {ledger_id}")
+    return f"ledger {ledger_id}"
+
+
+@event("clock jump")
+def clock_jump(chaos: "Chaos", rng: random.Random) -> str:
+    """The clock of one client or bookie jumps ahead: its timers fire early."""
+    everybody = [(client.name, client.process) for client in _living(chaos)]
+    everybody += [(node.address, node.process) for node in chaos.running()]
+    seconds = rng.choice((0.5, 6.0, 40.0))
+    chosen = _choice(rng, everybody)
+    if chosen is None:
+        return ""
+    name, process = chosen
+    process.jump(seconds)
+    return f"{name} by {seconds} s"
+
+
+# -- means ---------------------------------------------------------------------------------------
+
+
+def _choice(rng: random.Random, among: list):
+    """One of them, or None; draws once in any case."""
+    at = rng.random()
+    return among[int(at * len(among))] if among else None
+
+
+def _back_s(rng: random.Random) -> float:
+    return rng.choice((0.1, 2.0, 12.0))
+
+
+def _living(chaos: "Chaos") -> list[Client]:
+    return [client for client in chaos.world.clients if client.process.alive]
+
+
+def _session(chaos: "Chaos", rng: random.Random):
+    sessions = [client.session for client in chaos.world.clients]
+    sessions += [node.session for node in chaos.running()]
+    return _choice(rng, sessions) or chaos.world.store.session("nobody")

@@ -1,0 +1,100 @@
+"""What a seed draws before anything runs.
+
+Always true: the classes of fault are drawn one by one (a run with few kinds finds what a run with
+all of them hides); what is switched off by `without` or `skip` was drawn all the same, so that
+nothing else of the run is drawn differently.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+QUORUMS = (
+    *((3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (2, 2, 2)),
+    *((4, 3, 2), (4, 3, 2), (5, 3, 2), (5, 3, 2), (4, 2, 2), (5, 2, 2), (4, 3, 3), (4, 2, 1)),
+)
+"""E, Qw, Qa: mostly such as bear a loss, more than half of them striped."""
+DISK_LOSSES = ("blank", "bit rot")
+"""Classes that use up the budget of losses."""
+OVER_BY = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Times in simulated seconds."""
+
+    quorum: tuple[int, int, int]
+    bookies: int
+    faults: tuple[str, ...]
+    """Classes that are on, from chaos.FAULTS."""
+    chaos_s: float
+    between_s: float
+    """Mean time from one event to the next."""
+    writers: int
+    recoverers: int
+    tailers: int
+    topics: bool
+    slow: float | None = None
+    """The share of slow messages, when it is not to be drawn."""
+    entries: tuple[int, int] = field(default=(3, 30))
+    streams: int = 1
+    """Ledgers that a writer writes at a time."""
+    password: bool = False
+    """Most ledgers have one."""
+    announce: bool = False
+    """Writers announce their last add confirmed when appends pause."""
+    delayed: bool = False
+    """Ensembles change only when they must (config.ensemble_change)."""
+    old_readers: bool = False
+    """Some readers are opened before the ledger's ensembles change, and used until the end."""
+    over_budget: bool = False
+    """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
+    without: frozenset[str] = frozenset()
+    """Classes whose events are drawn and not carried out."""
+    skip: frozenset[int] = frozenset()
+    """Events, by their index, that are drawn and not carried out."""
+
+    @property
+    def losses_max(self) -> int:
+        """How many disks may be lost or rot in the whole run, for nobody repairs yet."""
+        return self.quorum[2] - 1 + (OVER_BY if self.over_budget else 0)
+
+    def __str__(self) -> str:
+        e, qw, qa = self.quorum
+        ways = ("password", "announce", "delayed", "old_readers", "over_budget")
+        options = [name.replace("_", " ") for name in ways if getattr(self, name)]
+        off = [*sorted(self.without), *map(str, sorted(self.skip))]
+        return (
+            f"E={e} Qw={qw} Qa={qa} bookies={self.bookies} writers={self.writers}x{self.streams}"
+            f" recoverers={self.recoverers} tailers={self.tailers} topics={self.topics}"
+            f" chaos={self.chaos_s:.1f}s faults={', '.join(self.faults) or 'none'}"
+            f"{''.join(f', {option}' for option in options)}"
+            f"{' without ' + ', '.join(off) if off else ''}"
+        )
+
+
+def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
+    """The plan of a run whose faults are of these classes."""
+    quorum = rng.choice(QUORUMS)
+    share = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.5, 0.8))
+    on = [name for name in classes if rng.random() < share]
+    over_budget = rng.random() < 0.1
+    if over_budget:
+        on += [name for name in DISK_LOSSES if name not in on]
+    return Plan(
+        quorum=quorum,
+        bookies=quorum[0] + rng.choice((0, 0, 1, 1, 2)),
+        faults=tuple(on),
+        chaos_s=rng.uniform(8, 25),
+        between_s=rng.uniform(0.2, 1.5),
+        writers=rng.choice((1, 1, 2)),
+        recoverers=rng.choice((0, 1, 1, 2, 3)),
+        tailers=rng.choice((0, 0, 1)),
+        topics=rng.random() < 0.4 and not over_budget,
+        streams=rng.choice((1, 1, 2)),
+        password=rng.random() < 0.4,
+        announce=rng.random() < 0.4,
+        delayed=rng.random() < 0.3,
+        old_readers=rng.random() < 0.3,
+        over_budget=over_budget,
+    )
