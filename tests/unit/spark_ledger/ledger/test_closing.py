@@ -235,6 +235,18 @@ async def test_nothing_is_announced_while_adds_carry_it_nor_by_a_ledger_that_nob
 
 
 @simulated
+async def test_what_an_add_has_carried_is_not_announced_though_that_add_is_stuck():
+    cluster, ledgers = await cluster_of(3, explicit_lac_s=0.5)
+    writer = await ledgers.create(3, 3, 2, announce_lac=True)
+    await writer.append(b"0")
+    for bookie in cluster.bookies.values():
+        bookie.override = refuses(Status.BUSY, retry_after_ms=100)
+    writer.append(b"1")  # says in its header that entry 0 is confirmed
+    await asyncio.sleep(3)
+    assert not any(announced(cluster, writer.ledger_id).values())
+
+
+@simulated
 async def test_what_is_confirmed_is_announced_though_a_later_add_is_stuck():
     """The three adds left together and carry nothing; the last hangs until its slots change."""
     cluster, ledgers = await cluster_of(3)
