@@ -1,5 +1,7 @@
 """Every move of a ledger's record, from every state, and judged again after a lost answer."""
 
+import dataclasses
+
 import pytest
 
 from spark_ledger.ledger import transitions as t
@@ -103,3 +105,87 @@ def test_recovery_does_not_close_a_ledger_that_is_open_or_has_another_last_fragm
 def test_an_empty_ledger_closes_at_minus_one_with_no_bytes_and_no_rows():
     closed = written(t.close(record(), t.End(-1, 0, 0)))
     assert (closed.last_entry, closed.length_bytes, closed.rows) == (-1, 0, 0)
+
+
+# -- the table: every move from every state --------------------------------------------------------
+
+END = t.End(4, 50, 5)
+ROWS = {
+    # move: (what it makes of OPEN, of IN_RECOVERY, of CLOSED at END), what it may change
+    "change": (
+        lambda found: t.change_ensemble(found, {1: "b"}, {1: "d"}, 5),
+        (t.Write, t.Refused, t.Refused),
+        {"fragments"},
+    ),
+    "close": (
+        lambda found: t.close(found, END),
+        (t.Write, t.Refused, t.Done),
+        {"state", "last_entry", "length_bytes", "rows"},
+    ),
+    "mark": (t.mark_in_recovery, (t.Write, t.Done, t.Done), {"state"}),
+    "close recovered": (
+        lambda found: t.close_recovered(found, (Fragment(0, ("x", "b", "c")),), END),
+        (t.Refused, t.Write, t.Done),
+        {"state", "fragments", "last_entry", "length_bytes", "rows"},
+    ),
+}
+FOUND = (record(), IN_RECOVERY, CLOSED)
+CELLS = [
+    pytest.param(move, found, kind, changes, id=f"{name} when {found.state.value}")
+    for name, (move, kinds, changes) in ROWS.items()
+    for found, kind in zip(FOUND, kinds, strict=True)
+]
+
+
+@pytest.mark.parametrize(("move", "found", "kind", "changes"), CELLS)
+def test_each_move_is_made_found_made_or_refused_by_the_state_it_meets(move, found, kind, changes):
+    judged = move(found)
+    assert isinstance(judged, kind)
+    if isinstance(judged, t.Write):
+        names = [field.name for field in dataclasses.fields(found)]
+        made = judged.record
+        assert {name for name in names if getattr(found, name) != getattr(made, name)} <= changes
+    if isinstance(judged, t.Refused):
+        assert judged.why
+
+
+@pytest.mark.parametrize(("move", "found", "kind", "changes"), CELLS)
+def test_a_move_that_was_made_is_found_made_when_it_is_judged_again(move, found, kind, changes):
+    judged = move(found)
+    if isinstance(judged, t.Write):
+        assert isinstance(move(judged.record), t.Done)
+
+
+@pytest.mark.parametrize("first", ROWS)
+@pytest.mark.parametrize("second", ROWS)
+def test_after_any_other_move_a_move_is_refused_done_or_keeps_what_the_other_made(first, second):
+    """A write that was judged on the old record and lost the race is judged on the new one."""
+    for found in FOUND:
+        made = ROWS[first][0](found)
+        if first == second or not isinstance(made, t.Write):
+            continue
+        judged = ROWS[second][0](made.record)
+        if made.record.closed:
+            assert not isinstance(judged, t.Write), "CLOSED never changes"
+        elif isinstance(judged, t.Write) and first == "change":
+            assert judged.record.fragments == made.record.fragments
+        elif isinstance(judged, t.Write):
+            assert judged.record.closed, "IN_RECOVERY goes to CLOSED only"
+
+
+@pytest.mark.parametrize("end", [t.End(3, 40, 4), t.End(4, 51, 5), t.End(4, 50, 6)], ids=str)
+def test_a_close_at_another_end_than_the_ledger_is_closed_at_is_refused(end):
+    assert isinstance(t.close(CLOSED, end), t.Refused)
+
+
+def test_a_change_of_some_of_the_failed_slots_keeps_the_others():
+    changed = written(t.change_ensemble(record(), {1: "b"}, {1: "d"}, 5))
+    again = written(t.change_ensemble(changed, {2: "c"}, {2: "e"}, 5))
+    assert again.fragments == (Fragment(0, ABC), Fragment(5, ("a", "d", "e")))
+
+
+def test_a_bookie_that_comes_back_to_its_slot_is_a_change_and_not_a_lost_answer():
+    """C -> D -> C: the record already had this member there, two fragments ago."""
+    away = written(t.change_ensemble(record(), {1: "b"}, {1: "d"}, 5))
+    back = written(t.change_ensemble(away, {1: "d"}, {1: "b"}, 8))
+    assert [f.ensemble[1] for f in back.fragments] == ["b", "d", "b"]

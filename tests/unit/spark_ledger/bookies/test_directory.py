@@ -1,0 +1,189 @@
+"""Which bookies there are, also when watches are missed, the store fails, or a listener does."""
+
+import asyncio
+import json
+
+import pytest
+
+from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata.store import StoreUnavailable
+from tests.simulation.loop import current
+from tests.simulation.store import SimStore
+from tests.unit.spark_ledger.ledger.fakes import simulated
+
+HERE, READONLY = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
+
+
+def registration(address, **more):
+    return json.dumps({"address": address, "free_bytes": 1000, **more}).encode()
+
+
+class Deaf:
+    """A session whose watches never fire, and whose reads fail while told so."""
+
+    def __init__(self, session):
+        self._session = session
+        self.failing = False
+        self.reads = 0
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    async def get(self, path, watch=None):
+        return await self._read(self._session.get, path)
+
+    async def children(self, path, watch=None):
+        return await self._read(self._session.children, path)
+
+    async def _read(self, call, path):
+        self.reads += 1
+        if self.failing:
+            raise StoreUnavailable(path)
+        return await call(path)
+
+
+async def a_store(*bookies):
+    store = SimStore()
+    admin = store.session("admin")
+    for folder in cluster.FOLDERS:
+        await admin.create(folder, parents=True)
+    for name in bookies:
+        await admin.create(f"{HERE}/{name}", registration(f"{name}:1"), ephemeral=True)
+    return store, admin
+
+
+def ids(bookies):
+    return [bookie.id for bookie in bookies]
+
+
+@simulated
+async def test_a_change_is_seen_at_once_by_its_watch():
+    store, admin = await a_store("a")
+    directory = BookieDirectory(store.session("client"), 1000.0)
+    await directory.start()
+    await admin.create(f"{HERE}/b", registration("b:1"))
+    await admin.delete(f"{HERE}/a")
+    await admin.create(f"{READONLY}/a", registration("a:2", reason="full"))
+    await asyncio.sleep(1)
+    assert (ids(directory.writable()), ids(directory.readonly())) == (["b"], ["a"])
+    assert directory.address("a") == "a:2"
+    await directory.close()
+
+
+@simulated
+async def test_a_change_whose_watch_was_missed_is_seen_at_the_next_refresh():
+    store, admin = await a_store("a")
+    directory = BookieDirectory(Deaf(store.session("client")), 30.0)
+    await directory.start()
+    await admin.create(f"{HERE}/b", registration("b:1"))
+    await asyncio.sleep(29)
+    assert ids(directory.writable()) == ["a"]
+    await asyncio.sleep(2)
+    assert ids(directory.writable()) == ["a", "b"]
+    await directory.close()
+
+
+@simulated
+async def test_free_space_which_no_watch_tells_of_is_brought_up_to_date_without_a_fuss():
+    store, admin = await a_store("a")
+    directory, told = BookieDirectory(store.session("client"), 30.0), []
+    await directory.start()
+    directory.add_listener(lambda: told.append(current().time()))
+    await admin.set(f"{HERE}/a", registration("a:1", free_bytes=5), 0)
+    await asyncio.sleep(31)
+    assert [bookie.free_bytes for bookie in directory.writable()] == [5]
+    assert told == []
+    await admin.set(f"{HERE}/a", registration("a:9"), 1)
+    await asyncio.sleep(31)
+    assert len(told) == 1
+    await directory.close()
+
+
+@simulated
+async def test_a_refresh_that_fails_is_repeated_until_it_ends_and_forgets_nothing():
+    store, admin = await a_store("a")
+    session = Deaf(store.session("client"))
+    directory = BookieDirectory(session, 30.0)
+    await directory.start()
+    await admin.create(f"{HERE}/b", registration("b:1"))
+    session.failing = True
+    await asyncio.sleep(100)
+    assert ids(directory.writable()) == ["a"]
+    assert 60 < session.reads < 90, "once a second"
+    session.failing = False
+    await asyncio.sleep(2)
+    assert ids(directory.writable()) == ["a", "b"]
+    await directory.close()
+
+
+@pytest.mark.parametrize("end", ["suspended", "expired"])
+@simulated
+async def test_what_happened_while_the_session_was_away_is_seen_when_it_is_back(end):
+    store, admin = await a_store("a")
+    session = store.session("client")
+    directory = BookieDirectory(session, 1000.0)
+    await directory.start()
+    if end == "suspended":
+        session.suspend(5.0)
+    else:
+        session.expire()
+    await admin.create(f"{HERE}/b", registration("b:1"))
+    await asyncio.sleep(40)
+    assert ids(directory.writable()) == ["a", "b"]
+    await directory.close()
+
+
+@simulated
+async def test_a_listener_that_fails_is_reported_and_harms_nobody_else():
+    store, admin = await a_store("a")
+    directory, told, reported = BookieDirectory(store.session("client"), 30.0), [], []
+    loop = current()
+    loop.call_exception_handler = reported.append
+    await directory.start()
+
+    def fails():
+        raise KeyError("a defect")
+
+    directory.add_listener(fails)
+    directory.add_listener(lambda: told.append(1))
+    for name in "bc":
+        await admin.create(f"{HERE}/{name}", registration(f"{name}:1"))
+        await asyncio.sleep(1)
+    del loop.call_exception_handler
+    assert told == [1, 1]
+    assert [type(context["exception"]) for context in reported] == [KeyError, KeyError]
+    assert ids(directory.writable()) == ["a", "b", "c"]
+    await directory.close()
+
+
+@simulated
+async def test_a_listener_taken_away_by_another_is_not_called_and_may_be_taken_away_twice():
+    store, admin = await a_store()
+    directory, told = BookieDirectory(store.session("client"), 30.0), []
+    await directory.start()
+
+    def second():
+        told.append("second")
+
+    def first():
+        told.append("first")
+        directory.remove_listener(second)
+
+    directory.add_listener(first)
+    directory.add_listener(second)
+    await admin.create(f"{HERE}/a", registration("a:1"))
+    await asyncio.sleep(1)
+    assert told == ["first"]
+    directory.remove_listener(second)
+    await directory.close()
+
+
+@simulated
+async def test_a_damaged_registration_is_no_bookie_and_hides_no_other():
+    store, admin = await a_store("a")
+    await admin.create(f"{HERE}/b", b"{")
+    directory = BookieDirectory(store.session("client"), 30.0)
+    await directory.start()
+    assert ids(directory.writable()) == ["a"]
+    await directory.close()
