@@ -115,6 +115,8 @@ class Observers:
         invariants.equal_entries_are_taken_and_others_refused(
             ghost, ledger, entry_id, header.identity, status, bookie_id
         )
+        if not _entitled(ledger, exchange.caller, status):
+            return
         if add.recovery:
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
         else:
@@ -210,6 +212,8 @@ class Observers:
     ) -> None:
         lac, bookie_id = request.last_add_confirmed, request.bookie_id
         self.situations.write_lac(ledger, request, response, exchange)
+        if not _entitled(ledger, exchange.caller, response.status):
+            return
         invariants.a_copy_goes_to_its_write_set(self.ghost, ledger, lac, bookie_id)
         self._lac_said(ledger, lac, f"an explicit LAC to {bookie_id}")
 
@@ -390,6 +394,15 @@ class Observers:
         known = entry_id < len(ledger.submitted) and ledger.submitted[entry_id] == payload
         if not known:
             raise Violation("6", f"ledger {ledger_id}: entry {entry_id} reads as other bytes")
+
+
+def _entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:
+    """Whether what a message says counts: it was taken, or comes from the ledger's writer or from
+    somebody who fenced it, and not from an intruder, who may send anything."""
+    if status is Status.OK or caller == ledger.author:
+        return True
+    told = ledger.recoveries.get(caller)
+    return told is not None and bool(told.fenced)
 
 
 def _headers(request: m.Request) -> list[EntryHeader | None]:

@@ -12,6 +12,7 @@ from typing import Any
 from tests.simulation import invariants
 from tests.simulation.audit import Audit
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
+from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_work import TopicWork
@@ -81,6 +82,7 @@ class Scenario:
         world.observers.well_since = world.loop.now
         world.check()
         await self._finish(world, actors)
+        await one_bookie_hangs(world, self.plan)
         await self._audit(world)
         world.check()
         return Outcome(

@@ -53,6 +53,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("long poll woken by an add", "a waiting reader was answered by an add's header"),
     ("long poll woken by a fence", "a waiting reader was answered by a recoverer's fence"),
     ("long poll ended by time-out", "a waiting reader was told that there is nothing new"),
+    ("waiting reader told of the end", "a reader that waited for entries heard of the close"),
     ("wrong bookie refused", "a request came to a bookie of another identity"),
     ("wrong token refused", "a bookie answered UNAUTHORIZED"),
     ("overload answered", "a bookie answered BUSY"),
@@ -265,7 +266,7 @@ class Situations:
             meet("ensemble changed in recovery")
         if last > ledger.acked:
             meet("unacknowledged entry recovered")
-        if any(told.aborted for told in ledger.recoveries.values()):
+        if any(told.aborted and told.fenced for told in ledger.recoveries.values()):
             meet("recovery aborted, then finished")
         denied = ledger.recovery(author).who_said(last + 1, Meaning.NEGATIVE)
         if any(bookie not in denied for bookie in ledger.stored.get(last + 1, ())):
@@ -324,6 +325,9 @@ class Situations:
         ensemble = ledger.record.last_fragment.ensemble
         spare = any(bookie not in ensemble for bookie in self.available)
         self.ghost.meet("change put off" if spare else "no spare bookie")
+
+    def told_of_the_end(self) -> None:
+        self.ghost.meet("waiting reader told of the end")
 
     def outcome_unknown(self, applied: bool) -> None:
         self.ghost.meet(f"unknown outcome of a move, {'' if applied else 'not '}applied")

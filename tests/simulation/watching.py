@@ -86,7 +86,8 @@ def watch_writer(writer: Any, observers: Observers) -> None:
 
 def watch_reader(reader: Any, observers: Observers, who: str) -> None:
     """Let the observers hear of every entry that the reader returns and of its handle's LAC."""
-    plain_read, plain_refresh = reader.read, reader.refresh_last_add_confirmed
+    plain_read, plain_scan = reader.read, reader._scan
+    plain_refresh, plain_wait = reader.refresh_last_add_confirmed, reader.wait_beyond
     ledger_id, known = reader.ledger_id, NO_ENTRY
 
     def look() -> int:
@@ -96,11 +97,7 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
         known = max(known, lac)
         return lac
 
-    async def read(
-        first: int, last: int, *, known_confirmed: int | None = None
-    ) -> AsyncIterator[Any]:
-        told = NO_ENTRY if known_confirmed is None else known_confirmed
-        entries = plain_read(first, last, known_confirmed=known_confirmed)
+    async def returned(entries: Any, told: int) -> AsyncIterator[Any]:
         try:
             async for entry_id, entry in entries:
                 confirmed = look() if entry_id > known else known
@@ -109,13 +106,27 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
         finally:
             await entries.aclose()
 
+    def read(first: int, last: int, *, known_confirmed: int | None = None) -> AsyncIterator[Any]:
+        told = NO_ENTRY if known_confirmed is None else known_confirmed
+        return returned(plain_read(first, last, known_confirmed=known_confirmed), told)
+
+    def scan(*args: Any) -> AsyncIterator[Any]:
+        return returned(plain_scan(*args), NO_ENTRY)
+
     async def refresh() -> int:
-        found = await plain_refresh()
-        look()
-        return int(found)
+        await plain_refresh()
+        return look()
+
+    async def wait_beyond(after: int, timeout_s: float) -> int:
+        was_closed = reader.is_closed
+        last = await plain_wait(after, timeout_s)
+        if timeout_s > 0 and look() <= after and reader.is_closed and not was_closed:
+            observers.situations.told_of_the_end()
+        return int(last)
 
     look()
-    reader.read, reader.refresh_last_add_confirmed = read, refresh
+    reader.read, reader._scan = read, scan
+    reader.refresh_last_add_confirmed, reader.wait_beyond = refresh, wait_beyond
 
 
 def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:

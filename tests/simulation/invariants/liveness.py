@@ -12,7 +12,7 @@ def the_same_seed_gives_the_same_run(
     require(first == second, "33", f"seed {seed} gave {first} and then {second}")
 
 
-@invariant("34")
+@invariant("34", over_budget=True)
 def everything_under_way_ends(ghost: Ghost, waiting: list[str], within_s: float) -> None:
     """Every add, read, open, close and long poll completes or fails with a reason."""
     require(not waiting, "34", f"not over {within_s} s after healing: {waiting}")
