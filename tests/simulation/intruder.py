@@ -7,7 +7,7 @@ Always true: nothing it is answered is OK, and no entry is read; what it does to
 import random
 from collections.abc import Awaitable, Callable
 
-from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.api.entry import NO_ENTRY, EntryHeader, pack_header, payload_crc
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
@@ -43,10 +43,10 @@ async def _add(client: Client, record: LedgerRecord, rng: random.Random) -> None
     """Add an entry of its own making, as a writer or as a recoverer."""
     recovery = rng.random() < 0.5
     token = _wrong_token(rng, derive(PASSWORD).add if recovery else derive(PASSWORD).read)
-    entry_id = rng.choice((0, max(0, record.last_fragment.first_entry), BEYOND))
+    entry_id = rng.choice((record.last_fragment.first_entry, BEYOND))
     bookie = _member(record, entry_id, rng)
     header = EntryHeader(
-        *(record.ledger_id, entry_id, entry_id - 1, len(FAKE), 1, len(FAKE)), payload_crc([FAKE])
+        *(record.ledger_id, entry_id, NO_ENTRY, len(FAKE), 1, len(FAKE)), payload_crc([FAKE])
     )
     result = await client.bookies.add(bookie, Add([pack_header(header), FAKE], recovery, token))
     _require_refused(result.status, f"an add of {record.ledger_id}:{entry_id}")
