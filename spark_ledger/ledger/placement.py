@@ -18,7 +18,7 @@ from typing import Literal
 from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.errors import BadConfig, LedgerError
 
-STEPS_MAX = 2_000  # of the search for racks; beyond it the first that fits is taken, slot by slot
+STEPS_MAX = 4_000  # of a search for racks; beyond it the first that fits is taken, slot by slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ class Search:
         self._neighbours = {slot: tuple(request.neighbours(slot)) for slot in request.slots}
         self._placed: dict[int, BookieInfo] = dict(request.members)
         self._steps = 0
+        self._any_suspects = False
         usable = [b for b in request.candidates if b.rack or not self._hard]
         drawn = sorted(usable, key=lambda bookie: rng.expovariate(max(1, bookie.free_bytes)))
         suspects = dict.fromkeys(request.suspects)
@@ -85,14 +86,17 @@ class Search:
         """The bookie of each slot that can be filled."""
         slots = self._request.slots
         suspects = sum(suspect for suspect, _ in self._drawn.values())
+        if len(self._drawn) < len(slots):
+            return self._one_by_one()
         needed = max(0, len(slots) - (len(self._drawn) - suspects))
         clashes_max = 0 if self._hard else len(slots) * self._request.ensemble_size
-        for allowed in range(needed, (suspects if self._hard else min(needed, suspects)) + 1):
+        for allowed in (needed, suspects) if self._hard else (needed,):
+            self._any_suspects, self._steps = allowed == suspects, 0
             for clashes in range(clashes_max + 1):
                 if self._fill(0, allowed, clashes):
                     return self._chosen()
                 if self._steps > STEPS_MAX:
-                    return self._one_by_one()
+                    break
         return self._one_by_one()
 
     def _fill(self, at: int, suspects: int, clashes: int) -> bool:
@@ -125,9 +129,16 @@ class Search:
         return self._chosen()
 
     def _alternatives(self) -> list[list[BookieInfo]]:
-        """The groups that have somebody left, those who are no suspects first, then as drawn."""
+        """The groups that have somebody left, those who are no suspects first, then as drawn; one
+        of each rack where it does not matter how many suspects are taken."""
         left = [group for group in self._groups.values() if group]
-        return sorted(left, key=lambda group: self._drawn[group[-1].id])
+        left.sort(key=lambda group: self._drawn[group[-1].id])
+        if not self._any_suspects:
+            return left
+        first: dict[str, list[BookieInfo]] = {}
+        for group in left:
+            first.setdefault(group[-1].rack, group)
+        return list(first.values())
 
     def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
         suspect, drawn = self._drawn[bookie.id]
