@@ -79,19 +79,20 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
     share = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.5, 0.8))
     on = [name for name in classes if rng.random() < share]
     over_budget = rng.random() < 0.1
+    topics = rng.random() < 0.3 and not over_budget
     if over_budget:
         on += [name for name in DISK_LOSSES if name not in on]
     return Plan(
         quorum=quorum,
         bookies=quorum[0] + rng.choice((0, 0, 1, 1, 2)),
         faults=tuple(on),
-        chaos_s=rng.uniform(8, 25),
-        between_s=rng.uniform(0.2, 1.5),
-        writers=rng.choice((1, 1, 2)),
+        chaos_s=rng.uniform(6, 18),
+        between_s=rng.uniform(0.15, 1.2),
+        writers=rng.choice((0, 1, 1) if topics else (1, 1, 2)),
         recoverers=rng.choice((0, 1, 1, 2, 3)),
         tailers=rng.choice((0, 0, 1)),
-        topics=rng.random() < 0.4 and not over_budget,
-        streams=rng.choice((1, 1, 2)),
+        topics=topics,
+        streams=1 if topics else rng.choice((1, 1, 2)),
         password=rng.random() < 0.4,
         announce=rng.random() < 0.4,
         delayed=rng.random() < 0.3,
