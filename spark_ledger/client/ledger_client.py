@@ -251,9 +251,10 @@ class LedgerReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the ledger is closed: `last_add_confirmed` is its end for ever."""
+        """Whether the ledger is closed: `last_add_confirmed` is its end for ever. Of one that is
+        not, each look reads its record. Raises NoSuchLedger, Unavailable."""
         if not self._reader.is_closed:
-            self._background.run(self._reader.refresh_last_add_confirmed())
+            self._background.run(self._reader.refresh_record())
         return self._reader.is_closed
 
     @property
@@ -267,13 +268,39 @@ class LedgerReader:
         A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
         Raises NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch.
         """
-        entries = self._reader.read(first, last)
+        entries: core_reader.Entries = self._reader.read(first, last)
         try:
             while batch := self._background.run(self._some(entries)):
                 for entry_id, entry in batch:
                     yield entry_id, entry.payload
         finally:
             self._background.submit(_end(entries))
+
+    def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
+        """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
+        at least one, some megabytes at most. [] when `timeout_s` is over, or when the ledger has
+        ended (`is_closed`). `after` -1: from the first entry on.
+
+        Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
+        """
+        found = self._background.run(self._reader.read_when_confirmed(after, timeout_s))
+        return [(entry_id, entry.payload) for entry_id, entry in found]
+
+    def tail(self, first: int = 0) -> Iterator[tuple[int, memoryview]]:
+        """(entry id, payload) from `first` on, each once and in order, waiting for what is yet to
+        be written; ends when the ledger is closed and all of it was returned.
+
+        For a ledger opened with `recover=False`: recovery would end its writer. Ctrl-C, or leaving
+        the loop, ends the waiting. Raises what `read_when_confirmed` raises: go on with
+        `tail(last returned + 1)`.
+        """
+        reader = self._reader
+        while True:
+            last = self._background.run(reader.wait_for_entry(first))
+            if last < first:
+                return
+            yield from self.read(first, last)
+            first = last + 1
 
     async def _some(self, entries: core_reader.Entries) -> list[tuple[int, Entry]]:
         """The next entries: as many as come without waiting again, up to a batch."""

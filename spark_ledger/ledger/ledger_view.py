@@ -118,7 +118,7 @@ class LedgerView:
         the token that it cannot be the damage of a few."""
         said = "; ".join(
             f"{self._cluster.directory.describe(bookie)}: {say(answer)}"
-            for bookie, answer in refused.items()
+            for bookie, answer in sorted(refused.items())
         )
         refusing = [answer.status for answer in refused.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:

@@ -15,7 +15,7 @@ Always true:
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
@@ -106,6 +106,18 @@ class LedgerReader:
             await self._view.refresh()
         return self.last_add_confirmed
 
+    async def wait_for_entry(self, entry_id: int) -> int:
+        """Wait, for as long as it takes, until `entry_id` is confirmed, or the ledger is closed
+        before it; returns last_add_confirmed.
+
+        Raises what `wait_beyond` raises: DataUnavailable once no bookie has answered for a while.
+        """
+        _check_id(entry_id)
+        config = self._cluster.config
+        while (last := self.last_add_confirmed) < entry_id and not self.is_closed:
+            await self.wait_beyond(entry_id - 1, 2 * config.long_poll_s + config.read_timeout_s)
+        return last
+
     # -- reading ------------------------------------------------------------------------------
 
     async def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> Entries:
@@ -161,7 +173,7 @@ class LedgerReader:
         async with aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries:
             return [found async for found in entries]
 
-    def tail(self, first: int = 0) -> AsyncIterator[tuple[int, Entry]]:
+    def tail(self, first: int = 0) -> Entries:
         """(entry id, checked entry) from `first` on, each once and in order, as they are
         confirmed; ends when the ledger is closed and all was returned, and at nothing else.
 
@@ -169,8 +181,7 @@ class LedgerReader:
         tail(last returned + 1).
         """
         _check_id(first)
-        config = self._cluster.config
-        return follow(self, first, 2 * config.long_poll_s + config.read_timeout_s)
+        return follow(self, first)
 
     # -- pieces of a read ---------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ Always true:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,31 +35,18 @@ WAIT_S_MAX = 60.0  # a bookie makes nobody wait for longer
 class Followable(Protocol):
     """What `follow` needs of a reader."""
 
-    @property
-    def is_closed(self) -> bool: ...
-    @property
-    def last_add_confirmed(self) -> int: ...
-    async def wait_beyond(self, after: int, timeout_s: float) -> int: ...
+    async def wait_for_entry(self, entry_id: int) -> int: ...
     def read(self, first: int, last: int) -> AsyncGenerator[tuple[int, Entry], None]: ...
 
 
-async def follow(
-    reader: Followable, first: int, patience_s: float
-) -> AsyncIterator[tuple[int, Entry]]:
+async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, Entry], None]:
     """Every entry from `first` on, once and in order, until the ledger is closed and all of it was
-    returned. `patience_s`: how long no bookie at all may answer, before that is an error."""
-    at = first
-    while True:
-        last = reader.last_add_confirmed
-        if at <= last:
-            async with aclosing(reader.read(at, last)) as entries:
-                async for entry_id, entry in entries:
-                    yield entry_id, entry
-            at = last + 1
-        elif reader.is_closed:
-            return
-        else:
-            await reader.wait_beyond(at - 1, patience_s)
+    returned."""
+    while (last := await reader.wait_for_entry(first)) >= first:
+        async with aclosing(reader.read(first, last)) as entries:
+            async for found in entries:
+                yield found
+        first = last + 1
 
 
 @dataclass(slots=True)
@@ -112,13 +99,13 @@ class News:
     async def _listen(self, bookie: str, after: int, deadline: float, heard: Heard) -> None:
         """Ask one bookie until entries beyond `after` are known to be confirmed."""
         view, loop, pause_s = self._view, asyncio.get_running_loop(), PAUSE_MIN_S
-        while view.last_add_confirmed <= after:
+        while (known := view.last_add_confirmed) <= after:
             began = loop.time()
             wait_s = min(self._cluster.config.long_poll_s, WAIT_S_MAX, deadline - began)
             answer = await self._cluster.bookies.read_lac(
                 *(bookie, view.ledger_id),
                 token=view.token,
-                previous_lac=after,
+                previous_lac=known,
                 wait_ms=max(1, int(wait_s * 1000)),
             )
             if answer.status is not Status.OK:
@@ -126,11 +113,11 @@ class News:
             else:
                 heard.answered = True
                 view.heard(answer.last_add_confirmed)
-                if loop.time() - began >= wait_s / 2:
+                if answer.last_add_confirmed > known or loop.time() - began >= wait_s / 2:
                     pause_s = PAUSE_MIN_S
-                    continue  # it made us wait and has nothing new
-                self._doubt()
-            await asyncio.sleep(pause_s if view.last_add_confirmed <= after else 0)
+                    continue
+                self._doubt()  # it did not make us wait, and has nothing new
+            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def _refused(self, bookie: str, answer: ReadLacResponse, heard: Heard) -> None:

@@ -47,8 +47,12 @@ class FakeBookie:
         self.lac: dict[int, int] = {}
         self.silent = False
         self.refusing = False
+        self.delay_s = 0.001
+        self.waiting = 0
+        """Long polls that wait for news now."""
         self.override: Override | None = None
         self.requests: list[Any] = []
+        self._news = asyncio.Event()
 
     async def handle(self, request: Any, timeout_s: float) -> Any:
         """The answer; None is no answer."""
@@ -58,8 +62,10 @@ class FakeBookie:
         if self.silent:
             await asyncio.sleep(timeout_s)
             raise CallFailed("too late")
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(self.delay_s)
         answer = self.override(request) if self.override else None
+        if answer is None and isinstance(request, m.ReadLacRequest) and request.wait_ms:
+            await self.wait_for_news(request)
         if answer is None:
             answer = self.answer(request)
         if isinstance(answer, CallFailed):
@@ -69,7 +75,28 @@ class FakeBookie:
             raise CallFailed("too late")
         return answer
 
+    async def wait_for_news(self, request: m.ReadLacRequest) -> None:
+        ledger_id = request.ledger_id
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(request.wait_ms / 1000):
+                while self.lac.get(ledger_id, -1) <= request.previous_lac:
+                    if self.fenced.get(ledger_id):
+                        return
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self.waiting -= 1
+
     def answer(self, request: Any) -> Any:
+        try:
+            return self._answer(request)
+        finally:
+            self._news.set()  # whoever waits looks again
+            self._news = asyncio.Event()
+
+    def _answer(self, request: Any) -> Any:
         if isinstance(request, m.AddRequest):
             return m.AddResponse([m.AddResult(self.add(add)) for add in request.adds])
         if isinstance(request, m.ReadRequest):

@@ -1,0 +1,104 @@
+"""Whom a reader asks: every entry of one replica, of the next one when it is time to."""
+
+import itertools
+
+import pytest
+
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.read_order import Question, first_asks, next_asks, preference
+
+SIZES = [Quorum(e, w, 1) for e in range(1, 8) for w in range(1, e + 1)]
+LAST = 2**63 - 1
+
+
+def named(quorum):
+    return f"E={quorum.ensemble_size} Qw={quorum.write_quorum}"
+
+
+def expected_of(quorum, asks, entry):
+    """The slots that will answer with the entry."""
+    return [a.slot for a in asks if a.first <= entry <= a.last and holds(quorum, a.slot, entry)]
+
+
+def holds(quorum, slot, entry):
+    return slot in quorum.write_set(entry)
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_every_entry_is_asked_for_and_of_as_few_bookies_as_hold_all(quorum):
+    for turn, length in itertools.product(range(2 * quorum.ensemble_size), (1, 2, 5, 40)):
+        asks = first_asks(quorum, 100, 99 + length, preference(quorum, turn, []))
+        assert all(expected_of(quorum, asks, e) for e in range(100, 100 + length))
+        assert len(asks) <= -(-quorum.ensemble_size // quorum.write_quorum)
+        assert len({ask.slot for ask in asks}) == len(asks)
+
+
+FITTING = [quorum for quorum in SIZES if quorum.ensemble_size % quorum.write_quorum == 0]
+
+
+@pytest.mark.parametrize("quorum", FITTING, ids=named)
+def test_no_entry_is_asked_of_two_where_the_stripes_fit(quorum):
+    for turn in range(quorum.ensemble_size):
+        asks = first_asks(quorum, 3, 60, preference(quorum, turn, []))
+        assert all(len(expected_of(quorum, asks, e)) == 1 for e in range(3, 61))
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_a_long_range_is_divided_as_if_each_entry_had_been_looked_at(quorum):
+    for turn, suspect in itertools.product(range(quorum.ensemble_size), repeat=2):
+        order = preference(quorum, turn, [suspect])
+        for first in (0, 7, 2**31 - 3, 2**53 - 3, LAST - 59):
+            one_by_one = next_asks(quorum, range(first, first + 60), [], None, order)
+            assert first_asks(quorum, first, first + 59, order) == one_by_one
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_who_is_asked_first_changes_from_turn_to_turn(quorum):
+    orders = [preference(quorum, turn, []) for turn in range(5, 5 + quorum.ensemble_size)]
+    assert sorted(order[0] for order in orders) == list(range(quorum.ensemble_size))
+    assert all(sorted(order) == list(range(quorum.ensemble_size)) for order in orders)
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_a_suspect_is_asked_only_where_nobody_else_holds_the_entry(quorum):
+    size = quorum.ensemble_size
+    for turn, suspect in itertools.product(range(size), repeat=2):
+        asks = first_asks(quorum, 0, 30, preference(quorum, turn, [suspect]))
+        assert (suspect in [ask.slot for ask in asks]) == (quorum.write_quorum == 1)
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_when_all_refuse_each_member_of_a_write_set_is_asked_once(quorum):
+    order, asked, missing = preference(quorum, 1, []), [], list(range(10, 25))
+    while asks := next_asks(quorum, missing, asked, None, order):
+        asked += [Question(ask.slot, ask.first, ask.last, 0.0, open=False) for ask in asks]
+    for entry in missing:
+        slots = [q.slot for q in asked if q.about(entry) and holds(quorum, q.slot, entry)]
+        assert set(slots) == set(quorum.write_set(entry))
+        if quorum.write_quorum == quorum.ensemble_size:
+            assert len(slots) == len(set(slots))
+
+
+THREE = Quorum(3, 3, 2)
+
+
+def test_while_an_answer_is_expected_nobody_else_is_asked():
+    asked = [Question(0, 0, 9, due_at=0.3)]
+    assert next_asks(THREE, range(10), asked, None, [0, 1, 2]) == []
+    assert next_asks(THREE, range(10), asked, 0.29, [0, 1, 2]) == []
+
+
+def test_when_an_answer_is_overdue_one_other_is_asked_and_not_a_third():
+    asked = [Question(0, 0, 9, due_at=0.3)]
+    (second,) = next_asks(THREE, range(10), asked, 0.3, [0, 1, 2])
+    assert second.slot == 1
+    asked.append(Question(1, 0, 9, due_at=0.6))
+    assert next_asks(THREE, range(10), asked, 5.0, [0, 1, 2]) == []
+    asked[0].open = False
+    assert [ask.slot for ask in next_asks(THREE, range(10), asked, 5.0, [0, 1, 2])] == [2]
+
+
+def test_only_what_is_missing_is_asked_of_the_next():
+    asked = [Question(0, 0, 99, due_at=0.3, open=False)]
+    (ask,) = next_asks(THREE, [37, 41], asked, None, [0, 1, 2])
+    assert (ask.slot, ask.first, ask.last) == (1, 37, 41)
