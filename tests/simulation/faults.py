@@ -255,6 +255,13 @@ def lagging_store(chaos: "Chaos", rng: random.Random) -> str:
     return f"up to {faults.lag_s} s"
 
 
+@steady("missed watches")
+def missed_watches(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.store.faults
+    faults.missed = rng.choice((0.1, 0.5))
+    return f"{faults.missed:.0%} of the changes"
+
+
 @event("suspension")
 def suspension(chaos: "Chaos", rng: random.Random) -> str:
     session, seconds = _session(chaos, rng), rng.choice((0.5, 3.0, 20.0, 40.0))

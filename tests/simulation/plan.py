@@ -36,7 +36,7 @@ class Plan:
     topics: bool
     slow: float | None = None
     """The share of slow messages, when it is not to be drawn."""
-    entries: tuple[int, int] = field(default=(3, 30))
+    entries: tuple[int, int] = field(default=(4, 36))
     streams: int = 1
     """Ledgers that a writer writes at a time."""
     password: bool = False

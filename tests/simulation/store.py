@@ -58,6 +58,8 @@ class StoreFaults:
     lag_s: float = 0.0
     """How far a replica may be behind, at most."""
     unknown: float = 0.0
+    missed: float = 0.0
+    """How many watches are never told of the change they waited for."""
     session_timeout_s: float = 30.0
     request_timeout_s: float = 10.0
 
@@ -114,7 +116,7 @@ class SimStore:
 
     def calm(self) -> None:
         """No lag, no unknown outcomes, no stall, every session connected: for the healing phase."""
-        self.faults.lag_s = self.faults.unknown = self.stalled_until = 0.0
+        self.faults.lag_s = self.faults.unknown = self.faults.missed = self.stalled_until = 0.0
         self.release()
         for session in self.sessions:
             session.reconnect()
@@ -515,11 +517,22 @@ class SimSession:
                 self._fire_for(change)
 
     def _fire_for(self, change: Change) -> None:
+        missed = self._store.faults.missed
+        if missed and self._watched(change) and self._store.rng.random() < missed:
+            self._forget_watches(change)
+            return
         self._fire(self._data_watches, change.path)
         if (change.before is None) != (change.after is None):
             self._fire(self._child_watches, split(change.path)[0])
         if change.after is None:
             self._fire(self._child_watches, change.path)
+
+    def _forget_watches(self, change: Change) -> None:
+        """Nobody hears of this change, nor of a later one by the same watch."""
+        self._data_watches.pop(change.path, None)
+        self._child_watches.pop(change.path, None)
+        if (change.before is None) != (change.after is None):
+            self._child_watches.pop(split(change.path)[0], None)
 
     def _fire(self, watches: _Watches, path: str) -> None:
         loop = asyncio.get_running_loop()

@@ -521,6 +521,25 @@ def test_watches_fire_once_on_change_creation_and_suspension():
     run(main())
 
 
+def test_a_missed_watch_is_never_told():
+    async def main() -> None:
+        store = SimStore(faults=StoreFaults(missed=1.0))
+        session, other = store.session(), store.session()
+        seen: list[str] = []
+        await other.create("/a")
+        await session.sync()
+        await session.get("/a", lambda: seen.append("changed"))
+        await other.set("/a", b"1", 0)
+        await asyncio.sleep(10)
+        assert (await session.get("/a")).value == b"1"
+        store.calm()
+        await other.set("/a", b"2", 1)
+        await asyncio.sleep(10)
+        assert seen == []
+
+    run(main())
+
+
 def test_an_expired_session_loses_its_ephemerals_before_its_client_knows():
     async def main() -> None:
         store = SimStore()

@@ -60,6 +60,7 @@ CLIENT = ClientConfig(
     read_request_bytes=4 * KIB,
     frame_bytes_max=8 * KIB,
     entry_bytes_max=8 * KIB,
+    directory_refresh_s=15.0,
 )
 REGISTER_RETRY_S = 1.0
 PASSWORD = b"of every ledger that has one"
@@ -398,7 +399,7 @@ class Client:
 
     async def _start(self) -> None:
         world = self.world
-        self.directory = BookieDirectory(self.session)
+        self.directory = BookieDirectory(self.session, world.config.directory_refresh_s)
         await self.directory.start()
         network = world.network.client(self.name)
         self.bookies = BookieClient(network, self.directory, world.config)
