@@ -11,7 +11,7 @@ import sys
 import time
 
 from tests.simulation import parallel
-from tests.simulation.parallel import Failure, Tally, WorkerDied
+from tests.simulation.parallel import Chunk, Failure, Tally, WorkerDied
 
 TAME = 10_000
 """So many seeds must meet every situation of sometimes.py."""
@@ -24,6 +24,10 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.simulation.mutants.command import main as mutants
 
         return mutants(arguments[1:])
+    if arguments[:1] == ["shrink"]:
+        from tests.simulation.shrink import main as shrink
+
+        return shrink(arguments[1:])
     return _run(_parser().parse_args(arguments))
 
 
@@ -37,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes; 0 is one for each core")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
-    parser.add_argument("--lines", type=int, default=400, help="lines of a failing seed's trace")
+    parser.add_argument("--plan", default="{}", help="JSON: what the seeds' plans have instead")
+    parser.add_argument("--mutant", default="", help="a known bug to put in")
     parser.add_argument("--digests", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--met", action="store_true", help="print the situations met, and checks")
     return parser
@@ -45,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     jobs = min(options.jobs or os.cpu_count() or 1, max(1, options.seeds))
-    work = parallel.chunks(options.start, options.seeds, jobs, options.keep_going)
+    asked = (options.start, options.seeds, options.keep_going, options.plan, options.mutant)
+    work = parallel.chunks(Chunk(*asked), jobs)
     begun, total = time.perf_counter(), Tally()
     told_at = begun
     try:
@@ -53,13 +59,13 @@ def _run(options: argparse.Namespace) -> int:
             for seed, digest in tally.digests if options.digests else ():
                 print(f"{seed} {digest}", flush=True)
             for failure in tally.failures:
-                _show(failure, options.lines)
+                _show(failure)
             total.add(tally)
             if time.perf_counter() > told_at + PROGRESS_S:
                 told_at = time.perf_counter()
                 rate = total.seeds / (told_at - begun)
                 print(f"{total.seeds} of {options.seeds}, {rate:.1f}/s", file=sys.stderr)
-    except WorkerDied as error:
+    except (WorkerDied, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     took_s = time.perf_counter() - begun
@@ -81,10 +87,12 @@ def _too_tame(total: Tally) -> list[str]:
     return list(missed(total.met))
 
 
-def _show(failure: Failure, lines: int) -> None:
-    print("\n".join(failure.story.split("\n")[-lines:]))
-    print(failure.told)
-    print(f"again: python -m tests.simulation --seeds 1 --start {failure.seed}", flush=True)
+def _show(failure: Failure) -> None:
+    print(failure.story)
+    print(f"\n{failure.told}")
+    print(f"again: {failure.again}")
+    small = failure.again.replace(" --seeds 1 --start ", " shrink --seed ", 1)
+    print(f"made small: {small}", flush=True)
 
 
 def _show_met(total: Tally) -> None:

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
+from tests.simulation import replay
 from tests.simulation.scenario import Outcome, SeedFailed, run_seed
+from tests.simulation.story import tell
 from tests.simulation.warm import collect, freeze, quiet
 
 CHUNK = 25
@@ -30,6 +32,8 @@ class Failure:
     seed: int
     told: str
     story: str
+    again: str
+    """The command line that runs it again."""
 
 
 @dataclass
@@ -114,18 +118,25 @@ class Chunk:
     seeds: int
     keep_going: bool = False
     """Go on after a failure."""
+    plan: str = "{}"
+    """JSON: what the seeds' plans have instead of what they draw."""
+    mutant: str = ""
+    """A known bug to put in."""
 
 
 def run_chunk(chunk: Chunk) -> Tally:
     """Run the chunk here; it ends at its first failure unless it is to go on."""
     tally, begun = Tally(), time.process_time()
-    with quiet():
+    with quiet(), replay.mutated(chunk.mutant) as changes:
+        changes = {**changes, **replay.parsed(chunk.plan)}
         for done, seed in enumerate(range(chunk.first, chunk.first + chunk.seeds), 1):
             tally.seeds += 1
+            plan = replay.changed_plan(seed, changes)
             try:
-                tally.take(run_seed(seed))
+                tally.take(run_seed(seed, plan))
             except SeedFailed as failure:
-                tally.failures.append(Failure(seed, str(failure), failure.trace))
+                again = replay.command(seed, plan, chunk.mutant)
+                tally.failures.append(Failure(seed, str(failure), tell(seed, plan), again))
                 if not chunk.keep_going:
                     break
             collect(done)
@@ -133,11 +144,14 @@ def run_chunk(chunk: Chunk) -> Tally:
     return tally
 
 
-def chunks(first: int, seeds: int, jobs: int, keep_going: bool = False) -> list[Chunk]:
+def chunks(whole: Chunk, jobs: int) -> list[Chunk]:
     """Every seed once, in order; no more than CHUNK at a time, and a share for every process."""
-    size = max(1, min(CHUNK, -(-seeds // jobs)))
-    last = first + seeds
-    return [Chunk(start, min(size, last - start), keep_going) for start in range(first, last, size)]
+    size = max(1, min(CHUNK, -(-whole.seeds // jobs)))
+    last = whole.first + whole.seeds
+    return [
+        replace(whole, first=first, seeds=min(size, last - first))
+        for first in range(whole.first, last, size)
+    ]
 
 
 def run_all(

@@ -13,7 +13,7 @@ def counted(chunk: Chunk) -> Tally:
     """A worker that runs nothing; seeds that end in 7 fail."""
     seeds = range(chunk.first, chunk.first + chunk.seeds)
     tally = Tally(seeds=chunk.seeds, met={"met": chunk.seeds}, checks={"1": 2 * chunk.seeds})
-    tally.failures = [Failure(seed, "told", "story") for seed in seeds if seed % 10 == 7]
+    tally.failures = [Failure(seed, "told", "story", "again") for seed in seeds if seed % 10 == 7]
     return tally
 
 
@@ -25,7 +25,7 @@ def dying(chunk: Chunk) -> Tally:
 
 def test_every_seed_is_in_one_chunk_and_every_process_has_a_share():
     for seeds, jobs in ((1, 1), (7, 2), (60, 2), (1000, 3)):
-        work = parallel.chunks(100, seeds, jobs)
+        work = parallel.chunks(Chunk(100, seeds), jobs)
         numbers = [n for c in work for n in range(c.first, c.first + c.seeds)]
         assert numbers == list(range(100, 100 + seeds))
         assert len(work) >= min(seeds, jobs)
