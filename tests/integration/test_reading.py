@@ -1,0 +1,210 @@
+"""Reading with real processes: a bookie that hangs, a ledger that is being written, polls given
+up."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.service import BookieService
+from spark_ledger import LedgerClient, errors
+from spark_ledger.bookies.grpc_network import GrpcNetwork
+from spark_ledger.bookies.network import CallFailed
+from spark_ledger.config import ClientConfig
+from tests.unit.bookie_server.node import ID, Node, entry
+
+WRITER = """
+import sys, time
+from spark_ledger import LedgerClient
+with LedgerClient(sys.argv[1]) as client:
+    with client.create_ledger(3, 3, 2) as writer:
+        print(writer.ledger_id, flush=True)
+        for burst in range(30):
+            futures = [writer.append_async(b"%d" % (burst * 20 + n)) for n in range(20)]
+            [future.result() for future in futures]
+            time.sleep(0.05 if burst % 3 else 0.0)
+        print("closing", flush=True)
+"""
+
+
+@pytest.fixture
+def client(cluster):
+    with LedgerClient(cluster.service_url) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def hung(bookie):
+    """The bookie does not run, as under SIGSTOP; its connections stay open."""
+    bookie.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        bookie.signal(signal.SIGCONT)
+
+
+def written(client, count, size):
+    with client.create_ledger(3, 3, 2) as writer:
+        for future in [writer.append_async(b"%d" % n * size) for n in range(count)]:
+            future.result()
+    return writer.ledger_id
+
+
+def test_a_bookie_that_hangs_does_not_cost_a_read_its_time_out(cluster):
+    config = ClientConfig(read_timeout_s=20.0, read_request_bytes=40_000, read_ahead_bytes=200_000)
+    with LedgerClient(cluster.service_url, config) as client:
+        ledger_id = written(client, 200, 1000)
+        reader = client.open_ledger(ledger_id)
+        whole = [(n, b"%d" % n * 1000) for n in range(200)]
+        assert [(e, bytes(p)) for e, p in reader.read(0, 199)] == whole  # connected to all
+        for bookie in cluster.bookies:
+            with hung(bookie):
+                began = time.monotonic()
+                assert [(e, bytes(p)) for e, p in reader.read(0, 199)] == whole
+                assert time.monotonic() - began < config.read_timeout_s / 2
+
+
+def test_a_ledger_is_followed_while_another_process_writes_it_to_its_close(cluster, client):
+    command = [sys.executable, "-c", WRITER, cluster.service_url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        ledger_id = int(process.stdout.readline())
+        reader = client.open_ledger(ledger_id, recover=False)
+        found, open_at_first = [], not reader.is_closed
+        for entry_id, payload in reader.tail():
+            found.append((entry_id, bytes(payload)))
+        assert process.wait(20) == 0
+    assert open_at_first
+    assert found == [(n, b"%d" % n) for n in range(600)]
+    assert reader.is_closed
+    assert reader.read_when_confirmed(599, 60.0) == []
+
+
+def test_a_tail_goes_on_while_a_bookie_hangs_and_gets_what_recovery_found(cluster, client):
+    with LedgerClient(cluster.service_url) as other:
+        writer = other.create_ledger(3, 3, 2)
+        reader = client.open_ledger(writer.ledger_id, recover=False)
+        found = []
+        following = threading.Thread(target=lambda: found.extend(e for e, _ in reader.tail()))
+        following.start()
+        for n in range(20):
+            writer.append(b"%d" % n)
+        with hung(cluster.bookies[1]):
+            for n in range(20, 40):
+                writer.append(b"%d" % n)
+            deadline = time.monotonic() + 30
+            while len(found) < 40 and time.monotonic() < deadline:
+                time.sleep(0.02)  # the explicit LAC brings the last
+            assert found == list(range(40))
+        assert other.open_ledger(writer.ledger_id).last_add_confirmed == 39  # recovered
+        following.join(30)
+        assert not following.is_alive()
+    assert found == list(range(40))
+
+
+def test_entries_are_handed_over_as_soon_as_they_are_confirmed_and_not_before(client):
+    writer = client.create_ledger(3, 3, 2)
+    reader = client.open_ledger(writer.ledger_id, recover=False)
+    assert reader.read_when_confirmed(-1, 0.2) == []
+    writer.append(b"first")
+    assert [(e, bytes(p)) for e, p in reader.read_when_confirmed(-1, 20.0)] == [(0, b"first")]
+    appending = threading.Timer(0.3, lambda: writer.append(b"second"))
+    appending.start()
+    assert [(e, bytes(p)) for e, p in reader.read_when_confirmed(0, 20.0)] == [(1, b"second")]
+    appending.join()
+    writer.close()
+    assert reader.read_when_confirmed(1, 20.0) == []
+    assert reader.is_closed
+
+
+def test_a_wrong_password_follows_nothing(client):
+    writer = client.create_ledger(3, 3, 2, password=b"secret")
+    writer.append(b"hidden")
+    assert len(reader_of(client, writer, b"secret").read_when_confirmed(-1, 20.0)) == 1
+    with pytest.raises(errors.Unauthorized):
+        reader_of(client, writer, b"wrong").read_when_confirmed(-1, 20.0)
+    writer.close()
+
+
+def reader_of(client, writer, password):
+    return client.open_ledger(writer.ledger_id, recover=False, password=password)
+
+
+# -- nobody is kept waiting for who went away ---------------------------------------------------
+
+
+async def until_waiting(node, count):
+    """Return once so many polls wait at the bookie."""
+    for _ in range(1000):
+        if node.bookie._ledgers.get(1).waiter_count == count:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{node.bookie._ledgers.get(1).waiter_count} waiters, not {count}")
+
+
+def poll(wait_ms):
+    return codec.encode(m.ReadLacRequest(ID, 1, previous_lac=5, wait_ms=wait_ms))
+
+
+async def served(test):
+    """One bookie behind the real gRPC service."""
+    node = await Node().start()
+    await node.create_ledger(1)
+    await node.add(entry(1, 0))
+    service = BookieService(node.bookie, 1 << 22)
+    port = await service.start("127.0.0.1:0")
+    network = GrpcNetwork()
+    try:
+        await test(node, network, f"127.0.0.1:{port}")
+    finally:
+        await network.close()
+        await service.stop(0.1)
+        node.bookie.abandon()
+
+
+def test_a_thousand_polls_cancelled_or_timed_out_leave_no_waiter_at_the_bookie():
+    async def test(node, network, address):
+        async def ask(wait_ms, timeout_s):
+            with contextlib.suppress(CallFailed):
+                await network.call(address, "ReadLac", poll(wait_ms), timeout_s)
+
+        cancelled = [asyncio.ensure_future(ask(50_000, 50)) for _ in range(400)]
+        timed_out = [asyncio.ensure_future(ask(50_000, 1.5)) for _ in range(300)]
+        answered = [asyncio.ensure_future(ask(1_500, 50)) for _ in range(300)]
+        await until_waiting(node, 1000)
+        for call in cancelled:
+            call.cancel()
+        await asyncio.gather(*cancelled, *timed_out, *answered, return_exceptions=True)
+        await until_waiting(node, 0)
+
+    asyncio.run(served(test))
+
+
+def test_polls_of_a_process_that_was_killed_leave_no_waiter_at_the_bookie():
+    async def test(node, network, address):
+        asker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ASKER, address, poll(50_000).hex())
+        )
+        await until_waiting(node, 50)
+        os.kill(asker.pid, signal.SIGKILL)
+        await asker.wait()
+        await until_waiting(node, 0)
+
+    asyncio.run(served(test))
+
+
+ASKER = """
+import sys, time
+import grpc
+channel = grpc.insecure_channel(sys.argv[1])
+ask = channel.unary_unary("/spark_ledger.bookie.v1.Bookie/ReadLac")
+calls = [ask.future(bytes.fromhex(sys.argv[2])) for _ in range(50)]
+time.sleep(100)
+"""
