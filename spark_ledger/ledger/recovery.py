@@ -287,10 +287,11 @@ class Recovery:
         raise self._undecidable(f"its last entry {last} cannot be read", reasons, ensemble)
 
     async def _close(self, pipeline: AddPipeline, end: End) -> VersionedRecord:
+        began = self._record.last_fragment
         tail = pipeline.record.fragments[len(self._record.fragments) - 1 :]
         try:
             return await self._cluster.records.move(
-                self._known, lambda record: transitions.close_recovered(record, tail, end)
+                self._known, lambda record: transitions.close_recovered(record, began, tail, end)
             )
         except MoveRefused as refused:
             raise LedgerError(

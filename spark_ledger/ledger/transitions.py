@@ -104,18 +104,22 @@ def mark_in_recovery(record: LedgerRecord) -> Move:
     return Write(replace(record, state=LedgerState.IN_RECOVERY))
 
 
-def close_recovered(record: LedgerRecord, tail: tuple[Fragment, ...], end: End) -> Move:
+def close_recovered(
+    record: LedgerRecord, began: Fragment, tail: tuple[Fragment, ...], end: End
+) -> Move:
     """IN_RECOVERY -> CLOSED, with the ensemble changes made during recovery, in this one write.
 
-    `tail` are the fragments that take the place of the last one, which recovery began from.
-    A record that is CLOSED by now is somebody's result: adopt it.
+    `tail` are the fragments that take the place of the last one, which was `began` when recovery
+    began and must be still: from its members the tail was read. A record that is CLOSED by now is
+    somebody's result: adopt it.
     """
     if record.state is LedgerState.CLOSED:
         return Done()
     if record.state is LedgerState.OPEN:
         return Refused("the ledger is OPEN again")
-    if tail[0].first_entry != record.last_fragment.first_entry:
+    if record.last_fragment != began:
         return Refused("the last fragment is another than recovery began from")
+    assert tail[0].first_entry == began.first_entry, "recovery writes nothing below"
     return Write(_closed(record, (*record.fragments[:-1], *tail), end))
 
 

@@ -112,7 +112,7 @@ MARK = (
 )
 RECOVERED = (
     record_of(state=LedgerState.IN_RECOVERY),
-    lambda record: t.close_recovered(record, (Fragment(0, ABC),), END),
+    lambda record: t.close_recovered(record, Fragment(0, ABC), (Fragment(0, ABC),), END),
     lambda record: t.end_of(record) == END,
 )
 MOVES = [CHANGE, CLOSE, MARK, RECOVERED]
@@ -227,7 +227,7 @@ async def test_a_recovery_that_loses_the_race_adopts_what_the_winner_closed():
     won = await records.move(known, RECOVERED[1])
     tail = (Fragment(0, ABC),)
     late = await flaky(store).move(
-        known, lambda record: t.close_recovered(record, tail, t.End(2, 30, 3))
+        known, lambda record: t.close_recovered(record, tail[0], tail, t.End(2, 30, 3))
     )
     assert late == won
 

@@ -79,7 +79,7 @@ def test_recovery_marks_joins_and_leaves_closed_ledgers_alone():
 
 def test_recovery_closes_with_its_ensemble_changes_in_one_write():
     tail = (Fragment(0, ABC), Fragment(3, ("a", "d", "c")))
-    closed = written(t.close_recovered(IN_RECOVERY, tail, t.End(4, 50, 5)))
+    closed = written(t.close_recovered(IN_RECOVERY, tail[0], tail, t.End(4, 50, 5)))
     assert closed.fragments == tail
     assert t.end_of(closed) == t.End(4, 50, 5)
 
@@ -87,19 +87,24 @@ def test_recovery_closes_with_its_ensemble_changes_in_one_write():
 def test_recovery_keeps_swaps_that_repair_made_in_older_fragments_meanwhile():
     began = record(LedgerState.IN_RECOVERY, (Fragment(0, ABC), Fragment(5, ("a", "d", "c"))))
     swapped = record(LedgerState.IN_RECOVERY, (Fragment(0, ("x", "b", "c")), began.fragments[1]))
-    closed = written(t.close_recovered(swapped, began.fragments[1:], t.End(4, 50, 5)))
+    closed = written(
+        t.close_recovered(swapped, began.fragments[1], began.fragments[1:], t.End(4, 50, 5))
+    )
     assert closed.fragments == swapped.fragments
 
 
 def test_recovery_adopts_what_another_recovery_closed():
-    assert isinstance(t.close_recovered(CLOSED, (Fragment(0, ABC),), t.End(2, 1, 1)), t.Done)
+    tail = (Fragment(0, ABC),)
+    assert isinstance(t.close_recovered(CLOSED, tail[0], tail, t.End(2, 1, 1)), t.Done)
 
 
 def test_recovery_does_not_close_a_ledger_that_is_open_or_has_another_last_fragment():
     tail = (Fragment(0, ABC),)
-    assert isinstance(t.close_recovered(record(), tail, t.End(4, 50, 5)), t.Refused)
-    moved = record(LedgerState.IN_RECOVERY, (Fragment(0, ABC), Fragment(5, ABC)))
-    assert isinstance(t.close_recovered(moved, tail, t.End(4, 50, 5)), t.Refused)
+    began = Fragment(0, ABC)
+    assert isinstance(t.close_recovered(record(), began, tail, t.End(4, 50, 5)), t.Refused)
+    for fragments in ((began, Fragment(5, ABC)), (Fragment(0, ("a", "x", "c")),)):
+        moved = record(LedgerState.IN_RECOVERY, fragments)
+        assert isinstance(t.close_recovered(moved, began, tail, t.End(4, 50, 5)), t.Refused)
 
 
 def test_an_empty_ledger_closes_at_minus_one_with_no_bytes_and_no_rows():
@@ -124,7 +129,9 @@ ROWS = {
     ),
     "mark": (t.mark_in_recovery, (t.Write, t.Done, t.Done), {"state"}),
     "close recovered": (
-        lambda found: t.close_recovered(found, (Fragment(0, ("x", "b", "c")),), END),
+        lambda found: t.close_recovered(
+            found, Fragment(0, ABC), (Fragment(0, ("x", "b", "c")),), END
+        ),
         (t.Refused, t.Write, t.Done),
         {"state", "fragments", "last_entry", "length_bytes", "rows"},
     ),
