@@ -2,9 +2,10 @@
 
 Always true: adds leave in the order they came; no timer delays one. When the wire to the bookie
 is free, all that waits leaves as one frame (up to `frame_bytes_max`); while frames are under way
-another leaves only if it is worth one of its own (FRAME_BYTES_WORTH), since a message costs the
-same whatever its size. When a frame gets no answer, what waits behind it is answered the same: the
-bookie does not answer. What waits is bounded by the in-flight bytes of the writers.
+another leaves only if it is worth one of its own (a sixteenth of `frame_bytes_max`), since a
+message costs the same whatever its size. When a frame gets no answer, what waits behind it is
+answered the same: the bookie does not answer. What waits is bounded by the in-flight bytes of the
+writers.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from itertools import islice
 from bookie_server.api.messages import Add, AddResult
 from bookie_server.api.status import Status
 
-FRAME_BYTES_WORTH = 256 * 1024
+WORTH_A_FRAME = 16  # the part of `frame_bytes_max` that is worth a frame of its own
 
 Done = Callable[[AddResult], object]
 SendFrame = Callable[[list[Add]], Awaitable[list[AddResult]]]
@@ -60,7 +61,7 @@ class AddLane:
     def _pump(self) -> None:
         self._pump_scheduled = False
         while self._waiting and len(self._frames) < self._frames_max:
-            if self._frames and self._waiting_bytes < FRAME_BYTES_WORTH:
+            if self._frames and self._waiting_bytes * WORTH_A_FRAME < self._frame_bytes_max:
                 return
             task = asyncio.get_running_loop().create_task(self._carry(self._take_frame()))
             self._frames[task] = None

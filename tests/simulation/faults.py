@@ -64,6 +64,13 @@ def astray(chaos: "Chaos", rng: random.Random) -> str:
     return f"{chaos.world.network.faults.astray:.1%} of the requests"
 
 
+@steady("garbled copies")
+def garbled_copies(chaos: "Chaos", rng: random.Random) -> str:
+    """Entries arrive damaged at whoever reads them."""
+    chaos.world.network.faults.garbled = rng.choice((0.01, 0.1, 0.3))
+    return f"{chaos.world.network.faults.garbled:.0%} of the answers to reads"
+
+
 @event("partition")
 def partition(chaos: "Chaos", rng: random.Random) -> str:
     """One way between a client, or everybody, and a bookie is cut for a while."""
@@ -327,6 +334,17 @@ def wrong_token(chaos: "Chaos", rng: random.Random) -> str:
         return ""
     chaos.spawn(chaos.work.intrude(ledger_id, random.Random(seed)), f"intrudes into {ledger_id}")
     return f"ledger {ledger_id}"
+
+
+@event("forgery")
+def forgery(chaos: "Chaos", rng: random.Random) -> str:
+    """Somebody who has the password sends a bookie another entry under an id that it holds."""
+    held = _choice(rng, chaos.work.held_entries())
+    if held is None:
+        return ""
+    bookie_id, (ledger_id, entry_id) = held
+    chaos.spawn(chaos.work.forge(bookie_id, ledger_id, entry_id), f"forges {ledger_id}:{entry_id}")
+    return f"entry {ledger_id}:{entry_id} to {bookie_id}"
 
 
 @event("clock jump")

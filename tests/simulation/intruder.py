@@ -45,10 +45,9 @@ async def _add(client: Client, record: LedgerRecord, rng: random.Random) -> None
     token = _wrong_token(rng, derive(PASSWORD).add if recovery else derive(PASSWORD).read)
     entry_id = rng.choice((record.last_fragment.first_entry, BEYOND))
     bookie = _member(record, entry_id, rng)
-    header = EntryHeader(
-        *(record.ledger_id, entry_id, NO_ENTRY, len(FAKE), 1, len(FAKE)), payload_crc([FAKE])
+    result = await client.bookies.add(
+        bookie, Add(_fake(record.ledger_id, entry_id), recovery, token)
     )
-    result = await client.bookies.add(bookie, Add([pack_header(header), FAKE], recovery, token))
     _require_refused(result.status, f"an add of {record.ledger_id}:{entry_id}")
 
 
@@ -64,6 +63,21 @@ async def _announce(client: Client, record: LedgerRecord, rng: random.Random) ->
     token = _wrong_token(rng, derive(PASSWORD).read)
     answer = await client.bookies.write_lac(bookie, record.ledger_id, BEYOND, token=token)
     _require_refused(answer.status, f"a last add confirmed of ledger {record.ledger_id}")
+
+
+async def forge(
+    client: Client, bookie_id: str, ledger_id: int, entry_id: int, password: bytes
+) -> None:
+    """Somebody who has the password: another entry under an id that the bookie has."""
+    fake = _fake(ledger_id, entry_id)
+    await client.bookies.add(bookie_id, Add(fake, False, derive(password).add))
+
+
+def _fake(ledger_id: int, entry_id: int) -> list[bytes]:
+    header = EntryHeader(
+        *(ledger_id, entry_id, NO_ENTRY, len(FAKE), 1, len(FAKE)), payload_crc([FAKE])
+    )
+    return [pack_header(header), FAKE]
 
 
 def _wrong_token(rng: random.Random, too_weak: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.errors import LedgerError, NoSuchEntry, NoSuchLedger
 from tests.simulation import invariants
-from tests.simulation.intruder import intrude
+from tests.simulation.intruder import forge, intrude
 from tests.simulation.invariants import Violation
 from tests.simulation.plan import Plan
 from tests.simulation.world import PASSWORD, Client, World
@@ -70,6 +70,7 @@ class LedgerWork:
                 )
             except LedgerError as error:
                 self.met(client, "create", error)
+                invariants.an_id_of_its_own_is_never_taken(self.world.ghost, error)
                 await asyncio.sleep(client.rng.uniform(0.1, 2))
                 continue
             self.made.append(writer.ledger_id)
@@ -177,6 +178,24 @@ class LedgerWork:
         intruder = await self.world.client("intruder")
         record = self.world.ghost.ledgers[ledger_id].record
         await intruder.run(intrude(intruder, record, rng), f"intrudes into {ledger_id}")
+
+    def held_entries(self) -> list[tuple[str, tuple[int, int]]]:
+        """(bookie, (ledger, entry)) of what bookies acknowledged and must still have."""
+        ghost = self.world.ghost
+        bookies = [
+            ghost.bookie(node.bookie_id)
+            for node in self.world.nodes
+            if node.running and not ghost.bookie(node.bookie_id).rotten
+        ]
+        return [(b.bookie_id, key) for b in bookies for key in b.stored if self.exists(key[0])]
+
+    async def forge(self, bookie_id: str, ledger_id: int, entry_id: int) -> None:
+        """Send a bookie another entry in the place of one it has; observers judge its answer."""
+        forger = await self.world.client("forger")
+        password = self.password_of(ledger_id)
+        await forger.run(
+            forge(forger, bookie_id, ledger_id, entry_id, password), f"forges {ledger_id}"
+        )
 
     # -- reading ---------------------------------------------------------------------------------
 

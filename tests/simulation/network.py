@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger.bookies.network import CallFailed
+from tests.simulation.garble import garble
 from tests.simulation.loop import Process, SimLoop, current_process
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
@@ -43,6 +44,8 @@ class NetworkFaults:
     late_s: tuple[float, float] = (0.5, 30.0)
     astray: float = 0.0
     """How many requests go to another address than theirs."""
+    garbled: float = 0.0
+    """How many answers to reads bring a damaged entry."""
     reset: float = 0.8
     """How often a caller is told at once that the server died under its call."""
 
@@ -252,7 +255,10 @@ class SimNetwork:
 
     def _answer(self, call: _Call, exchange: Exchange) -> None:
         if not call.answer.done():
-            call.answer.set_result(exchange.answer)
+            answer = exchange.answer
+            if self.faults.garbled and self._rng.random() < self.faults.garbled:
+                answer = garble(call.method, answer, self._rng)
+            call.answer.set_result(answer)
             for tap in self.deliveries:
                 tap(exchange)
 

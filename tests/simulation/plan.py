@@ -47,6 +47,8 @@ class Plan:
     """Ensembles change only when they must (config.ensemble_change)."""
     old_readers: bool = False
     """Some readers are opened before the ledger's ensembles change, and used until the end."""
+    add_timeout_s: float = 30.0
+    """After which an append fails as a whole (config.add_timeout_s)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()

@@ -71,7 +71,8 @@ class Scenario:
 
     async def main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
-        world = self.world = World(config=CLIENT.model_copy(update={"ensemble_change": change}))
+        choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
+        world = self.world = World(config=CLIENT.model_copy(update=choices))
         world.trace.note("seed", f"{self.seed}: {self.plan}")
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)

@@ -49,6 +49,7 @@ from tests.simulation.invariants.reads import (
     nothing_returned_lies_beyond_the_end,
 )
 from tests.simulation.invariants.records import (
+    an_id_of_its_own_is_never_taken,
     closed_never_changes,
     every_move_is_a_row_of_the_table,
     fragments_rise_within_what_is_confirmed,
@@ -88,6 +89,7 @@ __all__ = [
     "an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble",
     "an_acked_entry_is_readable_byte_for_byte",
     "an_acknowledged_add_survives_a_crash",
+    "an_id_of_its_own_is_never_taken",
     "an_identity_is_answered_for_by_its_own_disk_only",
     "an_offset_is_one_row_for_ever",
     "closed_last_entry_covers_every_ack",

@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
+from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
@@ -71,6 +72,13 @@ def _judge_change(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
     came = [bookie for was, bookie in zip(old, new, strict=True) if was != bookie]
     require(bool(came), "18", f"{what}, replacing nobody")
     require(not set(came) & set(old), "18", f"{what}, giving {came} a second slot or another's")
+
+
+@invariant("18")
+def an_id_of_its_own_is_never_taken(ghost: Ghost, error: LedgerError) -> None:
+    """absent -> OPEN: a creator that finds its id in use looks whose record it is. Ids come from
+    blocks that nobody else has, so it is its own, made by a write whose answer was lost."""
+    require(type(error) is not LedgerError, "18", f"a creator was told: {error}")
 
 
 _MOVES: dict[tuple[str, str], tuple[str, ...]] = {

@@ -4,7 +4,7 @@ import asyncio
 
 from bookie_server.api.messages import Add, AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import FRAME_BYTES_WORTH, AddLane, NoAnswer
+from spark_ledger.bookies.add_lane import WORTH_A_FRAME, AddLane, NoAnswer
 from tests.simulation.loop import run
 
 
@@ -68,13 +68,28 @@ def test_small_adds_gather_while_a_frame_is_under_way():
 
 def test_large_adds_do_not_wait_for_each_other_up_to_the_frames_in_flight():
     async def main():
-        wire = Wire(frame_bytes_max=FRAME_BYTES_WORTH, frames_in_flight=2)
+        wire = Wire(frame_bytes_max=1600, frames_in_flight=2)
         for name in "abc":
-            wire.submit(name, FRAME_BYTES_WORTH)
+            wire.submit(name, 1600)
         await asyncio.sleep(0.001)
         assert wire.frames == [["a"], ["b"]]
         await wire.arrive()
         assert wire.frames == [["a"], ["b"], ["c"]]
+
+    run(main())
+
+
+def test_what_waits_behind_a_frame_leaves_once_it_is_worth_a_frame():
+    async def main():
+        wire = Wire(frame_bytes_max=1600, frames_in_flight=2)
+        wire.submit("a", 10)
+        await asyncio.sleep(0.001)
+        wire.submit("b", 1600 // WORTH_A_FRAME - 1)
+        await asyncio.sleep(0.001)
+        assert wire.frames == [["a"]]
+        wire.submit("c", 1)
+        await asyncio.sleep(0.001)
+        assert wire.frames == [["a"], ["b", "c"]]
 
     run(main())
 
