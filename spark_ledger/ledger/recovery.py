@@ -61,14 +61,6 @@ _LASTING = (
 )
 
 
-class _Hopeless(Exception):
-    """The ledger cannot be recovered as things are, and waiting changes nothing."""
-
-    def __init__(self, failure: LedgerError) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
 async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
@@ -90,11 +82,11 @@ async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> Versioned
                 try:
                     return await _attempt(cluster, ledger_id, tokens)
                 except (DataUnavailable, NotEnoughBookies) as failure:
+                    if failure.facts.get("lasting"):
+                        raise
                     met = failure
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
-    except _Hopeless as hopeless:
-        raise hopeless.failure from None
     except TimeoutError:
         raise met from None
 
@@ -300,9 +292,10 @@ class Recovery:
 
     def _undecidable(
         self, what: str, reasons: Mapping[int, str], ensemble: tuple[str, ...] | None = None
-    ) -> Exception:
-        """Why recovery cannot go on. Not worth another attempt if all who are in the way will
-        say the same again; who refuses the password is right, for the record gave it to him."""
+    ) -> LedgerError:
+        """Why recovery cannot go on; `lasting`, not worth another attempt, if all who are in the
+        way will say the same again. Who refuses the password is right: he has it from the record.
+        """
         members = ensemble or self._ensemble
         why = "; ".join(
             f"{self._cluster.directory.describe(members[slot])}: {reason}"
@@ -310,10 +303,9 @@ class Recovery:
         )
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
         if any(_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()):
-            return _Hopeless(Unauthorized(text, ledger_id=self._ledger_id))
-        failure = DataUnavailable(text, ledger_id=self._ledger_id)
-        lasting = reasons and all(_says(reason, *_LASTING) for reason in reasons.values())
-        return _Hopeless(failure) if lasting else failure
+            return Unauthorized(text, ledger_id=self._ledger_id)
+        lasting = bool(reasons) and all(_says(reason, *_LASTING) for reason in reasons.values())
+        return DataUnavailable(text, ledger_id=self._ledger_id, lasting=lasting)
 
 
 def _says(reason: str, *statuses: Status) -> bool:

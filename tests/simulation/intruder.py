@@ -11,6 +11,8 @@ from bookie_server.api.entry import NO_ENTRY, EntryHeader, pack_header, payload_
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
+from spark_ledger.ledger import transitions
+from spark_ledger.ledger.recovery import Recovery
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.tokens import derive
 from tests.simulation.invariants import Violation
@@ -73,6 +75,25 @@ async def forge(
     await client.bookies.add(bookie_id, Add(fake, False, derive(password).add))
 
 
+async def _take_over(client: Client, record: LedgerRecord, rng: random.Random) -> None:
+    """Recover without asking oneself for the password first, as an honest client does."""
+    cluster, tokens = client.ledgers._cluster, derive(WRONG)
+    try:
+        known = await cluster.records.read(record.ledger_id, fresh=True)
+        known = await cluster.records.move(known, transitions.mark_in_recovery)
+        if known.record.closed:
+            return
+        recovery = Recovery(cluster, known, tokens)
+        try:
+            await recovery.run()
+        finally:
+            await recovery.stop()
+    except LedgerError as error:
+        client.world.trace.note(client.name, f"kept out: {error}")
+    else:
+        raise Violation("tokens", f"ledger {record.ledger_id} was recovered with a wrong token")
+
+
 def _fake(ledger_id: int, entry_id: int) -> list[bytes]:
     header = EntryHeader(
         *(ledger_id, entry_id, NO_ENTRY, len(FAKE), 1, len(FAKE)), payload_crc([FAKE])
@@ -98,6 +119,8 @@ def _require_refused(status: Status, what: str) -> None:
 
 _DOORS: tuple[Callable[[Client, LedgerRecord, random.Random], Awaitable[None]], ...] = (
     _open,
+    _take_over,
     _add,
     _fence,
+    _announce,
 )
