@@ -16,6 +16,8 @@ from tests.simulation.world import Client, World
 SHARE = 0.3
 """Of the runs."""
 ENTRIES = 5
+FORGOTTEN_S = 40
+"""Whole seconds after which a lost disk's registration is gone."""
 SLACK_S = 3.0
 """For metadata writes, bookies that are asked again, and the last copies."""
 
@@ -23,7 +25,7 @@ SLACK_S = 3.0
 async def one_bookie_hangs(world: World, plan: Plan) -> None:
     """Write, close, recover and read while one bookie neither answers nor refuses."""
     rng = world.loop.random_for("hung")
-    if rng.random() >= SHARE or not _well(world):
+    if rng.random() >= SHARE or not await _well(world):
         return
     drill = HungBookie(world, plan)
     before = await drill.writes("all well", await world.client("writer"), 1.0)
@@ -39,12 +41,18 @@ async def one_bookie_hangs(world: World, plan: Plan) -> None:
         node.process.resume()
 
 
-def _well(world: World) -> bool:
-    """Whether every bookie serves and none lost anything that could be missed."""
+async def _well(world: World) -> bool:
+    """Whether every bookie serves, none lost anything that could be missed, and none is chosen
+    that is no more: disks that were lost stay registered until their sessions end."""
     ghost, nodes = world.ghost, world.nodes
-    return not ghost.over_budget and all(
-        node.running and not ghost.bookie(node.bookie_id).rotten for node in nodes
-    )
+    if ghost.over_budget or any(ghost.bookie(node.bookie_id).rotten for node in nodes):
+        return False
+    for _ in range(FORGOTTEN_S):
+        available = world.observers.situations.available
+        if sorted(available) == sorted(node.bookie_id for node in nodes if node.running):
+            return all(node.running for node in nodes)
+        await asyncio.sleep(1)
+    return False
 
 
 def _members(writer: Any) -> tuple[str, ...]:

@@ -7,21 +7,22 @@ the run at the next look.
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning
+from bookie_server.handler import handle_bytes
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation import invariants
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants import Violation
-from tests.simulation.loop import current
+from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
 from tests.simulation.sometimes import Situations
 from tests.simulation.store import Change, Commit
@@ -57,6 +58,8 @@ class Observers:
         self.situations = Situations(ghost)
         self.well_since: float | None = None
         """When every fault had ended; None before."""
+        self.heard: tuple[m.Request, m.Response] | None = None
+        """The messages of the answer that leaves a bookie just now."""
         self._writers: dict[int, Any] = {}
         self._fencing: dict[int, tuple[m.Request, m.Response]] = {}
         """By moment of the answer: fencing exchanges that may still reach their caller."""
@@ -65,13 +68,25 @@ class Observers:
         self.trace.note("VIOLATION", str(violation))
         self.violations.append(violation)
 
+    def listening(self, bookie: Any) -> Callable[[str, bytes], Awaitable[bytes]]:
+        """handle_bytes of the bookie; the tap, which is called before anything else runs, is given
+        the messages and need not decode them once more."""
+
+        async def answer(method: str, request: bytes) -> bytes:
+            listening = _Listening(bookie)
+            told = await handle_bytes(listening, method, request)  # type: ignore[arg-type]
+            self.heard = listening.messages  # None when it was no request at all
+            return told
+
+        return answer
+
     # -- the network: as an answer leaves its bookie -------------------------------------------
 
     @kept
     def exchange(self, exchange: Exchange) -> None:
         """Every answer of a bookie, as it leaves the bookie."""
-        request = codec.decode_request(exchange.method, exchange.request)
-        response = codec.decode_response(exchange.method, exchange.answer)
+        request, response = self.heard or _decoded(exchange)
+        self.heard = None
         headers = _headers(request)
         told = f"{exchange.method} from {exchange.caller}: {_told(request, response, headers)}"
         self.trace.note(exchange.address, f"{told} {zlib.crc32(exchange.answer):08x}")
@@ -121,7 +136,10 @@ class Observers:
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
         else:
             invariants.a_copy_goes_to_its_write_set(ghost, ledger, entry_id, bookie_id)
+        if status is Status.BUSY and not add.recovery:
+            ledger.busy_since.setdefault(bookie_id, current().now)
         if status is Status.OK:
+            ledger.busy_since.pop(bookie_id, None)
             self._added(exchange, ledger, ghost.bookie(bookie_id), add.recovery, header)
         lac = header.last_add_confirmed
         if lac > NO_ENTRY:
@@ -285,6 +303,7 @@ class Observers:
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
+        invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
         self.situations.moved(ledger, before, after, author)
         ledger.adopt(after)
         if after.state is LedgerState.IN_RECOVERY and ledger.recovered_from is None:
@@ -344,7 +363,9 @@ class Observers:
         if ok and done.result() != entry_id:
             raise Violation("7", f"append {entry_id} answered {done.result()}")
         invariants.acks_come_in_order_and_never_after_a_failure(ghost, ledger, entry_id, ok)
-        if isinstance(error, TimedOut) and self.well_since is not None:
+        process = current_process()  # a dead one's timers still fire, and nobody hears of it
+        alive = process is None or process.alive
+        if isinstance(error, TimedOut) and self.well_since is not None and alive:
             well_s = current().now - self.well_since
             invariants.a_healthy_cluster_takes_what_is_pending(
                 ghost, ledger_id, entry_id, well_s, HEALTHY_S
@@ -441,7 +462,31 @@ def _statuses(response: m.Response) -> list[Status]:
 
 
 def _record(node: Any) -> LedgerRecord | None:
-    return ledger_record.decode(node.value) if node is not None and node.value else None
+    return _decoded_record(node.value) if node is not None and node.value else None
+
+
+_decoded_record = lru_cache(maxsize=256)(ledger_record.decode)
+"""The same bytes are seen as what was, what is and what is told, and again as what was."""
+
+
+def _decoded(exchange: Exchange) -> tuple[m.Request, m.Response]:
+    request = codec.decode_request(exchange.method, exchange.request)
+    return request, codec.decode_response(exchange.method, exchange.answer)
+
+
+class _Listening:
+    """A Bookie to handle_bytes; it keeps the messages of the one request it is given."""
+
+    __slots__ = ("_bookie", "messages")
+
+    def __init__(self, bookie: Any) -> None:
+        self._bookie = bookie
+        self.messages: tuple[m.Request, m.Response] | None = None
+
+    async def handle(self, request: m.Request) -> m.Response:
+        response: m.Response = await self._bookie.handle(request)
+        self.messages = (request, response)
+        return response
 
 
 def _changed(change: Change) -> str:

@@ -1,0 +1,402 @@
+"""Each invariant's function fails on the smallest history that breaks it, under its own number,
+and passes on the same history unbroken; those that do not hold over budget are silent there."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bookie_server.api.status import Meaning, Status
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from tests.simulation import invariants
+from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
+from tests.simulation.invariants import ALL, Violation
+
+OPEN = LedgerRecord(1, 3, 3, 2, (Fragment(0, ("a", "b", "c")),))
+IN_RECOVERY = replace(OPEN, state=LedgerState.IN_RECOVERY)
+IDENTITY, OTHER = (1, 0, 1, 1, 1, 7), (1, 0, 1, 1, 1, 8)
+CHANGED = (*OPEN.fragments, Fragment(2, ("a", "b", "d")))
+
+
+def closed(last_entry: int, **fields: object) -> LedgerRecord:
+    end = {"last_entry": last_entry, "length_bytes": last_entry + 1, "rows": last_entry + 1}
+    return replace(OPEN, state=LedgerState.CLOSED, **{**end, **fields})
+
+
+def history() -> tuple[Ghost, LedgerGhost]:
+    """Entries 0..2 of one byte and one row each, acked by a, b and c; a bookie d beside them."""
+    ghost = Ghost()
+    ledger = ghost.ledgers[1] = LedgerGhost(1, 2, 3, OPEN, "writer")
+    ledger.adopt(OPEN)
+    ledger.submitted, ledger.submitted_rows = [b"0", b"1", b"2"], [1, 1, 1]
+    ledger.acked = ledger.confirmed = ledger.durable_prefix = 2
+    ledger.recovered_from = OPEN.last_fragment
+    for entry_id in range(3):
+        ledger.stored[entry_id] = dict.fromkeys("abc")
+        for bookie in "abc":
+            ghost.bookie(bookie).stored[1, entry_id] = 10 + entry_id
+    ghost.serving = {"a:1": "a"}
+    return ghost, ledger
+
+
+def told(*negatives: str, lac: int = 1, given: tuple[int, ...] = (2,)) -> RecoveryGhost:
+    found = RecoveryGhost(fenced=dict.fromkeys("ab", lac))
+    for entry_id in given:
+        found.hear(entry_id, "a", Meaning.POSITIVE)
+    for bookie in negatives:
+        found.hear(3, bookie, Meaning.NEGATIVE)
+    return found
+
+
+def at(ledger: LedgerGhost, record: LedgerRecord) -> LedgerGhost:
+    ledger.record = record
+    return ledger
+
+
+def deleted(ledger: LedgerGhost, acked: int) -> LedgerGhost:
+    ledger.delete_returned()
+    ledger.stored[acked] = dict.fromkeys("abc")
+    return ledger
+
+
+def fenced(ghost: Ghost, moment: int, entry_id: int = 9) -> object:
+    bookie = ghost.bookie("a")
+    bookie.fence_replied[1] = bookie.denied[1] = bookie.fenced_negatives[1, entry_id] = moment
+    return bookie
+
+
+I = invariants  # noqa: E741
+READ = {0: b"0", 1: b"1", 2: b"2"}
+HALF = {0: b"0", 1: b"1"}
+CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
+    # number, function, arguments that hold, arguments that break it
+    (
+        *("1", I.an_acked_entry_is_readable_byte_for_byte),
+        lambda g, x: (x, READ),
+        lambda g, x: (x, HALF),
+    ),
+    (
+        *("2", I.closed_last_entry_covers_every_ack),
+        lambda g, x: (at(x, closed(2)),),
+        lambda g, x: (at(x, closed(1)),),
+    ),
+    (
+        *("3", I.closed_never_changes),
+        lambda g, x: (closed(2), closed(2)),
+        lambda g, x: (closed(2), closed(3)),
+    ),
+    (
+        *("4", I.all_opens_end_at_the_same_entry),
+        lambda g, x: (at(x, closed(2)), 2),
+        lambda g, x: (at(x, closed(2)), 1),
+    ),
+    (
+        *("5", I.one_content_for_one_entry),
+        lambda g, x: (x, 0, IDENTITY, ""),
+        lambda g, x: (x.identities.setdefault(0, OTHER) and x, 0, IDENTITY, ""),
+    ),
+    (
+        *("6", I.entries_come_whole_and_in_the_order_submitted),
+        lambda g, x: (x, 0, READ),
+        lambda g, x: (x, 0, {0: b"1", 1: b"0"}),
+    ),
+    (
+        *("7", I.acks_come_in_order_and_never_after_a_failure),
+        lambda g, x: (x, 3, True),
+        lambda g, x: (x, 4, True),
+    ),
+    (
+        *("8", I.an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble),
+        lambda g, x: (x, 2),
+        lambda g, x: (at(x, replace(OPEN, fragments=(Fragment(0, ("a", "d", "e")),))), 2),
+    ),
+    (
+        *("9", I.a_confirmed_position_was_durable_when_it_was_said),
+        lambda g, x: (x, 2, ""),
+        lambda g, x: (x, 3, ""),
+    ),
+    (
+        *("9", I.a_handle_never_goes_back),
+        lambda g, x: (1, 2, 2, ""),
+        lambda g, x: (1, 2, 1, ""),
+    ),
+    (
+        *("10", I.nothing_returned_lies_beyond_the_end),
+        lambda g, x: (x, 2, 2),
+        lambda g, x: (at(x, closed(1)), 2, 2),
+    ),
+    (
+        *("10", I.nothing_returned_lies_beyond_the_end),
+        lambda g, x: (x, 2, 2),
+        lambda g, x: (x, 2, 1),
+    ),
+    (
+        *("11", I.a_confirmed_read_ends_in_bytes),
+        lambda g, x: (x, range(3), 3),
+        lambda g, x: (x, range(3), 2),
+    ),
+    (
+        *("12", I.a_fenced_negative_is_final),
+        lambda g, x: (fenced(g, 5), 1, 3, 4),
+        lambda g, x: (fenced(g, 5), 1, 3, 6),
+    ),
+    (
+        *("12", I.a_fenced_negative_is_final),
+        lambda g, x: (fenced(g, 5), 1, 3, 4),
+        lambda g, x: (fenced(g, 5, entry_id=3), 1, 3, 4),
+    ),
+    (
+        *("13", I.a_fence_survives_a_crash),
+        lambda g, x: (g.bookie("a"), 1, True),
+        lambda g, x: (g.bookie("a"), 1, False),
+    ),
+    (
+        *("14", I.no_normal_add_begins_after_a_fence_reply),
+        lambda g, x: (fenced(g, 5), 1, 4),
+        lambda g, x: (fenced(g, 5), 1, 6),
+    ),
+    (
+        *("15", I.an_acknowledged_add_survives_a_crash),
+        lambda g, x: (g.bookie("a"), 1, 0, "OK"),
+        lambda g, x: (g.bookie("a"), 1, 0, "LIMBO"),
+    ),
+    (
+        *("16", I.what_was_acknowledged_is_never_denied),
+        lambda g, x: (g.bookie("a"), x, 2, 11),
+        lambda g, x: (g.bookie("a"), x, 2, 13),
+    ),
+    (
+        *("17", I.fragments_rise_within_what_is_confirmed),
+        lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED)),
+        lambda g, x: (
+            setattr(x, "confirmed", 0) or x,
+            OPEN,
+            replace(OPEN, fragments=CHANGED),
+        ),
+    ),
+    (
+        *("18", I.every_move_is_a_row_of_the_table),
+        lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED), "writer"),
+        lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED), "recoverer"),
+    ),
+    (
+        *("18", I.every_move_is_a_row_of_the_table),
+        lambda g, x: (x, OPEN, closed(2), "writer"),
+        lambda g, x: (x, OPEN, closed(1), "writer"),
+    ),
+    (
+        *("18", I.every_move_is_a_row_of_the_table),
+        lambda g, x: (x, OPEN, IN_RECOVERY, "anybody"),
+        lambda g, x: (x, OPEN, replace(IN_RECOVERY, custom={"a": "b"}), "anybody"),
+    ),
+    (
+        *("18", I.every_move_is_a_row_of_the_table),
+        lambda g, x: (x, closed(2), None, "anybody"),
+        lambda g, x: (x, OPEN, None, "anybody"),
+    ),
+    (
+        *("19", I.members_stand_still_in_recovery),
+        lambda g, x: (IN_RECOVERY, IN_RECOVERY),
+        lambda g, x: (IN_RECOVERY, replace(IN_RECOVERY, fragments=CHANGED)),
+    ),
+    (
+        *("20", I.recovery_stays_in_the_last_fragment),
+        lambda g, x: (x, 0, "read"),
+        lambda g, x: (setattr(x, "recovered_from", CHANGED[-1]) or x, 1, "read"),
+    ),
+    (
+        *("20", I.recovery_ends_before_the_first_that_nobody_has),
+        lambda g, x: (x, 2, told("b", "c")),
+        lambda g, x: (x, 2, told("b", "c", given=())),
+    ),
+    (
+        *("20", I.recovery_ends_before_the_first_that_nobody_has),
+        lambda g, x: (x, 2, told("b", "c")),
+        lambda g, x: (x, 0, told("b", "c")),
+    ),
+    (
+        *("21", I.crashed_recoveries_change_nothing),
+        lambda g, x: (at(x, closed(2)), 2, READ),
+        lambda g, x: (at(x, closed(2)), 2, HALF),
+    ),
+    (
+        *("22", I.the_closed_tail_is_on_an_ack_quorum),
+        lambda g, x: (x, IN_RECOVERY, closed(2)),
+        lambda g, x: (x, IN_RECOVERY, closed(2, fragments=(Fragment(0, ("a", "d", "e")),))),
+    ),
+    (
+        *("23", I.the_length_is_the_sum_of_the_payloads),
+        lambda g, x: (x, closed(2)),
+        lambda g, x: (x, closed(2, length_bytes=4)),
+    ),
+    (
+        *("24", I.recovery_decides_by_every_ack_quorum),
+        lambda g, x: (x, 3, {"a", "b"}),
+        lambda g, x: (x, 3, {"a"}),
+    ),
+    (
+        *("24", I.recovery_decides_by_every_ack_quorum),
+        lambda g, x: (x, None, {"a", "b"}),
+        lambda g, x: (x, None, {"d", "a"}),
+    ),
+    (
+        *("25", I.a_copy_goes_to_its_write_set),
+        lambda g, x: (x, 2**53, "a"),
+        lambda g, x: (x, 2**53, "d"),
+    ),
+    (
+        *("25", I.a_copy_goes_to_its_write_set),
+        lambda g, x: (at(x, replace(OPEN, write_quorum=2)), 1, "b"),
+        lambda g, x: (at(x, replace(OPEN, write_quorum=2)), 1, "a"),
+    ),
+    (
+        *("29", I.no_ack_after_delete),
+        lambda g, x: (deleted(x, 3), 2),
+        lambda g, x: (deleted(x, 3), 3),
+    ),
+    (
+        *("30", I.an_identity_is_answered_for_by_its_own_disk_only),
+        lambda g, x: ("a:1", "b", [Status.WRONG_BOOKIE]),
+        lambda g, x: ("a:1", "b", [Status.NO_SUCH_ENTRY]),
+    ),
+    (
+        *("33", I.the_same_seed_gives_the_same_run),
+        lambda g, x: (1, ("f", 2), ("f", 2)),
+        lambda g, x: (1, ("f", 2), ("e", 2)),
+    ),
+    (
+        *("34", I.everything_under_way_ends),
+        lambda g, x: ([], 1.0),
+        lambda g, x: (["an add"], 1.0),
+    ),
+    (
+        *("34", I.a_healthy_cluster_takes_what_is_pending),
+        lambda g, x: (1, 0, 1.0, 2.0),
+        lambda g, x: (1, 0, 3.0, 2.0),
+    ),
+    (
+        *("35", I.every_ledger_can_be_closed),
+        lambda g, x: (x, None, 1.0),
+        lambda g, x: (x, TimeoutError(), 1.0),
+    ),
+    (
+        *("36", I.a_hung_bookie_blocks_nothing),
+        lambda g, x: ("a read", 1.0, 2.0, None),
+        lambda g, x: ("a read", 3.0, 2.0, None),
+    ),
+    (
+        *("36", I.a_hung_bookie_blocks_nothing),
+        lambda g, x: ("a read", 1.0, 2.0, None),
+        lambda g, x: ("a read", 1.0, 2.0, KeyError()),
+    ),
+    (
+        *("T1", I.a_commit_that_returned_is_in_the_log_once),
+        lambda g, x: (("q", 1), 1),
+        lambda g, x: (("q", 1), 0),
+    ),
+    (
+        *("T2", I.a_version_contributes_rows_at_most_once),
+        lambda g, x: (("q", 1), 1),
+        lambda g, x: (("q", 1), 2),
+    ),
+    (
+        *("T3", I.an_offset_is_one_row_for_ever),
+        lambda g, x: ({}, ("t", 0, 0), b"row"),
+        lambda g, x: ({("t", 0, 0): b"other"}, ("t", 0, 0), b"row"),
+    ),
+    (
+        *("T3", I.offsets_are_dense),
+        lambda g, x: (0, [0, 1], 2),
+        lambda g, x: (0, [0, 2], 3),
+    ),
+    (
+        *("T3", I.a_tasks_rows_keep_their_order),
+        lambda g, x: (0, 1, 2),
+        lambda g, x: (0, 2, 1),
+    ),
+    (
+        *("T4", I.what_a_commit_names_is_there),
+        lambda g, x: (1, False),
+        lambda g, x: (1, True),
+    ),
+    (
+        *("T5", I.every_row_read_was_committed),
+        lambda g, x: (True, b"row"),
+        lambda g, x: (False, b"row"),
+    ),
+    (
+        *("T6", I.what_is_committed_was_acked),
+        lambda g, x: (x, 2),
+        lambda g, x: (x, 3),
+    ),
+    (
+        *("T13", I.equal_entries_are_taken_and_others_refused),
+        lambda g, x: (x, 0, IDENTITY, Status.OK, "a"),
+        lambda g, x: (x, 0, IDENTITY, Status.CONFLICTING_ENTRY, "a"),
+    ),
+    (
+        *("T13", I.equal_entries_are_taken_and_others_refused),
+        lambda g, x: (x.identities.setdefault(0, OTHER) and x, 0, OTHER, Status.OK, "a"),
+        lambda g, x: (x.identities.setdefault(0, OTHER) and x, 0, IDENTITY, Status.OK, "a"),
+    ),
+    (
+        *("T13", I.a_refused_token_decides_nothing),
+        lambda g, x: (x, 3, 2, 1, 2),
+        lambda g, x: (x, 3, 1, 1, 2),
+    ),
+    (
+        *("T14", I.every_committer_ends),
+        lambda g, x: ("a batch", True),
+        lambda g, x: ("a batch", False),
+    ),
+]
+
+OVER_BUDGET = ("5", "7", "11", "16", "34")
+"""What holds however many disks are lost: nothing is silently wrong, and everything ends."""
+
+IDS = [f"{number}-{function.__name__}" for number, function, *_ in CASES]
+
+
+@pytest.mark.parametrize(("number", "judge", "holding", "breaking"), CASES, ids=IDS)
+def test_it_passes_on_what_holds_and_fails_under_its_number_on_what_does_not(
+    number, judge, holding, breaking
+):
+    ghost, ledger = history()
+    judge(ghost, *holding(ghost, ledger))
+    assert ghost.checks == {number: 1}
+    ghost, ledger = history()
+    with pytest.raises(Violation) as failed:
+        judge(ghost, *breaking(ghost, ledger))
+    assert failed.value.name == number
+
+
+@pytest.mark.parametrize(("number", "judge", "holding", "breaking"), CASES, ids=IDS)
+def test_over_budget_only_silent_wrongs_count(number, judge, holding, breaking):
+    ghost, ledger = history()
+    ghost.over_budget = True
+    silent = judge is I.a_healthy_cluster_takes_what_is_pending or number not in OVER_BUDGET
+    if silent:
+        judge(ghost, *breaking(ghost, ledger))
+    else:
+        with pytest.raises(Violation):
+            judge(ghost, *breaking(ghost, ledger))
+    assert bool(ghost.checks) is not silent
+
+
+def test_every_function_has_a_history_that_breaks_it():
+    tried = {function.__name__ for _, function, *_ in CASES}
+    assert [name for names in ALL.values() for name in names if name not in tried] == []
+
+
+def test_a_rotten_bookie_may_know_nothing_but_denies_nothing():
+    ghost, _ = history()
+    ghost.bookie("a").rotten = True
+    I.an_acknowledged_add_survives_a_crash(ghost, ghost.bookie("a"), 1, 0, "LIMBO")
+    with pytest.raises(Violation):
+        I.an_acknowledged_add_survives_a_crash(ghost, ghost.bookie("a"), 1, 0, "NO_SUCH_ENTRY")
+
+
+def test_a_deleted_ledgers_entries_may_be_denied():
+    ghost, ledger = history()
+    ledger.deleted = True
+    I.what_was_acknowledged_is_never_denied(ghost, ghost.bookie("a"), ledger, 2, 13)
