@@ -76,6 +76,8 @@ class LedgerGhost:
     """The last fragment as it was when the ledger was marked IN_RECOVERY: reads go there."""
     recoveries: dict[str, RecoveryGhost] = field(default_factory=dict)
     """By client that ever tried to recover it."""
+    busy_since: dict[str, float] = field(default_factory=dict)
+    """By bookie: when it began to answer adds with BUSY, if it does."""
     deleted: bool = False
     """Its record is gone from the store."""
     stored_at_delete: dict[int, int] | None = None
@@ -125,6 +127,8 @@ class BookieGhost:
 class Ghost:
     over_budget: bool = False
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
+    only_overload: bool = False
+    """Nothing is wrong but that bookies are busy now and then."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)
     bookies: dict[str, BookieGhost] = field(default_factory=dict)
     serving: dict[str, str] = field(default_factory=dict)

@@ -77,10 +77,12 @@ class Scenario:
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
+        world.ghost.only_overload = set(self.plan.faults) == {"overload"}
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()
         world.observers.well_since = world.loop.now
+        world.ghost.only_overload = False
         world.check()
         await self._finish(world, actors)
         await one_bookie_hangs(world, self.plan)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie_server.api.status import Meaning, Status
+from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
@@ -16,6 +17,12 @@ OPEN = LedgerRecord(1, 3, 3, 2, (Fragment(0, ("a", "b", "c")),))
 IN_RECOVERY = replace(OPEN, state=LedgerState.IN_RECOVERY)
 IDENTITY, OTHER = (1, 0, 1, 1, 1, 7), (1, 0, 1, 1, 1, 8)
 CHANGED = (*OPEN.fragments, Fragment(2, ("a", "b", "d")))
+
+
+def busy(ghost: Ghost, ledger: LedgerGhost, bookie_id: str) -> LedgerGhost:
+    """Nothing is wrong but that the bookie has been busy since second 1."""
+    ghost.only_overload, ledger.busy_since[bookie_id] = True, 1.0
+    return ledger
 
 
 def closed(last_entry: int, **fields: object) -> LedgerRecord:
@@ -198,6 +205,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("19", I.members_stand_still_in_recovery),
         lambda g, x: (IN_RECOVERY, IN_RECOVERY),
         lambda g, x: (IN_RECOVERY, replace(IN_RECOVERY, fragments=CHANGED)),
+    ),
+    (
+        *("18", I.an_id_of_its_own_is_never_taken),
+        lambda g, x: (Unavailable("the store is away"),),
+        lambda g, x: (LedgerError("ledger id 1 is taken"),),
+    ),
+    (
+        *("T15", I.overload_changes_no_ensemble),
+        lambda g, x: (busy(g, x, "c"), OPEN, replace(OPEN, fragments=CHANGED), 9.0),
+        lambda g, x: (busy(g, x, "c"), OPEN, replace(OPEN, fragments=CHANGED), 2.0),
     ),
     (
         *("20", I.recovery_stays_in_the_last_fragment),

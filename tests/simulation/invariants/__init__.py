@@ -54,6 +54,7 @@ from tests.simulation.invariants.records import (
     every_move_is_a_row_of_the_table,
     fragments_rise_within_what_is_confirmed,
     members_stand_still_in_recovery,
+    overload_changes_no_ensemble,
     the_closed_tail_is_on_an_ack_quorum,
     the_length_is_the_sum_of_the_payloads,
 )
@@ -106,6 +107,7 @@ __all__ = [
     "hits_every_ack_quorum",
     "invariant",
     "members_stand_still_in_recovery",
+    "overload_changes_no_ensemble",
     "no_ack_after_delete",
     "no_normal_add_begins_after_a_fence_reply",
     "nothing_returned_lies_beyond_the_end",

@@ -1,8 +1,9 @@
-"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 22, 23."""
+"""The ledger's record and what recovery does to it: 3, 17, 18, 19, 22, 23, T15."""
 
 from dataclasses import fields
 from typing import Any
 
+from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import Ghost, LedgerGhost
@@ -91,6 +92,7 @@ _MOVES: dict[tuple[str, str], tuple[str, ...]] = {
 }
 """By move: the fields it may change."""
 
+BUSY_S = ClientConfig().replica_timeout_s / 2
 _FIELDS = tuple(field.name for field in fields(LedgerRecord))
 
 
@@ -105,6 +107,24 @@ def members_stand_still_in_recovery(
             before.last_fragment == after.last_fragment,
             "19",
             f"ledger {before.ledger_id}: the last fragment changed in recovery",
+        )
+
+
+@invariant("T15")
+def overload_changes_no_ensemble(
+    ghost: Ghost, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord, now: float
+) -> None:
+    """Ensemble changes per overload = 0: "busy, retry after" is sent to the same bookie again. A
+    slot fails only at the per-replica time-out; half of it is left for what was on its way."""
+    if not ghost.only_overload:
+        return
+    old, new = before.last_fragment.ensemble, after.last_fragment.ensemble
+    for bookie in [was for was, bookie in zip(old, new, strict=True) if was != bookie]:
+        busy_s = now - ledger.busy_since.get(bookie, now)
+        require(
+            busy_s >= BUSY_S,
+            "T15",
+            f"ledger {ledger.ledger_id}: {bookie} was replaced after {busy_s:.1f} s of overload",
         )
 
 
