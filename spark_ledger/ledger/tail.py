@@ -155,7 +155,9 @@ class News:
                 await self._told.wait()
 
     async def _look(self) -> None:
-        fresh, self._doubted = self._doubted, False
+        """Read the record; after a sync where an old one would mislead: it is about to change."""
+        fresh = self._doubted or self._view.record.state is LedgerState.IN_RECOVERY
+        self._doubted = False
         self._told.clear()
         self._looked_at = asyncio.get_running_loop().time()
         with suppress(Unavailable):

@@ -8,6 +8,8 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.metadata.tokens import derive
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
@@ -443,6 +445,37 @@ async def test_an_old_handle_reads_what_recovery_wrote_elsewhere():
         if not cluster.bookies[name].refusing:
             del cluster.bookies[name].entries[writer.ledger_id, 9]
     assert await collect(reader, 0, 9) == list(range(10))
+
+
+@simulated
+async def test_entries_that_moved_are_found_though_the_session_lags():
+    cluster, ledgers = await cluster_of(6)
+    writer = await written(ledgers, 5, close=False)
+    other = await cluster.client("other")
+    reader = await other.open(writer.ledger_id, recover=False)
+    cluster.store.faults.lag_s = 30.0
+    for name in writer.record.last_fragment.ensemble:
+        cluster.bookies[name].refusing = True
+    await asyncio.gather(*(writer.append(bytes([n])) for n in range(5, 10)))
+    for name in reader.record.last_fragment.ensemble:
+        cluster.bookies[name].refusing = False
+    assert await collect(reader, 0, 9, known_confirmed=9) == list(range(10))
+
+
+@simulated
+async def test_a_record_older_than_the_one_known_is_not_taken():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 5, close=False)
+    other = await cluster.client("other")
+    await other.record(writer.ledger_id)
+    cluster.store.faults.lag_s = 30.0
+    await writer.close()
+    newest = await ledgers.record(writer.ledger_id, fresh=True)
+    old = await other.record(writer.ledger_id)
+    assert old.version < newest.version  # what this session would say
+    reader = LedgerReader(other._cluster, newest, derive(b""))
+    await reader._view.reread()
+    assert (reader.version, reader.is_closed) == (newest.version, True)
 
 
 @simulated

@@ -234,6 +234,33 @@ async def test_a_fence_makes_it_look_at_the_record_and_a_stuck_recovery_does_not
 
 
 @simulated
+async def test_a_fence_leads_to_the_end_that_recovery_found_though_the_watch_was_missed():
+    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
+    writer = await written(ledgers, 5)
+    other = await cluster.client("reader")
+    reader = await other.open(writer.ledger_id, recover=False)
+    tail = following(reader)
+    await asyncio.sleep(1)
+    other.metadata._data_watches.clear()
+    cluster.store.faults.lag_s = 20.0
+    await ledgers.recover(writer.ledger_id)
+    assert await ended_within(tail, 2) == list(range(5))
+
+
+@simulated
+async def test_who_begins_to_wait_while_another_reads_the_record_hears_of_it_too():
+    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
+    writer = await written(ledgers, 5)
+    reader = await (await cluster.client("reader")).open(writer.ledger_id, recover=False)
+    await writer.close()
+    cluster.store.faults.delay_s = (0.2, 0.2)
+    first = following(reader, 5)
+    await asyncio.sleep(0.1)
+    second = following(reader, 5)
+    assert await ended_within(first, 1) == await ended_within(second, 1) == []
+
+
+@simulated
 async def test_two_who_wait_on_one_reader_both_hear_of_the_end():
     cluster, ledgers = await cluster_of(3)
     writer = await written(ledgers, 5)
@@ -318,6 +345,27 @@ async def test_a_deleted_ledger_is_told_from_one_that_ended():
 
 
 @simulated
+async def test_bookies_that_call_it_deleted_are_believed_once_the_record_is_gone():
+    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
+    writer = await written(ledgers, 5)
+    other = await cluster.client("reader")
+    reader = await other.open(writer.ledger_id, recover=False)
+    tail = following(reader)
+    await asyncio.sleep(1)
+    other.metadata._data_watches.clear()
+    for bookie in cluster.bookies.values():
+        bookie.override = lambda request: m.ReadLacResponse(Status.LEDGER_DELETED)
+        bookie.fenced[writer.ledger_id] = True  # whoever waits is woken
+        bookie.answer(m.ReadLacRequest(bookie.name, writer.ledger_id))
+    await asyncio.sleep(5)
+    assert not tail.done()
+    other.metadata._data_watches.clear()
+    await cluster.admin.delete(paths.ledger(writer.ledger_id))
+    with pytest.raises(errors.NoSuchLedger):
+        await asyncio.wait_for(tail, 2)
+
+
+@simulated
 async def test_a_wrong_password_is_said_and_one_bookie_alone_does_not_make_it_wrong():
     cluster, ledgers = await cluster_of(3)
     writer = await written(ledgers, 5)
@@ -329,6 +377,11 @@ async def test_a_wrong_password_is_said_and_one_bookie_alone_does_not_make_it_wr
     cluster.bookies["a"].override = refuse
     waited = asyncio.ensure_future(reader.wait_beyond(100, 3))
     assert await ended_within(waited, 3) == 4
+    assert await reader.refresh_last_add_confirmed() == 4
+    cluster.bookies["b"].refusing = cluster.bookies["c"].refusing = True
+    with pytest.raises(errors.DataUnavailable):
+        await reader.refresh_last_add_confirmed()
+    cluster.bookies["b"].refusing = cluster.bookies["c"].refusing = False
     cluster.bookies["b"].override = refuse
     with pytest.raises(errors.Unauthorized, match="password"):
         await reader.wait_beyond(100, 3)
