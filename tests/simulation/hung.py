@@ -25,7 +25,7 @@ SLACK_S = 3.0
 async def one_bookie_hangs(world: World, plan: Plan) -> None:
     """Write, close, recover and read while one bookie neither answers nor refuses."""
     rng = world.loop.random_for("hung")
-    if rng.random() >= SHARE or not await _well(world):
+    if rng.random() >= SHARE or not await well(world):
         return
     drill = HungBookie(world, plan)
     before = await drill.writes("all well", await world.client("writer"), 1.0)
@@ -41,7 +41,7 @@ async def one_bookie_hangs(world: World, plan: Plan) -> None:
         node.process.resume()
 
 
-async def _well(world: World) -> bool:
+async def well(world: World) -> bool:
     """Whether every bookie serves, none lost anything that could be missed, and none is chosen
     that is no more: disks that were lost stay registered until their sessions end."""
     ghost, nodes = world.ghost, world.nodes

@@ -16,6 +16,7 @@ from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_work import TopicWork
+from tests.simulation.waiting import a_reader_waits
 from tests.simulation.world import CLIENT, Client, World
 
 HEALED_S = 200.0
@@ -86,6 +87,7 @@ class Scenario:
         world.check()
         await self._finish(world, actors)
         await one_bookie_hangs(world, self.plan)
+        await a_reader_waits(world, self.plan)
         await self._audit(world)
         world.check()
         return Outcome(

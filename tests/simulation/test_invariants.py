@@ -292,6 +292,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (1, 0, 3.0, 2.0),
     ),
     (
+        *("34", I.a_waiting_reader_is_told),
+        lambda g, x: ("entry 2", 0.4, 0.5),
+        lambda g, x: ("entry 2", 0.6, 0.5),
+    ),
+    (
         *("35", I.every_ledger_can_be_closed),
         lambda g, x: (x, None, 1.0),
         lambda g, x: (x, TimeoutError(), 1.0),
@@ -391,7 +396,8 @@ def test_it_passes_on_what_holds_and_fails_under_its_number_on_what_does_not(
 def test_over_budget_only_silent_wrongs_count(number, judge, holding, breaking):
     ghost, ledger = history()
     ghost.over_budget = True
-    silent = judge is I.a_healthy_cluster_takes_what_is_pending or number not in OVER_BUDGET
+    of_the_healthy = (I.a_healthy_cluster_takes_what_is_pending, I.a_waiting_reader_is_told)
+    silent = judge in of_the_healthy or number not in OVER_BUDGET
     if silent:
         judge(ghost, *breaking(ghost, ledger))
     else:

@@ -28,6 +28,7 @@ from tests.simulation.invariants.judge import (
 from tests.simulation.invariants.liveness import (
     a_healthy_cluster_takes_what_is_pending,
     a_hung_bookie_blocks_nothing,
+    a_waiting_reader_is_told,
     every_ledger_can_be_closed,
     everything_under_way_ends,
     the_same_seed_gives_the_same_run,
@@ -84,6 +85,7 @@ __all__ = [
     "a_hung_bookie_blocks_nothing",
     "a_refused_token_decides_nothing",
     "a_tasks_rows_keep_their_order",
+    "a_waiting_reader_is_told",
     "a_version_contributes_rows_at_most_once",
     "acks_come_in_order_and_never_after_a_failure",
     "all_opens_end_at_the_same_entry",

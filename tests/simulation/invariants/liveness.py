@@ -31,6 +31,17 @@ def a_healthy_cluster_takes_what_is_pending(
     )
 
 
+@invariant("34")
+def a_waiting_reader_is_told(ghost: Ghost, what: str, took_s: float, bound_s: float) -> None:
+    """A reader that waits for an open ledger hears of what is confirmed once it is announced, and
+    of the end, wherever in the ensemble the announcement went."""
+    require(
+        took_s <= bound_s,
+        "34",
+        f"a waiting reader was told of {what} after {took_s:.1f} s, not {bound_s} s",
+    )
+
+
 @invariant("35")
 def every_ledger_can_be_closed(
     ghost: Ghost, ledger: LedgerGhost, error: BaseException | None, within_s: float
