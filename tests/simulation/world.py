@@ -8,7 +8,6 @@ Always true:
 """
 
 import asyncio
-import functools
 import json
 import random
 from collections.abc import Callable, Coroutine
@@ -18,7 +17,6 @@ from typing import Any
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
 from bookie_server.disk import DiskFailed
-from bookie_server.handler import handle_bytes
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -193,7 +191,7 @@ class BookieNode:
         )
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
-        handler = functools.partial(handle_bytes, self.bookie)
+        handler = self.world.observers.listening(self.bookie)
         self.world.network.serve(self.address, handler, self.process)
         self.world.ghost.serving[self.address] = self.bookie_id
         self.session.add_session_listener(self._session_changed)

@@ -2,7 +2,7 @@
 
 from bookie_server.api.status import Meaning, Status, meaning
 from tests.simulation.ghost import BookieGhost, Ghost, Identity, LedgerGhost
-from tests.simulation.invariants.judge import invariant, require
+from tests.simulation.invariants.judge import Violation, invariant, require
 
 
 @invariant("5", over_budget=True)
@@ -11,11 +11,9 @@ def one_content_for_one_entry(
 ) -> None:
     """No two valid different byte strings are ever stored, served, or acked for an entry."""
     known = ledger.identities.setdefault(entry_id, identity)
-    require(
-        known == identity,
-        "5",
-        f"ledger {ledger.ledger_id} entry {entry_id} is {identity} {where}, but was {known}",
-    )
+    if known != identity:
+        what = f"ledger {ledger.ledger_id} entry {entry_id} is {identity} {where}, but was {known}"
+        raise Violation("5", what)
 
 
 @invariant("12")
@@ -102,12 +100,12 @@ def a_copy_goes_to_its_write_set(
     mask = ledger.slots.get(bookie_id, 0)
     size = record.ensemble_size
     slots = [(entry_id + i) % size for i in range(record.write_quorum)]
-    require(
-        any(mask >> slot & 1 for slot in slots),
-        "25",
-        f"ledger {ledger.ledger_id} entry {entry_id} was sent to {bookie_id}, which has the slots"
-        f" {mask:b} of {size}; its write set is {slots}",
-    )
+    if not any([mask >> slot & 1 for slot in slots]):
+        raise Violation(
+            "25",
+            f"ledger {ledger.ledger_id} entry {entry_id} was sent to {bookie_id}, which has the"
+            f" slots {mask:b} of {size}; its write set is {slots}",
+        )
 
 
 @invariant("30")
@@ -133,9 +131,10 @@ def equal_entries_are_taken_and_others_refused(
     """Equal payload re-adds always succeed, different ones never; so no recovery is blocked by a
     holder. (Succeed: nothing but the node's own state, such as overload, may stand against it.)"""
     equal = ledger.identities.get(entry_id, identity) == identity
-    what = f"{who} answered {status.name} to ledger {ledger.ledger_id} entry {entry_id}"
-    require(not equal or status is not Status.CONFLICTING_ENTRY, "T13", f"{what}, an equal entry")
-    require(equal or status is not Status.OK, "T13", f"{what}, another entry under its id")
+    if status is (Status.CONFLICTING_ENTRY if equal else Status.OK):
+        what = f"{who} answered {status.name} to ledger {ledger.ledger_id} entry {entry_id}"
+        told = "an equal entry" if equal else "another entry under its id"
+        raise Violation("T13", f"{what}, {told}")
 
 
 @invariant("T13")

@@ -47,7 +47,8 @@ def invariant(name: str, *, over_budget: bool = False) -> Callable[[F], F]:
 
 
 def require(holds: bool, name: str, what: str) -> None:
-    """Raises Violation of the invariant `name` unless `holds`."""
+    """Raises Violation of the invariant `name` unless `holds`. The few invariants that are judged
+    with every copy raise by themselves: to say what happened would cost more than to judge it."""
     if not holds:
         raise Violation(name, what)
 

@@ -1,7 +1,7 @@
 """What readers are given and told: 1, 4, 6, 9, 10, 11."""
 
 from tests.simulation.ghost import Ghost, LedgerGhost
-from tests.simulation.invariants.judge import invariant, require
+from tests.simulation.invariants.judge import Violation, invariant, require
 
 
 @invariant("1")
@@ -56,14 +56,14 @@ def a_confirmed_position_was_durable_when_it_was_said(
     """Any LAC in any header, reply or handle: all entries <= it were Qa-durable by then, and it
     is <= the eventual CLOSED.last_entry."""
     ledger.lac_heard = max(ledger.lac_heard, lac)
-    what = f"ledger {ledger.ledger_id}: LAC {lac} {where}"
-    require(
-        lac <= ledger.durable_prefix,
-        "9",
-        f"{what}, but entries are on an ack quorum only up to {ledger.durable_prefix}",
-    )
     last = ledger.record.last_entry
-    require(last is None or lac <= last, "9", f"{what}, but the ledger is CLOSED at {last}")
+    if lac > ledger.durable_prefix:
+        why = f"entries are on an ack quorum only up to {ledger.durable_prefix}"
+    elif last is not None and lac > last:
+        why = f"the ledger is CLOSED at {last}"
+    else:
+        return
+    raise Violation("9", f"ledger {ledger.ledger_id}: LAC {lac} {where}, but {why}")
 
 
 @invariant("9")
