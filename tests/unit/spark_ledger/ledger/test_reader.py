@@ -7,7 +7,6 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.metadata.tokens import derive
 from tests.simulation.loop import current
@@ -30,6 +29,15 @@ async def collect(reader, first, last, **options):
         assert bytes(entry.payload[:1]) == bytes([entry_id % 256])
         found.append(entry_id)
     return found
+
+
+def reads_of(cluster, *names):
+    return [
+        r
+        for name in names or cluster.bookies
+        for r in cluster.bookies[name].requests
+        if isinstance(r, m.ReadRequest)
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2)], ids=str)
@@ -212,208 +220,6 @@ async def test_a_ledger_whose_password_one_bookie_took_for_wrong_is_not_called_u
         await collect(reader, 0, 2)
 
 
-# -- whom it asks, and when ---------------------------------------------------------------------
-
-
-def reads_of(cluster, *names):
-    return [
-        r
-        for name in names or cluster.bookies
-        for r in cluster.bookies[name].requests
-        if isinstance(r, m.ReadRequest)
-    ]
-
-
-def watch_bytes(cluster):
-    """The most bytes that reads under way could bring at a time, once it is over."""
-    under_way, most = {}, [0]
-    for bookie in cluster.bookies.values():
-
-        async def handle(request, timeout_s, handle=bookie.handle):
-            if isinstance(request, m.ReadRequest):
-                under_way[id(request)] = request.max_bytes
-                most.append(sum(under_way.values()))
-            try:
-                return await handle(request, timeout_s)
-            finally:
-                under_way.pop(id(request), None)
-
-        bookie.handle = handle
-    return most
-
-
-@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (4, 2, 1), (5, 3, 2), (5, 4, 2)], ids=str)
-def test_a_hung_bookie_costs_a_read_the_speculative_delay_once(sizes):
-    @simulated
-    async def test():
-        cluster, ledgers = await cluster_of(
-            sizes[0], read_request_bytes=400, read_ahead_bytes=1600, speculative_read_delay_s=0.3
-        )
-        writer = await written(ledgers, 200, sizes=sizes)
-        cluster.bookies["a"].silent = True
-        most = watch_bytes(cluster)
-        reader = await ledgers.open(writer.ledger_id, recover=False)
-        began = current().time()
-        assert await collect(reader, 0, 199) == list(range(200))
-        assert 0.3 <= current().time() - began < 0.9
-        assert max(most) <= 1600
-        in_window = 1600 // 400
-        assert len(reads_of(cluster, "a")) <= in_window
-
-    test()
-
-
-@simulated
-async def test_the_bookie_that_hung_is_asked_again_after_a_while():
-    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-    writer = await written(ledgers, 200)
-    cluster.bookies["a"].silent = True
-    reader = await ledgers.open(writer.ledger_id, recover=False)
-    await collect(reader, 0, 199)
-    cluster.bookies["a"].silent = False
-    cluster.bookies["a"].requests.clear()
-    assert await collect(reader, 0, 199) == list(range(200))
-    assert reads_of(cluster, "a") == []
-    await asyncio.sleep(20)
-    await collect(reader, 0, 199)
-    assert reads_of(cluster, "a")
-
-
-@simulated
-async def test_an_entry_is_asked_of_one_bookie_while_that_one_has_time():
-    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-    for bookie in cluster.bookies.values():
-        bookie.delay_s = 0.25
-    writer = await written(ledgers, 100)
-    reader = await ledgers.open(writer.ledger_id, recover=False)
-    assert await collect(reader, 0, 99) == list(range(100))
-    asked = [e for r in reads_of(cluster) for e in range(r.first_entry, r.last_entry + 1)]
-    assert sorted(asked) == list(range(100))
-
-
-@simulated
-async def test_of_two_replicas_asked_the_first_answer_counts_whosever_it_is():
-    for delays, spent in (((0.35, 0.2, 0.2), 0.35), ((5.0, 0.2, 0.2), 0.5)):
-        cluster, ledgers = await cluster_of(3)
-        writer = await written(ledgers, 5)
-        reader = await ledgers.open(writer.ledger_id, recover=False)
-        names = reader.record.fragments[0].ensemble
-        first = (writer.ledger_id + 1) % 3  # the slot whose turn it is
-        for step, delay_s in enumerate(delays):
-            cluster.bookies[names[(first + step) % 3]].delay_s = delay_s
-        began = current().time()
-        assert await collect(reader, 0, 4) == list(range(5))
-        assert abs(current().time() - began - spent) < 0.02
-        assert len(reads_of(cluster)) == 2
-
-
-@simulated
-async def test_what_nobody_waits_for_yet_is_not_asked_twice():
-    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-    writer = await written(ledgers, 100)
-    reader = await ledgers.open(writer.ledger_id, recover=False)
-    slots = reader.record.fragments[0].ensemble
-    cluster.bookies[slots[(writer.ledger_id + 2) % 3]].silent = True  # the second chunk's
-    entries = reader.read(0, 99)
-    await anext(entries)
-    await asyncio.sleep(3)
-    firsts = [r.first_entry for r in reads_of(cluster)]
-    assert len(firsts) == len(set(firsts))
-    began = current().time()
-    assert len([e async for e in entries]) == 99
-    assert current().time() - began < 0.5
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        Status.NO_SUCH_LEDGER,
-        Status.UNAUTHORIZED,
-        Status.WRONG_BOOKIE,
-        Status.READ_ONLY,
-        Status.IO_ERROR,
-        Status.SHUTTING_DOWN,
-        Status.METADATA_UNAVAILABLE,
-        Status.LEDGER_DELETED,
-    ],
-    ids=lambda status: status.name,
-)
-def test_whatever_one_bookie_refuses_with_the_next_is_asked_at_once(status):
-    @simulated
-    async def test():
-        cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-        writer = await written(ledgers, 100)
-        cluster.bookies["b"].override = lambda request: m.ReadResponse(status)
-        reader = await ledgers.open(writer.ledger_id, recover=False)
-        began = current().time()
-        assert await collect(reader, 0, 99) == list(range(100))
-        assert current().time() - began < 0.2
-
-    test()
-
-
-@pytest.mark.parametrize("status", [Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR])
-def test_entries_that_one_bookie_lacks_are_taken_from_the_next_and_only_those(status):
-    @simulated
-    async def test():
-        cluster, ledgers = await cluster_of(3)
-        writer = await written(ledgers, 90)
-        lacking = [n for n in range(90) if n % 9 == 0]
-
-        def lacks(bookie):
-            def answer(request):
-                if not isinstance(request, m.ReadRequest):
-                    return None
-                whole = bookie.read(request)
-                results = [
-                    m.EntryResult(status) if request.first_entry + n in lacking else result
-                    for n, result in enumerate(whole.results)
-                ]
-                return m.ReadResponse(Status.OK, results, whole.last_add_confirmed)
-
-            return answer
-
-        reader = await ledgers.open(writer.ledger_id, recover=False)
-        first = reader.record.fragments[0].ensemble[(writer.ledger_id + 1) % 3]
-        cluster.bookies[first].override = lacks(cluster.bookies[first])
-        assert await collect(reader, 0, 89) == list(range(90))
-        assert [(r.first_entry, r.last_entry) for r in reads_of(cluster)] == [(0, 89), (0, 81)]
-
-    test()
-
-
-@simulated
-async def test_suspects_are_asked_last():
-    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-    writer = await written(ledgers, 100)
-    reader = await ledgers.open(writer.ledger_id, recover=False)
-    reader._cluster.bookies.quarantine.failed("b")
-    assert await collect(reader, 0, 99) == list(range(100))
-    assert reads_of(cluster, "b") == []
-    cluster.bookies["a"].refusing = cluster.bookies["c"].refusing = True
-    assert await collect(reader, 0, 99) == list(range(100))
-
-
-@simulated
-async def test_a_read_that_is_given_up_leaves_no_question_open():
-    cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)
-    writer = await written(ledgers, 100)
-    for bookie in cluster.bookies.values():
-        bookie.delay_s = 2.0
-    most = watch_bytes(cluster)
-    reader = await ledgers.open(writer.ledger_id, recover=False)
-    reading = asyncio.ensure_future(collect(reader, 0, 99))
-    await asyncio.sleep(1)
-    asked = len(reads_of(cluster))
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    await asyncio.sleep(0.1)
-    assert max(most) > 0
-    assert [task for task in asyncio.all_tasks() if "RangeFetch" in repr(task)] == []
-    await asyncio.sleep(10)
-    assert len(reads_of(cluster)) == asked
-
-
 # -- how far it may read ------------------------------------------------------------------------
 
 
@@ -536,72 +342,3 @@ async def test_ranges_up_to_the_last_id_there_is_cost_what_is_there():
     with pytest.raises(errors.DataUnavailable):
         await collect(reader, last - 1, last, known_confirmed=last)
     assert max(r.last_entry for r in reads_of(cluster)) == last
-
-
-# -- the rest of a ledger's life ----------------------------------------------------------------
-
-
-@simulated
-async def test_a_deleted_ledger_is_gone_and_deleting_again_is_no_error():
-    _, ledgers = await cluster_of(3)
-    writer = await written(ledgers, 1, close=False)
-    with pytest.raises(errors.LedgerError, match="not CLOSED"):
-        await ledgers.delete(writer.ledger_id)
-    await writer.close()
-    await ledgers.delete(writer.ledger_id)
-    await ledgers.delete(writer.ledger_id)
-    with pytest.raises(errors.NoSuchLedger):
-        await ledgers.open(writer.ledger_id, recover=True)
-
-
-@simulated
-async def test_all_ledgers_are_listed_in_order_of_their_ids():
-    _, ledgers = await cluster_of(3)
-    assert [ledger_id async for ledger_id in ledgers.list()] == []
-    for ledger_id in (12345678901, 7, 2**63 - 1):
-        await ledgers.create(3, 3, 2, ledger_id=ledger_id)
-    assert [ledger_id async for ledger_id in ledgers.list()] == [7, 12345678901, 2**63 - 1]
-
-
-@simulated
-async def test_ids_are_never_handed_out_twice_not_even_with_lost_answers():
-    cluster, ledgers = await cluster_of(3)
-    other = await cluster.client("other")
-    cluster.store.faults.unknown = 0.4
-    blocks = await asyncio.gather(*(s.allocate_ids(3) for s in (ledgers, other) for _ in range(20)))
-    given = [ledger_id for block in blocks for ledger_id in block]
-    assert len(set(given)) == len(given) == 120
-
-
-@simulated
-async def test_a_create_whose_answer_was_lost_is_one_ledger():
-    cluster, ledgers = await cluster_of(3)
-    cluster.store.faults.unknown = 0.6
-    writers = [await ledgers.create(3, 3, 2) for _ in range(10)]
-    cluster.store.calm()
-    assert [i async for i in ledgers.list()] == sorted(w.ledger_id for w in writers)
-
-
-@simulated
-async def test_an_id_that_is_taken_is_refused():
-    _, ledgers = await cluster_of(3)
-    await ledgers.create(3, 3, 2, ledger_id=5)
-    with pytest.raises(errors.LedgerError, match="taken"):
-        await ledgers.create(3, 3, 2, ledger_id=5)
-
-
-@simulated
-async def test_the_directory_follows_registrations_and_keeps_addresses():
-    cluster, _ = await cluster_of(2)
-    directory = BookieDirectory(cluster.store.session("another"))
-    await directory.start()
-    told = []
-    directory.add_listener(lambda: told.append([b.id for b in directory.writable()]))
-    await cluster.register("c")
-    await asyncio.sleep(1)
-    await cluster.deregister("a")
-    await asyncio.sleep(1)
-    assert told[-1] == ["b", "c"]
-    assert directory.address("a") == "a:1"
-    assert await directory.find("nobody") is None
-    await directory.close()
