@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,13 @@ def test_every_class_happens_in_some_seed():
         if happened == {*FAULTS}:
             return
     assert sorted({*FAULTS} - happened) == []
+
+
+def test_every_class_is_in_the_documentation():
+    table = (Path(__file__).parents[2] / "docs/simulation.md").read_text()
+    rows = [line.split("|")[1] for line in table.splitlines() if line.count("|") == 3]
+    named = {name.strip() for row in rows for name in row.split(",")}
+    assert sorted({*FAULTS} - named) == []
 
 
 # -- the budget --------------------------------------------------------------------------------
