@@ -65,6 +65,8 @@ class Audit:
                     return
                 await asyncio.sleep(AGAIN_S)
         invariants.every_ledger_can_be_closed(ghost, ledger, None, patience_s)
+        if any(told.aborted for told in ledger.recoveries.values()):
+            invariants.crashed_recoveries_change_nothing(ghost, ledger, last, read)
         invariants.all_opens_end_at_the_same_entry(ghost, ledger, last)
         custom = self._work.custom.get(ledger.ledger_id)
         if custom is not None and custom != reader.record.custom:
@@ -75,8 +77,6 @@ class Audit:
         wanted = range(last + 1)
         invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(read))
         invariants.an_acked_entry_is_readable_byte_for_byte(ghost, ledger, read)
-        if any(told.aborted for told in ledger.recoveries.values()):
-            invariants.crashed_recoveries_change_nothing(ghost, ledger, last, read)
 
     def _give_up(self, ledger: LedgerGhost, error: BaseException) -> None:
         ghost = self._world.ghost

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Meaning
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 
 Identity = tuple[int, ...]
 
@@ -93,8 +93,13 @@ class LedgerGhost:
             found = self.recoveries[client] = RecoveryGhost()
         return found
 
-    def adopt(self, record: LedgerRecord) -> None:
-        """The store has this record now."""
+    def adopt(self, record: LedgerRecord | None) -> None:
+        """The store has this record now; None: none any more."""
+        if record is None:
+            self.deleted = True
+            return
+        if record.state is LedgerState.IN_RECOVERY and self.recovered_from is None:
+            self.recovered_from = self.record.last_fragment
         self.record = record
         for slot, bookie in enumerate(record.last_fragment.ensemble):
             self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot

@@ -229,6 +229,17 @@ class LedgerWork:
                 read = await self.read(client, reader, at, confirmed)
                 at += len(read)
             await asyncio.sleep(client.rng.uniform(0.05, 1.5))
+        await self._beyond(reader)
+
+    async def _beyond(self, reader: Any) -> None:
+        """Ask for more than is known to be confirmed: it comes if it is by then, else that is said
+        (10 judges what comes)."""
+        first = reader.last_add_confirmed + 1
+        try:
+            async for _ in reader.read(first, first):
+                pass
+        except NoSuchEntry:
+            self.world.ghost.meet("read beyond what is confirmed refused")
 
     async def poll(self, client: Client, reader: Any) -> None:
         """Follow by long polls, as far as the reader offers them."""

@@ -7,7 +7,7 @@ the run at the next look.
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, wraps
 from typing import Any
 
@@ -20,7 +20,7 @@ from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation import invariants
-from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
+from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
@@ -203,6 +203,8 @@ class Observers:
             raise Violation("18", f"ledger {ledger.ledger_id} is read as IN_RECOVERY, but is not")
         ghost, told = self.ghost, ledger.recovery(exchange.caller)
         invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "read")
+        if told.refused:
+            self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
         if not told.said:
             invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, told.fenced)
 
@@ -285,29 +287,24 @@ class Observers:
             return  # a node between the root and a record
         ghost = self.ghost
         ledger = ghost.ledgers.get((before or after).ledger_id)  # type: ignore[union-attr]
-        if ledger is not None and ledger.ledger_id in self._writers:
-            self._writer_says(ledger)
-        invariants.every_move_is_a_row_of_the_table(ghost, ledger, before, after, author)
-        if after is None:
-            assert ledger is not None
-            ghost.meet("ledger deleted")
-            ledger.deleted = True
-            return
-        if ledger is None or before is None:
-            ledger = LedgerGhost(
-                after.ledger_id, after.ack_quorum, after.write_quorum, after, author
+        known = ledger  # None: it is made now
+        if ledger is None:
+            assert after is not None
+            quorums = (after.ack_quorum, after.write_quorum)
+            ledger = ghost.ledgers[after.ledger_id] = LedgerGhost(
+                after.ledger_id, *quorums, after, author
             )
-            ghost.ledgers[after.ledger_id] = ledger
-            ledger.adopt(after)
+        if before is not None:
+            self.situations.moved(ledger, before, after, author)
+        ledger.adopt(after)  # first of all: what is judged next must not depend on what fails now
+        self._writer_says(ledger)
+        invariants.every_move_is_a_row_of_the_table(ghost, known, before, after, author)
+        if before is None or after is None:
             return
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
         invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
-        self.situations.moved(ledger, before, after, author)
-        ledger.adopt(after)
-        if after.state is LedgerState.IN_RECOVERY and ledger.recovered_from is None:
-            ledger.recovered_from = before.last_fragment
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
             if before.state is LedgerState.IN_RECOVERY:
@@ -329,17 +326,30 @@ class Observers:
         assert ledger.recovered_from is not None
         ghost, told, end = self.ghost, ledger.recovery(author), after.last_entry + 1
         denied = told.who_said(end, Meaning.NEGATIVE)
-        members = invariants.write_set(after, end, ledger.recovered_from.ensemble)
-        negatives = [bookie for bookie in members if bookie in denied]
-        refusals = [b for b in members if b in told.refused and b not in denied]
-        needed = ledger.write_quorum - ledger.ack_quorum + 1
-        invariants.a_refused_token_decides_nothing(
-            ghost, ledger, end, len(negatives), len(refusals), needed
-        )
+        self._judge_refusals(ledger, told, denied, [end])
         invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, end, denied)
         invariants.recovery_ends_before_the_first_that_nobody_has(
             ghost, ledger, after.last_entry, told
         )
+
+    def _judge_refusals(
+        self,
+        ledger: LedgerGhost,
+        told: RecoveryGhost,
+        heard: Mapping[str, object],
+        entries: Iterable[int],
+    ) -> None:
+        """In the write sets of these entries, refusals were not taken for what was heard."""
+        assert ledger.recovered_from is not None
+        needed = ledger.write_quorum - ledger.ack_quorum + 1
+        for entry_id in entries:
+            ensemble = ledger.recovered_from.ensemble
+            members = invariants.write_set(ledger.record, entry_id, ensemble)
+            answers = [bookie for bookie in members if bookie in heard]
+            refusals = [b for b in members if b in told.refused and b not in heard]
+            invariants.a_refused_token_decides_nothing(
+                self.ghost, ledger, entry_id, len(answers), len(refusals), needed
+            )
 
     # -- writers -------------------------------------------------------------------------------
 

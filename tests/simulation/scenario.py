@@ -57,9 +57,11 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
     scenario = Scenario(seed, drawn)
     try:
         return run(scenario.main(), seed)
-    except Exception as cause:
-        trace = scenario.world.trace.tail() if scenario.world else ""
-        raise SeedFailed(seed, str(drawn), cause, trace) from cause
+    except Exception as met:
+        world = scenario.world
+        seen = world.observers.violations if world else []
+        cause = seen[0] if seen else met  # what came first: all else may follow from it
+        raise SeedFailed(seed, str(drawn), cause, world.trace.tail() if world else "") from met
 
 
 class Scenario:

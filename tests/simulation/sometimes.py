@@ -70,6 +70,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("append: Fenced", "a writer heard that its ledger is fenced"),
     ("recover: DataUnavailable", "the end could not be decided: the ledger stayed IN_RECOVERY"),
     ("read: DataUnavailable", "a confirmed entry could not be had then, and that was said"),
+    ("read beyond what is confirmed refused", "a reader was told that the entry is not there yet"),
     ("old reader with an old record", "one opened before the ensembles changed read to the end"),
     (
         "audit: a ledger is unavailable, over budget",
@@ -247,10 +248,13 @@ class Situations:
             self.available.pop(bookie_id, None)
 
     def moved(
-        self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord, author: str
+        self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord | None, author: str
     ) -> None:
         """The ledger's record was replaced; the ghost still has the one before."""
         meet = self.ghost.meet
+        if after is None:
+            meet("ledger deleted")
+            return
         if before.state is after.state is LedgerState.OPEN:
             same = before.last_fragment.first_entry == after.last_fragment.first_entry
             meet("fragment replaced at the same key" if same else "ensemble changed")

@@ -139,12 +139,13 @@ def equal_entries_are_taken_and_others_refused(
 
 @invariant("T13")
 def a_refused_token_decides_nothing(
-    ghost: Ghost, ledger: LedgerGhost, entry_id: int, negatives: int, refusals: int, needed: int
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int, answers: int, refusals: int, needed: int
 ) -> None:
-    """A refused token is no negative: without the refusals there are negatives enough."""
+    """A refused token never counts: without the refusals there are answers enough. (`answers`:
+    confirmed fences, or negatives, of the entry's write set.)"""
     require(
-        negatives >= needed or negatives + refusals < needed,
+        answers >= needed or answers + refusals < needed,
         "T13",
-        f"ledger {ledger.ledger_id} was closed before entry {entry_id} on {negatives} negatives"
-        f" and {refusals} refusals of a token; {needed} negatives are needed",
+        f"recovery of ledger {ledger.ledger_id} decided the write set of entry {entry_id} on"
+        f" {answers} answers and {refusals} refusals of a token; {needed} answers are needed",
     )
