@@ -150,6 +150,11 @@ class Process:
             self.ahead_s += seconds
             self._loop.hasten(self, seconds)
 
+    def let_go(self) -> None:
+        """Forget the tasks, once the run is over."""
+        self._tasks = Tasks()
+        self.backlog.clear()
+
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Called by the loop for each task made inside this process."""
         self._tasks.add(task)
@@ -176,11 +181,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         """How many processes are paused."""
         self._steps_max = steps_max
         self._jumped = False
-        self._now = 0.0
+        self.now = 0.0
+        """The one true time, whoever asks."""
         self._sequence = 0
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._tasks = Tasks()
+        self._processes: list[Process] = []
         self.create_future = partial(asyncio.Future, loop=self)  # no frame of our own in between
         self._running = False
         self._closed = False
@@ -190,21 +197,18 @@ class SimLoop(asyncio.AbstractEventLoop):
         return random.Random(f"{self.seed}/{name}")
 
     def process(self, name: str) -> Process:
-        return Process(self, name)
+        process = Process(self, name)
+        self._processes.append(process)
+        return process
 
     # -- what asyncio asks of a loop -------------------------------------------------------
 
     def time(self) -> float:
         """What the clock of the process that asks shows."""
         if not self._jumped:
-            return self._now
+            return self.now
         process = _PROCESS.get()
-        return self._now if process is None else self._now + process.ahead_s
-
-    @property
-    def now(self) -> float:
-        """The one true time, whoever asks."""
-        return self._now
+        return self.now if process is None else self.now + process.ahead_s
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -220,8 +224,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> Handle:
-        when = self._now + delay if delay > 0.0 else self._now
-        return self._set_timer(when, callback, args, context)
+        when = self.now + delay if delay > 0.0 else self.now
+        known = copy_context() if context is None else context  # an empty context is false
+        handle = Handle(callback, args, known, when)
+        self._sequence = sequence = self._sequence + 1
+        heapq.heappush(self._timers, (when, sequence, handle))
+        return handle
 
     def call_at(
         self,
@@ -234,19 +242,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         if self._jumped:
             process = context.get(_PROCESS) if context is not None else _PROCESS.get()
             when -= process.ahead_s if process is not None else 0.0
-        return self._set_timer(when, callback, args, context)
-
-    def _set_timer(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> Handle:
-        known = copy_context() if context is None else context  # an empty context is false
+        known = copy_context() if context is None else context
         handle = Handle(callback, args, known, when)
-        self._sequence += 1
-        heapq.heappush(self._timers, (when, self._sequence, handle))
+        self._sequence = sequence = self._sequence + 1
+        heapq.heappush(self._timers, (when, sequence, handle))
         return handle
 
     def create_task(
@@ -329,7 +328,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     except Exception as error:
                         self._raised(handle, error)
             if self.steps > self._steps_max:
-                raise Livelock(f"{self.steps} steps by simulated second {self._now:.3f}")
+                raise Livelock(f"{self.steps} steps by simulated second {self.now:.3f}")
 
     def _raised(self, handle: Handle, error: Exception) -> None:
         message = f"a callback raised: {handle}"
@@ -341,11 +340,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
-            raise Deadlock(f"nothing is scheduled at {self._now:.3f} s; waiting: {self.waiting()}")
-        self._now = max(self._now, timers[0][0])
-        if self._now > time_max_s:
+            raise Deadlock(f"nothing is scheduled at {self.now:.3f} s; waiting: {self.waiting()}")
+        self.now = max(self.now, timers[0][0])
+        if self.now > time_max_s:
             raise Livelock(f"not done by simulated second {time_max_s}; waiting: {self.waiting()}")
-        while timers and timers[0][0] <= self._now:
+        while timers and timers[0][0] <= self.now:
             self._ready.append(heapq.heappop(timers)[2])
 
     def hasten(self, process: Process, seconds: float) -> None:
@@ -353,7 +352,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._jumped = True
         for place, (when, sequence, handle) in enumerate(self._timers):
             if handle._context.get(_PROCESS) is process:
-                self._timers[place] = (max(self._now, when - seconds), sequence, handle)
+                self._timers[place] = (max(self.now, when - seconds), sequence, handle)
         heapq.heapify(self._timers)
 
     def requeue(self, handles: list[Handle]) -> None:
@@ -382,6 +381,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._running = False
             asyncio._set_running_loop(None)
             self.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing runs any more: what hung on tasks and timers is freed at once, not by the next
+        garbage collection, which would cost a twentieth of the run."""
+        self._timers.clear()
+        self._ready.clear()
+        self._tasks = Tasks()
+        for process in self._processes:
+            process.let_go()
 
 
 def _held_back(handle: Handle) -> bool:

@@ -285,7 +285,9 @@ class SimNetwork:
         if self.faults.slow and self._rng.random() < self.faults.slow:
             between = self.faults.slow_s
         loop = asyncio.get_running_loop()
-        loop.call_later(self._rng.uniform(*between), callback, *args, context=_outside(loop))
+        shortest, longest = between
+        delay_s = shortest + (longest - shortest) * self._rng.random()  # as uniform, which costs
+        loop.call_later(delay_s, callback, *args, context=_outside(loop))
 
 
 def _pairs(sender: str, receiver: str) -> tuple[tuple[str, str], ...]:

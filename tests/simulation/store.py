@@ -115,8 +115,12 @@ class SimStore:
                 arrival()
 
     def calm(self) -> None:
-        """No lag, no unknown outcomes, no stall, every session connected: for the healing phase."""
-        self.faults.lag_s = self.faults.unknown = self.faults.missed = self.stalled_until = 0.0
+        """No delay, lag, unknown outcome or stall, every session connected: for the healing."""
+        self.faults = StoreFaults(
+            session_timeout_s=self.faults.session_timeout_s,
+            request_timeout_s=self.faults.request_timeout_s,
+        )
+        self.stalled_until = 0.0
         self.release()
         for session in self.sessions:
             session.reconnect()
@@ -540,7 +544,8 @@ class SimSession:
             loop.call_soon(watcher, context=context)
 
     def _delay(self) -> float:
-        return self._store.rng.uniform(*self._store.faults.delay_s)
+        shortest, longest = self._store.faults.delay_s
+        return shortest + (longest - shortest) * self._store.rng.random()  # as uniform does
 
 
 def _add_watch(watches: _Watches, path: str, watch: Watcher, context: Context) -> None:
