@@ -273,11 +273,11 @@ class LedgerWork:
             self.world.ghost.meet("tail: given up")
         else:
             record, ledger = reader.record, self.world.ghost.ledgers[reader.ledger_id]
-            if not record.closed and not ledger.deleted:
-                raise Violation("11", f"a tail of open ledger {reader.ledger_id} just ended")
+            ghost, open_ = self.world.ghost, not record.closed and not ledger.deleted
+            told = "its tail just ended" if open_ else ""
+            invariants.what_is_there_has_no_end(ghost, reader.ledger_id, told)
             if record.closed:
                 wanted = range(record.last_entry + 1)
-                ghost = self.world.ghost
                 invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(found))
             self.world.ghost.meet("tail: to the end")
         finally:
@@ -286,8 +286,9 @@ class LedgerWork:
     def _heard(self, client: Client, reader: Any, before: int) -> None:
         """Of a reader's last add confirmed: it never goes back, and was durable."""
         confirmed = reader.last_add_confirmed
-        if confirmed < before:
-            raise Violation("9", f"a reader's LAC went back from {before} to {confirmed}")
+        invariants.a_handle_never_goes_back(
+            self.world.ghost, reader.ledger_id, before, confirmed, client.name
+        )
         ledger = self.world.ghost.ledgers[reader.ledger_id]
         invariants.a_confirmed_position_was_durable_when_it_was_said(
             self.world.ghost, ledger, confirmed, f"at reader {client.name}"
@@ -320,11 +321,11 @@ class LedgerWork:
                     found[entry_id] = bytes(entry.payload)
                     ledger.returned = max(ledger.returned, entry_id)
         except NoSuchEntry as error:
-            raise Violation("11", f"confirmed entries of {reader.ledger_id}: {error}") from error
+            invariants.what_is_there_has_no_end(ghost, reader.ledger_id, str(error))
         except NoSuchLedger as error:
             self.met(client, "read", error)
-            if self.exists(reader.ledger_id):
-                raise Violation("11", f"ledger {reader.ledger_id} is there, but {error}") from error
+            told = str(error) if self.exists(reader.ledger_id) else ""
+            invariants.what_is_there_has_no_end(ghost, reader.ledger_id, told)
         except LedgerError as error:
             self.met(client, "read", error)
         else:

@@ -143,6 +143,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (x, range(3), 2),
     ),
     (
+        *("11", I.what_is_there_has_no_end),
+        lambda g, x: (1, ""),
+        lambda g, x: (1, "there is no entry 1"),
+    ),
+    (
         *("12", I.a_fenced_negative_is_final),
         lambda g, x: (fenced(g, 5), 1, 3, 4),
         lambda g, x: (fenced(g, 5), 1, 3, 6),
@@ -315,6 +320,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("T1", I.a_commit_that_returned_is_in_the_log_once),
         lambda g, x: (("q", 1), 1),
         lambda g, x: (("q", 1), 0),
+    ),
+    (
+        *("T1", I.what_was_committed_is_all_there),
+        lambda g, x: ("a1", 2, 2),
+        lambda g, x: ("a1", 1, 2),
+    ),
+    (
+        *("T2", I.success_is_of_ones_own_or_earlier_rows),
+        lambda g, x: ("run-1", "run-2", False),
+        lambda g, x: ("run-1", "run-2", True),
     ),
     (
         *("T2", I.a_version_contributes_rows_at_most_once),

@@ -212,8 +212,7 @@ class TopicWork:
         for number, commit in self.ghost.log.items():
             if (commit.app_id, commit.version) == key and commit.run_id != mine:
                 later = self.ghost.logged_at[number] > self.ghost.begun_at[mine]
-                if later:
-                    raise Violation("T2", f"{mine} was told success of {commit.run_id}'s rows")
+                invariants.success_is_of_ones_own_or_earlier_rows(ghost, mine, commit.run_id, later)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -270,8 +269,7 @@ class TopicWork:
                 counted[attempt] = counted.get(attempt, 0) + 1
         for attempt in self.ghost.committed:
             wanted, there = self.ghost.rows_of[attempt], counted.get(attempt, 0)
-            if there != wanted:
-                raise Violation("T1", f"attempt {attempt}: {there} of {wanted} committed rows")
+            invariants.what_was_committed_is_all_there(self.world.ghost, attempt, there, wanted)
 
     # -- the janitor -------------------------------------------------------------------------------
 

@@ -320,8 +320,9 @@ class BookieNode:
                 judge = invariants.an_acknowledged_add_survives_a_crash
                 self._judge(judge, ledger_id, entry_id, status)
             elif status in ("NO_SUCH_ENTRY", "NO_SUCH_LEDGER"):
-                what = f"rotten {self.bookie_id} denies {ledger_id}:{entry_id}: {status}"
-                self.world.observers.violated(Violation("16", what))
+                ledger, now = self.world.ghost.ledgers[ledger_id], self.world.network.next_moment()
+                judge = invariants.what_was_acknowledged_is_never_denied
+                self._judge(judge, ledger, entry_id, now)
 
     def _judge(self, judge: Any, *args: Any) -> None:
         ghost = self.world.ghost

@@ -48,6 +48,7 @@ from tests.simulation.invariants.reads import (
     an_acked_entry_is_readable_byte_for_byte,
     entries_come_whole_and_in_the_order_submitted,
     nothing_returned_lies_beyond_the_end,
+    what_is_there_has_no_end,
 )
 from tests.simulation.invariants.records import (
     an_id_of_its_own_is_never_taken,
@@ -67,8 +68,10 @@ from tests.simulation.invariants.topics import (
     every_committer_ends,
     every_row_read_was_committed,
     offsets_are_dense,
+    success_is_of_ones_own_or_earlier_rows,
     what_a_commit_names_is_there,
     what_is_committed_was_acked,
+    what_was_committed_is_all_there,
 )
 
 __all__ = [
@@ -122,7 +125,10 @@ __all__ = [
     "the_closed_tail_is_on_an_ack_quorum",
     "the_length_is_the_sum_of_the_payloads",
     "the_same_seed_gives_the_same_run",
+    "success_is_of_ones_own_or_earlier_rows",
     "what_a_commit_names_is_there",
+    "what_is_there_has_no_end",
+    "what_was_committed_is_all_there",
     "what_is_committed_was_acked",
     "what_was_acknowledged_is_never_denied",
     "write_set",

@@ -1,5 +1,8 @@
 """What readers are given and told: 1, 4, 6, 9, 10, 11."""
 
+from collections.abc import Mapping
+
+from bookie_server.api.entry import Buffer
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require
 
@@ -31,7 +34,7 @@ def all_opens_end_at_the_same_entry(ghost: Ghost, ledger: LedgerGhost, last_entr
 
 @invariant("6")
 def entries_come_whole_and_in_the_order_submitted(
-    ghost: Ghost, ledger: LedgerGhost, first: int, read: dict[int, bytes]
+    ghost: Ghost, ledger: LedgerGhost, first: int, read: Mapping[int, Buffer]
 ) -> None:
     """Entries 0..last_entry all exist; the order of payloads is the order of appends."""
     ids = list(read)
@@ -100,5 +103,12 @@ def a_confirmed_read_ends_in_bytes(
     )
 
 
-def _short(payload: bytes | None) -> str:
-    return "nothing" if payload is None else f"{payload[:24]!r} ({len(payload)} bytes)"
+@invariant("11", over_budget=True)
+def what_is_there_has_no_end(ghost: Ghost, ledger_id: int, told: str) -> None:
+    """A reader of confirmed entries, or of an open ledger, is never told that there is no such
+    entry or ledger, or that it ends there; `told`: what it was told, "" when nothing of that."""
+    require(not told, "11", f"ledger {ledger_id} is there, and its reader was told: {told}")
+
+
+def _short(payload: Buffer | None) -> str:
+    return "nothing" if payload is None else f"{bytes(payload[:24])!r} ({len(payload)} bytes)"

@@ -14,6 +14,20 @@ def a_commit_that_returned_is_in_the_log_once(
     require(times == 1, "T1", f"{key} returned success and is {times} times in the log")
 
 
+@invariant("T1")
+def what_was_committed_is_all_there(ghost: Ghost, attempt: str, there: int, rows: int) -> None:
+    """Every row of a committed task attempt is in the final fold, once."""
+    require(there == rows, "T1", f"attempt {attempt}: {there} of {rows} committed rows")
+
+
+@invariant("T2")
+def success_is_of_ones_own_or_earlier_rows(
+    ghost: Ghost, run: str, author: str, later: bool
+) -> None:
+    """A success or no-op of a run means that its own rows or those of an earlier run are there."""
+    require(not later, "T2", f"{run} was told success of the rows of {author}, which began later")
+
+
 @invariant("T2")
 def a_version_contributes_rows_at_most_once(ghost: Ghost, key: tuple[str, int], times: int) -> None:
     """Each (transaction key, version) contributes rows at most once."""
