@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.simulation import plan as plans
 from tests.simulation.faults import EVENTS, STEADY
+from tests.simulation.invariants import Violation
 from tests.simulation.plan import Plan
 from tests.simulation.world import BookieNode, World
 
@@ -74,6 +75,8 @@ class Chaos:
             if isinstance(outcome, Exception):
                 raise outcome
         for node in self.world.nodes:
+            if node.stopping:
+                node.kill("all")
             await node.start()
         for node in self.world.nodes:
             await self._replace(node)
@@ -93,9 +96,10 @@ class Chaos:
     async def _replace(self, node: BookieNode) -> None:
         """Give a node a new disk that cannot start on its own, or that serves nothing any more
         while others are too few: what an operator would do, and it was counted as lost before."""
-        useless = node.running and node.unusable
-        if node.running and not useless:
+        if node.running and not node.unusable:
             return
+        if node.bookie_id not in self._lost:
+            raise Violation("15", f"{node.address} cannot start, and nothing was done to its disk")
         node.kill("all")
         node.blank()
         await node.start()
@@ -122,6 +126,11 @@ class Chaos:
 
     def start_later(self, node: BookieNode, after_s: float) -> None:
         self.spawn(self._start(node, after_s), f"{node.address} comes back")
+
+    async def restart(self, node: BookieNode, back_s: float) -> None:
+        """Stop the node in good order; it starts again after `back_s`."""
+        await node.stop()
+        await self._start(node, back_s)
 
     async def _start(self, node: BookieNode, after_s: float) -> None:
         await asyncio.sleep(after_s)

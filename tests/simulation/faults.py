@@ -136,6 +136,17 @@ def power_everywhere(chaos: "Chaos", rng: random.Random) -> str:
     return f"{len(running)} bookies" if running else ""
 
 
+@event("restart")
+def restart(chaos: "Chaos", rng: random.Random) -> str:
+    """One bookie is stopped in good order and started again; what it promised needs no more than
+    what is durable when it has stopped."""
+    node, back_s = _choice(rng, chaos.running()), _back_s(rng)
+    if node is None or node.bookie is None:
+        return ""
+    chaos.spawn(chaos.restart(node, back_s), f"{node.address} is restarted")
+    return f"{node.address}, back in {back_s} s"
+
+
 @event("blank")
 def blank(chaos: "Chaos", rng: random.Random) -> str:
     """One bookie's disk is lost for good, if the budget allows: its address gets a new one."""

@@ -79,7 +79,8 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
     """The plan of a run whose faults are of these classes."""
     quorum = rng.choice(QUORUMS)
     share = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.5, 0.8))
-    on = [name for name in classes if rng.random() < share]
+    of_each = f"{rng.random()}"
+    on = [name for name in classes if random.Random(f"{of_each} {name}").random() < share]
     over_budget = rng.random() < 0.1
     topics = rng.random() < 0.3 and not over_budget
     if over_budget:

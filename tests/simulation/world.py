@@ -17,6 +17,7 @@ from typing import Any
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
 from bookie_server.disk import DiskFailed
+from bookie_server.journal import JournalFailed
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -144,6 +145,7 @@ class BookieNode:
         self.running = False
         self.bookie: Bookie | None = None
         self._crowds: list[Callable[[], None]] = []
+        self._told_to_stop = 0
         self.boots = 0
         self._rng = world.loop.random_for(f"bookie {number}")
         self._generation = 0
@@ -215,6 +217,20 @@ class BookieNode:
     def _start_again(self) -> None:
         self._restart = asyncio.ensure_future(self.start())
 
+    async def stop(self) -> None:
+        """Stop in good order, as after SIGTERM: what is durable then is all that it needs."""
+        bookie, boots = self.bookie, self.boots
+        if bookie is None or self.stopping:
+            return
+        self._told_to_stop = boots
+        self.world.trace.note(self.address, "stops")
+        stopping = self.process.spawn(bookie.stop(), name=f"{self.address} stops")
+        (failure,) = await asyncio.gather(asyncio.shield(stopping), return_exceptions=True)
+        if isinstance(failure, Exception) and not isinstance(failure, DiskFailed | JournalFailed):
+            self.world.network.defects.append(failure)
+        if boots == self.boots:
+            self.kill("random" if failure else "none")
+
     def kill(self, keep: Keep = "random") -> None:
         """kill -9, and by `keep` the power with it."""
         if not self.running:
@@ -263,6 +279,10 @@ class BookieNode:
 
         self._crowds.append(end_of_crowd)
         return end_of_crowd
+
+    @property
+    def stopping(self) -> bool:
+        return self.running and self._told_to_stop == self.boots
 
     @property
     def unusable(self) -> bool:
