@@ -61,7 +61,6 @@ def test_a_process_that_dies_is_an_error_that_names_its_seeds():
 
 
 def test_ten_thousand_seeds_that_meet_too_little_are_too_tame():
-    pytest.importorskip("tests.simulation.sometimes")
     tame = command._too_tame(Tally(seeds=command.TAME))
     assert tame
     assert command._too_tame(Tally(seeds=command.TAME - 1)) == []

@@ -1,0 +1,139 @@
+"""How fast the simulation is, what its seeds are, and where the time goes.
+
+    python benchmarks/simulation.py                 200 seeds, one process
+    python benchmarks/simulation.py --seeds 1000 --start 50000
+
+Seeds a second are by processor time, so they are those of one core whatever else runs; but cores
+that share their caches and units with others are slower. Where the time goes is sampled: each
+sample counts for the innermost function of this repository, with what it calls elsewhere.
+"""
+
+import argparse
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.simulation import replay  # noqa: E402
+from tests.simulation.scenario import Outcome, SeedFailed, run_seed  # noqa: E402
+from tests.simulation.warm import collect, freeze, quiet  # noqa: E402
+
+SAMPLE_S = 0.001
+PARTS = {
+    "tests/simulation/loop.py": "event loop",
+    "tests/simulation/network.py": "network, store and disks",
+    "tests/simulation/store.py": "network, store and disks",
+    "tests/simulation/store_tree.py": "network, store and disks",
+    "tests/simulation/disk.py": "network, store and disks",
+    "tests/simulation/index.py": "network, store and disks",
+    "tests/simulation/invariants/": "observers and invariants",
+    "tests/simulation/observers.py": "observers and invariants",
+    "tests/simulation/watching.py": "observers and invariants",
+    "tests/simulation/sometimes.py": "observers and invariants",
+    "tests/simulation/ghost.py": "observers and invariants",
+    "tests/simulation/trace.py": "observers and invariants",
+    "tests/simulation/warm.py": "garbage collection",
+    "tests/simulation/": "actors, faults and audit",
+    "bookie_server/api/": "messages: encode and decode",
+    "bookie_server/": "bookies",
+    "spark_ledger/ledger/": "ledger clients",
+    "spark_ledger/bookies/": "ledger clients",
+    "spark_ledger/metadata/": "ledger clients",
+    "spark_ledger/topic/": "topics",
+}
+"""By the beginning of a file's path; the first that fits."""
+
+
+class Samples:
+    """Where the processor was, part by part."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Sample what runs inside."""
+        before = signal.signal(signal.SIGPROF, self._sample)
+        signal.setitimer(signal.ITIMER_PROF, SAMPLE_S, SAMPLE_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
+
+    def _sample(self, number: int, frame: FrameType | None) -> None:
+        root = f"{ROOT}/"
+        while frame is not None and not frame.f_code.co_filename.startswith(root):
+            frame = frame.f_back
+        part = "elsewhere" if frame is None else _part(frame.f_code.co_filename[len(root) :])
+        self.counts[part] = self.counts.get(part, 0) + 1
+
+
+def _part(path: str) -> str:
+    return next((part for start, part in PARTS.items() if path.startswith(start)), "elsewhere")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--start", type=int, default=0)
+    options = parser.parse_args()
+    freeze()
+    with quiet():
+        seeds = range(options.start, options.start + options.seeds)
+        run_seed(options.start)  # imports and caches
+        outcomes, failed, took_s = timed(seeds)
+        samples = Samples()
+        with samples.taken():
+            timed(seeds[: max(1, len(seeds) // 2)])
+    report(outcomes, failed, took_s, options)
+    total = max(1, sum(samples.counts.values()))
+    for part, count in sorted(samples.counts.items(), key=lambda each: -each[1]):
+        print(f"  {count / total:6.1%}  {part}")
+    return 1 if failed else 0
+
+
+def timed(seeds: range) -> tuple[list[Outcome], list[int], float]:
+    """The outcomes of clean seeds, those that failed, and the processor seconds it all took."""
+    outcomes, failed, begun = [], [], time.process_time()
+    for done, seed in enumerate(seeds, 1):
+        try:
+            outcomes.append(run_seed(seed, replay.drawn_plan(seed)))
+        except SeedFailed:
+            failed.append(seed)
+        collect(done)
+    return outcomes, failed, time.process_time() - begun
+
+
+def report(
+    outcomes: list[Outcome], failed: list[int], took_s: float, options: argparse.Namespace
+) -> None:
+    def middle(numbers: Iterator[float]) -> float:
+        return statistics.median([*numbers] or [0])
+
+    steps = sum(outcome.steps for outcome in outcomes)
+    simulated_s = sum(outcome.simulated_s for outcome in outcomes)
+    judged = sum(sum(outcome.checks.values()) for outcome in outcomes)
+    topics = sum(outcome.plan.topics for outcome in outcomes)
+    print(f"{options.seeds} seeds from {options.start}, failed: {failed or 'none'}")
+    print(
+        f"  {options.seeds / took_s:.1f} seeds/s on one core,"
+        f" {simulated_s / took_s:.0f} simulated seconds a second, {steps / took_s:.0f} steps/s"
+    )
+    print(
+        f"  a seed (median): {middle(o.entries for o in outcomes):g} entries appended,"
+        f" {middle(o.faults for o in outcomes):g} faults,"
+        f" {middle(o.simulated_s for o in outcomes):.0f} simulated seconds"
+    )
+    print(f"  {judged / max(1, len(outcomes)):.0f} judgements a seed; {topics} seeds with topics")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
