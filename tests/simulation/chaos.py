@@ -75,7 +75,7 @@ class Chaos:
             if isinstance(outcome, Exception):
                 raise outcome
         for node in self.world.nodes:
-            if node.stopping:
+            if node.stopping or node.doomed:
                 node.kill("all")
             await node.start()
         for node in self.world.nodes:

@@ -285,6 +285,14 @@ class BookieNode:
         return self.running and self._told_to_stop == self.boots
 
     @property
+    def doomed(self) -> bool:
+        """It could not make its next journal segment, and exits once this one is full."""
+        if self.bookie is None:
+            return False
+        following = self.bookie._journal._next
+        return following.done() and not following.cancelled() and bool(following.exception())
+
+    @property
     def unusable(self) -> bool:
         """It runs, but its index is rotten: it can take nothing and knows nothing."""
         disk = self.ledger_disk
