@@ -64,7 +64,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("ledger deleted", "the record of a closed ledger was removed"),
     ("three recoveries of one ledger at once", "more than two clients recovered it at a time"),
     ("marked by one, closed by another", "who closed found the ledger IN_RECOVERY already"),
-    ("long poll ended by a deletion", "a waiting reader was told that the ledger is gone"),
+    ("long poll ended by a deletion", "the ledger was deleted while a reader waited"),
     ("append: TimedOut", "an add was given up as a whole"),
     ("append: NotEnoughBookies", "a write set had too few bookies left, for too long"),
     ("append: Fenced", "a writer heard that its ledger is fenced"),
@@ -198,8 +198,6 @@ class Situations:
         bookie_id, lac = request.bookie_id, response.last_add_confirmed
         if request.fence and response.status is Status.OK:
             self._woke(bookie_id, ledger, NO_ENTRY, exchange, "a fence")
-        if request.wait_ms and response.status is Status.LEDGER_DELETED:
-            self.ghost.meet("long poll ended by a deletion")
         if not request.wait_ms or response.status is not Status.OK:
             return
         if lac > request.previous_lac or response.fenced:
@@ -207,7 +205,8 @@ class Situations:
             poll = _Poll(bookie_id, ledger.ledger_id, news, response.fenced, exchange.ended)
             self._polls.append(poll)
         else:
-            self.ghost.meet("long poll ended by time-out")
+            cause = "a deletion" if ledger.deleted else "time-out"
+            self.ghost.meet(f"long poll ended by {cause}")
 
     def write_lac(
         self,
