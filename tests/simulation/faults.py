@@ -280,6 +280,13 @@ def missed_watches(chaos: "Chaos", rng: random.Random) -> str:
     return f"{faults.missed:.0%} of the changes"
 
 
+@steady("slow store")
+def slow_store(chaos: "Chaos", rng: random.Random) -> str:
+    faults = chaos.world.store.faults
+    faults.delay_s = (0.0002, rng.choice((0.03, 0.2, 0.6)))
+    return f"up to {faults.delay_s[1]} s each way"
+
+
 @event("suspension")
 def suspension(chaos: "Chaos", rng: random.Random) -> str:
     session, seconds = _session(chaos, rng), rng.choice((0.5, 3.0, 20.0, 40.0))
