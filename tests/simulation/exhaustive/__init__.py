@@ -1,0 +1,1 @@
+"""Every interleaving of a small scope, by production code: see docs/exhaustive.md."""
