@@ -304,14 +304,15 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def run_until_complete(self, main: Any, *, time_max_s: float = float("inf")) -> Any:
         """Run until `main` ends; returns its result or raises its exception, Deadlock, Livelock."""
+        global _running
         asyncio._set_running_loop(self)
-        self._running = True
+        self._running, _running = True, self
         try:
             task = main if isinstance(main, asyncio.Future) else self.create_task(main, name="main")
             self._run_until(task, time_max_s)
             return task.result()
         finally:
-            self._running = False
+            self._running, _running = False, None
             asyncio._set_running_loop(None)
 
     def _run_until(self, task: "asyncio.Future[Any]", time_max_s: float) -> None:
@@ -364,7 +365,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def shut(self) -> None:
         """Cancel what is left and let it end; then the loop is closed."""
-        self._running = True
+        global _running
+        self._running, _running = True, self
         asyncio._set_running_loop(self)
         try:
             for _ in range(100):
@@ -378,7 +380,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                     with suppress(Exception):
                         handle._context.run(handle._callback, *handle._args)
         finally:
-            self._running = False
+            self._running, _running = False, None
             asyncio._set_running_loop(None)
             self.close()
             self._let_go()
@@ -391,6 +393,9 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks = Tasks()
         for process in self._processes:
             process.let_go()
+
+
+_running: SimLoop | None = None
 
 
 def _held_back(handle: Handle) -> bool:
@@ -409,9 +414,14 @@ def _where(task: "asyncio.Task[Any]") -> str:
 
 def current() -> SimLoop:
     """The simulated loop that runs now."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, SimLoop), "this needs the simulated loop: use simulation.loop.run"
-    return loop
+    assert _running is not None, "this needs the simulated loop: use simulation.loop.run"
+    return _running
+
+
+def running() -> SimLoop | None:
+    """The same, or None when there is none. (asyncio.get_running_loop asks the kernel for the
+    process' id each time.)"""
+    return _running
 
 
 def run(

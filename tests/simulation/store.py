@@ -41,7 +41,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-from tests.simulation.loop import SimLoop
+from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
 
@@ -517,8 +517,9 @@ class SimSession:
             self._seen += 1
             for change in commit.changes:
                 self._replica.put(change.path, change.after)
-            for change in commit.changes:
-                self._fire_for(change)
+            if self._data_watches or self._child_watches:
+                for change in commit.changes:
+                    self._fire_for(change)
 
     def _fire_for(self, change: Change) -> None:
         missed = self._store.faults.missed
@@ -539,9 +540,11 @@ class SimSession:
             self._child_watches.pop(split(change.path)[0], None)
 
     def _fire(self, watches: _Watches, path: str) -> None:
-        loop = asyncio.get_running_loop()
-        for watcher, context in watches.pop(path, ()):
-            loop.call_soon(watcher, context=context)
+        waiting = watches.pop(path, None)
+        if waiting:
+            loop = asyncio.get_running_loop()
+            for watcher, context in waiting:
+                loop.call_soon(watcher, context=context)
 
     def _delay(self) -> float:
         shortest, longest = self._store.faults.delay_s
@@ -557,8 +560,8 @@ def _add_watch(watches: _Watches, path: str, watch: Watcher, context: Context) -
 
 def _now() -> float:
     """The true time: the store's own clock never jumps, whichever process asks."""
-    loop = asyncio.get_running_loop()
-    return loop.now if isinstance(loop, SimLoop) else loop.time()
+    loop = running()
+    return asyncio.get_running_loop().time() if loop is None else loop.now
 
 
 def _settle(request: _Request, outcome: Any) -> None:
