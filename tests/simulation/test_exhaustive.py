@@ -82,16 +82,16 @@ def test_the_same_scope_explored_twice_is_the_same():
 
 def test_recovery_reads_that_do_not_fence_are_found_in_a_and_nothing_without_them():
     with mutated("2614"):
-        found = explore(A, Limits(events_max=11)).found
-    assert explore(A, Limits(events_max=11, states_max=found.states)).found.violation == ""
+        found = explore(A, Limits(events_max=8)).found
+    assert explore(A, Limits(events_max=8, states_max=found.states)).found.violation == ""
     assert found.violation.startswith("invariant 24:")  # decided by answers that do not fence
     assert "to CLOSED at -1" in told(found.story)[-1]
 
 
 def test_a_reply_before_the_fence_is_durable_is_found_when_a_bookie_crashes():
     with mutated("D1"):
-        found = explore(C, Limits(events_max=8)).found
-    assert explore(C, Limits(events_max=8, states_max=20 * found.states)).found.violation == ""
+        found = explore(C, Limits(events_max=5)).found
+    assert explore(C, Limits(events_max=5, states_max=20 * found.states)).found.violation == ""
     assert found.violation.startswith("invariant 13:")
     assert [event for _, event in found.story[-2:]] == ["crash", "restart"]
     assert isinstance(found.story[-3][1], Message)
