@@ -24,6 +24,7 @@ from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
 from spark_ledger.ledger import reader as core_reader
 from spark_ledger.ledger import writer as core_writer
+from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
@@ -222,7 +223,7 @@ class LedgerWriter:
             try:
                 append(future, payload, rows)
             except Exception as wrong:
-                future.set_exception(wrong)
+                refuse(future, wrong)  # and go on: others wait behind it
 
     async def _room(self) -> None:
         self._take_over()

@@ -15,8 +15,10 @@ import asyncio
 from asyncio import InvalidStateError
 from collections.abc import Callable, Mapping
 from concurrent.futures import InvalidStateError as ThreadInvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
@@ -360,14 +362,19 @@ def _resolve(add: PendingAdd, failure: LedgerError | None) -> None:
     waiter, add.waiter = add.waiter, None
     if waiter is None:
         return
-    try:
-        if failure is None:
-            waiter.set_result(add.entry_id)
-        else:
-            waiter.set_exception(failure)
-            waiter.exception()  # asked for here: not every caller looks at every add
-    except (InvalidStateError, ThreadInvalidStateError):
-        pass
+    if failure is not None:
+        refuse(waiter, failure)
+        return
+    with suppress(InvalidStateError, ThreadInvalidStateError):
+        waiter.set_result(add.entry_id)
+
+
+def refuse(waiter: Any, failure: Exception) -> None:
+    """Tell a future, of asyncio or concurrent.futures, that fails; one that was given up is no
+    error."""
+    with suppress(InvalidStateError, ThreadInvalidStateError):
+        waiter.set_exception(failure)
+        waiter.exception()  # asked for here: not every caller looks at every add
 
 
 def _nothing() -> None:

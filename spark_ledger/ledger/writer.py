@@ -23,7 +23,7 @@ from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerClosed, LedgerError, MessageTooBig
 from spark_ledger.ledger import transitions
-from spark_ledger.ledger.add_pipeline import AddPipeline
+from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.missing_copies import MissingCopy
@@ -128,8 +128,7 @@ class LedgerWriter:
         size = sum(map(len, parts))
         refusal = self._refusal(size, rows)
         if refusal is not None:
-            waiter.set_exception(refusal)
-            waiter.exception()
+            refuse(waiter, refusal)
             return
         entry_id = self._next_entry
         self._next_entry = entry_id + 1

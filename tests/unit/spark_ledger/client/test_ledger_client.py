@@ -1,0 +1,55 @@
+"""The blocking writer between its callers' threads and the loop."""
+
+import threading
+from concurrent.futures import CancelledError
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.client.ledger_client import LedgerWriter
+from spark_ledger.client.loop import background_loop
+from tests.unit.spark_ledger.ledger.fakes import cluster_of
+
+
+@pytest.fixture
+def writer():
+    background = background_loop()
+    _, ledgers = background.run(cluster_of(3, entry_bytes_max=1000))
+    core = background.run(ledgers.create(3, 3, 2))
+    yield LedgerWriter(background, core, ledgers.config.inflight_bytes)
+    background.run(ledgers.close())
+
+
+@pytest.fixture
+def loop_held():
+    """The loop does nothing until the event is set."""
+    held = threading.Event()
+    background_loop().loop.call_soon_threadsafe(held.wait)
+    yield held
+    held.set()
+
+
+@pytest.mark.parametrize("refused", [(b"x" * 2000, 0), (b"x", -1)], ids=["too large", "rows"])
+def test_an_append_given_up_before_it_is_refused_keeps_back_none_after_it(
+    writer, loop_held, refused
+):
+    given_up = writer.append_async(*refused)
+    assert given_up.cancel()
+    after = writer.append_async(b"1")
+    loop_held.set()
+    assert after.result(timeout=5) == 0
+    with pytest.raises(CancelledError):
+        given_up.result()
+
+
+def test_an_append_given_up_before_it_is_sent_is_written_all_the_same(writer, loop_held):
+    given_up, after = writer.append_async(b"0"), writer.append_async(b"1")
+    assert given_up.cancel()
+    loop_held.set()
+    assert after.result(timeout=5) == 1
+
+
+def test_what_is_refused_fails_alone(writer):
+    with pytest.raises(errors.MessageTooBig):
+        writer.append(b"x" * 2000)
+    assert writer.append(b"0") == 0
