@@ -10,6 +10,7 @@ unless the runs were used up.
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -147,14 +148,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--mutant", default="", help="a known bug to put in")
     parser.add_argument("--runs", type=int, default=RUNS_MAX, help="runs to try at most")
     options = parser.parse_args(arguments)
-    with quiet(), replay.mutated(options.mutant) as changes:
-        plan = replay.changed_plan(options.seed, {**changes, **replay.parsed(options.plan)})
-        try:
+    try:
+        with quiet(), replay.mutated(options.mutant) as changes:
+            plan = replay.changed_plan(options.seed, {**changes, **replay.parsed(options.plan)})
             shrunk = shrink(plan, broken_in(options.seed), options.runs)
-        except ValueError as error:
-            print(f"seed {options.seed}: {error}")
-            return 1
-        print(tell(options.seed, shrunk.plan))
+            print(tell(options.seed, shrunk.plan))
+    except ValueError as error:
+        print(f"error: seed {options.seed}: {error}", file=sys.stderr)
+        return 1
     print(f"\ninvariant {shrunk.invariant}, after {shrunk.runs} runs; was: {plan}")
     print(f"now: {shrunk.plan}")
     print(f"faults that happen in it: {', '.join(shrunk.faults) or 'none'}")

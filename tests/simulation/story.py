@@ -8,7 +8,7 @@ was lost once or twice.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, unpack_header
@@ -56,7 +56,8 @@ def _story(recorder: Recorder, failure: SeedFailed, lines_max: int) -> list[str]
         told += _messages(recorder.messages, ledger_id, scene.time_s)
     told.sort(key=lambda line: line.time_s)
     entry = re.search(r"entr(?:y|ies) (\d+)", scene.violation)
-    events = _shortened(_merged(told, int(entry[1]) if entry else None), lines_max - 24)
+    merged = _merged(told, int(entry[1]) if entry else None)
+    events = _shortened(_repeated(merged), lines_max - 24)
     head = [f"seed {failure.seed}: {_named(scene.violation)[:300]}"]
     return [*head, *(f"{t.time_s:11.4f}  {t.text}"[:200] for t in events), *_ending(scene)]
 
@@ -257,6 +258,24 @@ def _as_one(row: Sequence[Told]) -> list[Told]:
     acked = [line.entry_id for line in row if " acked" in line.text and line.entry_id is not None]
     told = f"its writer adds and is answered OK by all; acked: {_ranges(acked) or 'none'}"
     return [Told(row[0].time_s, f"{told} ({len(row)} events until {row[-1].time_s:.4f})")]
+
+
+def _repeated(told: Sequence[Told]) -> list[Told]:
+    """Lines in a row that say the same, but for the entry, as one."""
+    kept: list[Told] = []
+    count, said, ids = 1, "", [""]
+    for line in told:
+        number = re.search(r"^its writer: entry (\d+) failed$", line.text)
+        same = "its writer: entries failed" if number else line.text
+        if kept and same == said:
+            count += 1
+            ids.append(number[1] if number else "")
+            more = f"{said}: {ids[0]} to {ids[-1]}" if number else f"{said} ({count} times)"
+            kept[-1] = replace(kept[-1], text=more)
+        else:
+            count, said, ids = 1, same, [number[1] if number else ""]
+            kept.append(line)
+    return kept
 
 
 def _shortened(told: list[Told], lines_max: int) -> list[Told]:

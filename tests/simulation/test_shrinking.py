@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation import replay
+from tests.simulation import replay, story
 from tests.simulation.chaos import Plan
 from tests.simulation.recorder import recording
 from tests.simulation.scenario import run_seed
 from tests.simulation.shrink import broken_in, shrink
-from tests.simulation.story import tell
+from tests.simulation.story import Told, tell
 from tests.simulation.warm import quiet
 
 MUTANT = "reply before the fence"  # D1
@@ -51,11 +51,11 @@ def test_a_lost_fence_is_made_small_and_told_with_the_bookie_that_forgot_it():
         seed, plan, invariant = failing()
         small = shrink(plan, broken_in(seed), runs_max=80)
         found = replay.broken_by(seed, small.plan)
-        story = tell(seed, small.plan)
+        told = tell(seed, small.plan)
     assert found is not None and found[0] == small.invariant == invariant
     on = [name for name in small.plan.faults if name not in small.plan.without]
     assert len(on) < len(plan.faults)
-    lines = story.split("\n")
+    lines = told.split("\n")
     assert len(lines) <= 80
     forgetful = [line.split()[0] for line in lines if "no fence record, and it had said" in line]
     assert any(f"{name} had replied to a fence of ledger" in lines[0] for name in forgetful)
@@ -129,3 +129,34 @@ def test_the_search_ends_when_its_runs_are_used_up():
 def test_a_run_that_breaks_nothing_cannot_be_made_small():
     with pytest.raises(ValueError, match="breaks nothing"):
         shrink(PLAN, lambda plan: None)
+
+
+# -- fewer lines ---------------------------------------------------------------------------------
+
+
+def test_lines_that_say_the_same_are_told_once():
+    failed = [Told(1.0, f"its writer: entry {n} failed") for n in (3, 4, 5)]
+    fenced = [Told(2.0, "writer.1: append: fenced")] * 2
+    told = [line.text for line in story._repeated([*failed, *fenced, Told(3.0, "end")])]
+    assert told == [
+        "its writer: entries failed: 3 to 5",
+        "writer.1: append: fenced (2 times)",
+        "end",
+    ]
+
+
+def test_adds_that_went_well_are_told_together_but_not_the_entry_it_is_about():
+    plain = [Told(float(n), f"its writer: entry {n} acked", True, n) for n in range(9)]
+    told = story._merged(plain, about=4)
+    assert [line.text.split(";")[-1].split("(")[0].strip() for line in told] == [
+        "acked: 0-3",
+        "its writer: entry 4 acked",
+        "acked: 5-8",
+    ]
+
+
+def test_a_long_story_says_what_it_leaves_out():
+    told = story._shortened([Told(float(n), str(n)) for n in range(100)], 20)
+    assert len(told) == 20
+    assert told[5].text == "... 81 events are left out ..."
+    assert told[-1].text == "99"
