@@ -20,7 +20,7 @@ test: ; $(HAVE_PYTHON)
 SEEDS ?= 20000
 START ?= 0
 simulate: ; $(HAVE_PYTHON)
-	@$(PYTHON) scripts/setup.py dev demo
+	@$(PYTHON) scripts/setup.py dev
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --start $(START) --jobs 0 $(ARGS)
 
 chaos: ; $(HAVE_PYTHON)
