@@ -65,6 +65,8 @@ def lines(report: Report) -> list[str]:
         f"  {found.states:,} states, {found.steps:,} steps, {report.ghosts:,} ghosts,"
         f" longest run {found.longest} events; {found.seconds:.1f} s, {speed:,.0f} steps/s",
     ]
+    if found.audits:
+        text.append(f"  if both clients die there: recovered in {found.audits:,} different states")
     if found.runs:
         text.append(f"  they stand for {found.runs:,} runs of {found.traces:,} traces")
     judged = ", ".join(f"{name} ({times:,})" for name, times in sorted(report.judged.items()))

@@ -155,9 +155,12 @@ class BookieActor(Actor):
     # -- life ----------------------------------------------------------------------------------
 
     def set_free(self) -> None:
-        """From now on syncs take no time."""
+        """From now on syncs take no time, those under way included."""
         for disk in self._disks:
             disk.free = True
+            while disk.syncing:
+                disk.end_sync()
+        self._loop.settle()
 
     def _boot(self) -> None:
         self._loop = ActorLoop(grace_s=0.0)
@@ -186,7 +189,8 @@ class BookieActor(Actor):
     def _restart(self) -> None:
         """Boot in one go (nobody hears of it before it serves), and say what it still knows."""
         self.down = False
-        self.set_free()
+        for disk in self._disks:
+            disk.free = True
         self._boot()
         self._seen.append(Seen("restarted", (self.bookie_id, self._ledger_id, *self.facts())))  # type: ignore[misc]
         self.begin()

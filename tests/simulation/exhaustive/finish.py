@@ -1,4 +1,4 @@
-"""The judgement of a final state: nothing can happen any more, and a fresh client has a look.
+"""What a fresh client finds, in a final state and when the others die before.
 
 Always true: the fresh client is the real one, and asks the real bookies and store as they are in
 that state; it is asked once for each way in which they can differ.
@@ -12,14 +12,14 @@ from tests.simulation import invariants
 from tests.simulation.exhaustive.actors import Actor, BookieActor
 from tests.simulation.exhaustive.behaviour import Kind
 from tests.simulation.exhaustive.judge import Judge
-from tests.simulation.exhaustive.messages import STORE
+from tests.simulation.exhaustive.messages import RESTART, STORE
 from tests.simulation.exhaustive.stage import AUDITOR, LEDGER_ID, RECOVERER, WRITER, Stage, pump
 from tests.simulation.ghost import Ghost
 from tests.simulation.invariants import Violation
 
 
 class Finish:
-    """Judges final states of one scope."""
+    """Judges the states of one scope."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
@@ -46,6 +46,17 @@ class Finish:
         finally:
             judge.count(ghost)
         return outcome, ""
+
+    def interrupted(self, kinds: Mapping[str, Kind], number: int, judge: Judge) -> str:
+        """Both clients die and what is on its way is lost; what is then wrong, or ""."""
+        ghost = judge.ghost(number)
+        try:
+            self._read_again(kinds, ghost)
+        except Violation as violation:
+            return str(violation)
+        finally:
+            judge.count(ghost)
+        return ""
 
     def _everybody_ended(self, kinds: Mapping[str, Kind]) -> None:
         """Without a crash nothing may be left waiting: 34."""
@@ -95,6 +106,8 @@ class Finish:
         for event in kind.example.events():
             actor.do(event)
         if isinstance(actor, BookieActor):
+            if actor.down:
+                actor.do(RESTART)
             actor.set_free()
         return actor
 

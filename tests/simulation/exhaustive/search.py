@@ -32,6 +32,8 @@ class Found:
     complete: bool = False
     ends: dict[Hashable, int] = field(default_factory=dict)
     """How many final states have which outcome."""
+    audits: int = 0
+    """How many ways the clients' death in some state was followed by a fresh client's recovery."""
     depth_done: int = 0
     """Every run of up to so many events was followed to its last."""
     open: int = 0
@@ -73,7 +75,10 @@ class Composition:
         self._masks = [(1 << len(self._learners[n].kinds).bit_length()) - 1 for n in self._names]
         self._keeps = [self._kept(name) for name in self._names]
         self._rows = [self._table(place, name) for place, name in enumerate(self._names)]
-        self._judge_final = final or Finish(behaviours.stage).judge
+        finish = Finish(behaviours.stage)
+        self._judge_final = final or finish.judge
+        self._interrupted = None if final else finish.interrupted
+        self._shown = [self._facts_of(name) for name in self._names]
 
     # -- tables --------------------------------------------------------------------------------
 
@@ -90,6 +95,14 @@ class Composition:
     def _table(self, place: int, name: str) -> list[list[_Row]]:
         kinds = self._learners[name].kinds
         return [self._rows_of(place, name, number, kind) for number, kind in enumerate(kinds)]
+
+    def _facts_of(self, name: str) -> list[int]:
+        """By kind, a number for what a bookie or the store shows; clients show nothing."""
+        numbers: dict[Hashable, int] = {}
+        kinds = self._learners[name].kinds
+        if kinds[0].example.waiting is not None:
+            return [0] * len(kinds)
+        return [numbers.setdefault(kind.facts, len(numbers)) for kind in kinds]
 
     def _rows_of(self, place: int, name: str, number: int, kind: Kind) -> list[_Row]:
         rows = []
@@ -152,7 +165,9 @@ class Composition:
         depth_ends, depth = 1, 0
         at = 0
         after, ghost_shift = self.judge.after, self._ghost_shift
-        fields = list(zip(self._rows, self._keeps, self._shifts, self._masks, strict=True))
+        columns = (self._rows, self._keeps, self._shown, self._shifts, self._masks)
+        fields = list(zip(*columns, strict=True))
+        audited: dict[tuple[int, ...], None] = {}
         while at < len(order):
             if at == depth_ends:
                 depth, depth_ends = depth + 1, len(order)
@@ -160,11 +175,17 @@ class Composition:
                 break
             state = order[at]
             ghost = state >> ghost_shift
-            keep, enabled = -1, []
-            for rows, keeps, shift, mask in fields:
+            keep, enabled, shown = -1, [], [ghost]
+            for rows, keeps, shows, shift, mask in fields:
                 kind = state >> shift & mask
                 keep &= keeps[kind]
                 enabled.append(rows[kind])
+                shown.append(shows[kind])
+            key = tuple(shown)
+            if key not in audited:
+                audited[key] = None
+                if self._dying(found, state):
+                    return self._ended(found, began, at, None, (order, parents, choices))
             steps = found.steps
             for rows_now in enabled:
                 for need, change, kept, seen, choice in rows_now:
@@ -186,19 +207,28 @@ class Composition:
                 return self._ended(found, began, at, None, (order, parents, choices))
             at += 1
         found.complete = at == len(order)
-        found.states, found.longest = len(order), depth
+        found.states, found.longest, found.audits = len(order), depth, len(audited)
         found.depth_done, found.open = max(0, depth - 1), len(order) - at
         found.seconds = time.perf_counter() - began
         return found
 
-    def _final(self, found: Found, state: int) -> bool:
-        """Judge a state in which nothing can happen any more; whether it is as it must be."""
-        kinds = {
+    def _kinds(self, state: int) -> dict[str, Kind]:
+        return {
             name: self._learners[name].kinds[state >> shift & mask]
             for name, shift, mask in zip(self._names, self._shifts, self._masks, strict=True)
         }
+
+    def _dying(self, found: Found, state: int) -> bool:
+        """Whether something is lost if both clients die in this state."""
+        if self._interrupted is not None:
+            ghost = state >> self._ghost_shift
+            found.violation = self._interrupted(self._kinds(state), ghost, self.judge)
+        return bool(found.violation)
+
+    def _final(self, found: Found, state: int) -> bool:
+        """Judge a state in which nothing can happen any more; whether it is as it must be."""
         ghost = state >> self._ghost_shift
-        outcome, violation = self._judge_final(kinds, ghost, self.judge)
+        outcome, violation = self._judge_final(self._kinds(state), ghost, self.judge)
         found.ends[outcome] = found.ends.get(outcome, 0) + 1
         if violation:
             found.violation = violation

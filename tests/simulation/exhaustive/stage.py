@@ -178,8 +178,8 @@ def pump(actors: Mapping[str, Actor]) -> tuple[dict[str, list[Message]], list[Se
     while True:
         if queue:
             message = queue.popleft()
-            actor = actors[message.to]
-            if message.answer and not actor.waits_for(message.asked):
+            actor = actors.get(message.to)
+            if actor is None or (message.answer and not actor.waits_for(message.asked)):
                 continue
             history.setdefault(message.to, []).append(message)
             step = actor.do(message)
