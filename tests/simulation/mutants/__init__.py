@@ -5,7 +5,7 @@ describes (production code has no switch for it); it is caught when an invariant
 bound fails, not when it raises. The same seeds are clean without it.
 """
 
-from tests.simulation.mutants import adding, bookies, recovering, topics
+from tests.simulation.mutants import adding, bookies, reading, records, recovering, topics
 from tests.simulation.mutants.mutant import Mutant, run_changed
 
 __all__ = ["MUTANTS", "Mutant", "run_changed"]
@@ -14,5 +14,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *adding.MUTANTS,
     *recovering.MUTANTS,
     *bookies.MUTANTS,
+    *records.MUTANTS,
+    *reading.MUTANTS,
     *topics.MUTANTS,
 )

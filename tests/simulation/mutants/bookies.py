@@ -1,9 +1,56 @@
 """Bugs of the storage node: what it promises, what it forgets, what it denies."""
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
-from bookie_server import bookie, journal, ledger_handle, replay
+from bookie_server import (
+    adder,
+    bookie,
+    journal,
+    ledger_directory,
+    ledger_handle,
+    ledger_storage,
+    replay,
+)
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
 from tests.simulation.mutants.mutant import Mutant
+
+CRASHING = {
+    "quorum": (3, 3, 2),
+    "bookies": 3,
+    "faults": ("power", "kill"),
+    "between_s": 0.6,
+    "writers": 2,
+    "recoverers": 2,
+    "tailers": 0,
+}
+SLOW_SYNC = {**CRASHING, "faults": ("power", "slow disk")}
+RACING = {
+    **CRASHING,
+    "faults": ("slow store",),
+    "chaos_s": 14.0,
+    "between_s": 0.5,
+    "recoverers": 3,
+    "entries": (10, 30),
+}
+QUIET = {
+    **CRASHING,
+    "bookies": 8,
+    "chaos_s": 18.0,
+    "between_s": 0.5,
+    "writers": 1,
+    "recoverers": 3,
+    "entries": (1, 2),
+}
+"""Each bookie meets few ledgers, so that it flushes a fence and nothing else."""
+REPLACED = {**CRASHING, "bookies": 4, "faults": ("blank", "pause", "partition")}
+ROTTEN = {**CRASHING, "faults": ("bit rot", "kill")}
+AGAIN = {**CRASHING, "faults": ("zombie", "loss", "slow network"), "slow": 0.1}
+FORGED = {**CRASHING, "faults": ("forgery", "kill")}
+GUARDED = {**CRASHING, "faults": ("wrong token",), "password": True}
+TAILED = {**CRASHING, "faults": ("slow network",), "tailers": 2, "recoverers": 0}
 
 
 def ack_before_sync(append: Any) -> Any:
@@ -19,6 +66,14 @@ def ack_before_sync(append: Any) -> Any:
 def forgets_fences(apply: Any) -> Any:
     async def applied(record: Any, storage: Any) -> None:
         if record.kind is not replay.Kind.FENCE:
+            await apply(record, storage)
+
+    return applied
+
+
+def forgets_entries(apply: Any) -> Any:
+    async def applied(record: Any, storage: Any) -> None:
+        if record.kind is not replay.Kind.ENTRY:
             await apply(record, storage)
 
     return applied
@@ -41,17 +96,141 @@ def takes_adds_when_fenced(refusal: Any) -> Any:
     return never_fenced
 
 
+def fence_of_empty_ledgers_only(refusal: Any) -> Any:
+    """A ledger that has entries here is known already: its fence is not looked at again."""
+
+    def seen(self: Any, token: bytes, recovery: bool) -> Any:
+        return refusal(self, token, recovery or self.last_entry >= 0)
+
+    return seen
+
+
+def one_handle_for_each_request(meet: Any) -> Any:
+    """Whoever comes before the first handle is made gets one of its own, of what it read then."""
+
+    async def meet_alone(self: Any, ledger_id: int) -> Any:
+        handle = self._handles.get(ledger_id)
+        if handle is None:
+            before = self._storage.state(ledger_id)
+            handle = await self._meet(ledger_id)
+            handle.state = before or replace(handle.state, fenced=False)
+        return handle
+
+    return meet_alone
+
+
+def any_token_will_do(allows: Any) -> Any:
+    """There is one token, for whatever use."""
+
+    def allowed(self: Any, use: str, token: bytes) -> Any:
+        return any(allows(self, each, token) for each in ("read", "add", "recover"))
+
+    return allowed
+
+
+def leaves_waiters(wait_beyond: Any) -> Any:
+    async def left(self: Any, previous_lac: int, wait_s: float) -> None:
+        await wait_beyond(self, previous_lac, wait_s)
+        if wait_s > 0 and self.last_add_confirmed <= previous_lac and not self.state.fenced:
+            self._waiters[asyncio.get_running_loop().create_future()] = None
+
+    return left
+
+
+def checkpoint_skips_states(begin_flush: Any) -> Any:
+    def without_states(self: Any) -> None:
+        if not self._cache.active.bytes and self._journal is not None:
+            self._dirty = {}  # nothing cached, so nothing to flush
+        begin_flush(self)
+
+    return without_states
+
+
+def checkpoint_at_its_end(move: Any) -> Any:
+    async def as_of_now(self: Any, mark: Any) -> None:
+        await move(self, self._journal.synced)
+
+    return as_of_now
+
+
+def damage_is_absence(read_response: Any) -> Any:
+    def without_damaged(self: Any, request: Any, handle: Any, found: Any) -> Any:
+        answer = read_response(self, request, handle, found)
+        absent = m.EntryResult(self._absence(handle))
+        results = [absent if r.status is Status.IO_ERROR else r for r in answer.results]
+        return answer._replace(results=results)
+
+    return without_damaged
+
+
+def limbo_is_absence(absence: Any) -> Any:
+    return lambda self, handle: Status.NO_SUCH_ENTRY
+
+
+def any_identity(handle: Any) -> Any:
+    async def whoever(self: Any, request: Any) -> Any:
+        return await handle(self, request._replace(bookie_id=self.bookie_id))
+
+    return whoever
+
+
+def takes_other_bytes(compare: Any) -> Any:
+    def same_id(self: Any, header: Any, stored: Any, recovery: bool) -> Any:
+        status = compare(self, header, stored, recovery)
+        return Status.OK if status is Status.CONFLICTING_ENTRY else status
+
+    return same_id
+
+
+def lac_in_the_identity(compare: Any) -> Any:
+    def with_lac(self: Any, header: Any, stored: Any, recovery: bool) -> Any:
+        cached = self._storage.cached(header.ledger_id, header.entry_id)
+        known = stored.get((header.ledger_id, header.entry_id))
+        if cached is not None:
+            known = adder.unpack_header(cached)
+        if isinstance(known, adder.EntryHeader) and known != header:
+            return Status.CONFLICTING_ENTRY
+        return compare(self, header, stored, recovery)
+
+    return with_lac
+
+
+S, H = ledger_storage.LedgerStorage, ledger_handle.LedgerHandle
+B, D = bookie.Bookie, ledger_directory.LedgerDirectory
 MUTANTS = (
-    Mutant("ack before sync", "BP-46 (15)", journal.Journal, "append", ack_before_sync),
-    Mutant("fence forgotten at replay", "BP-46 (12)", replay, "_apply", forgets_fences),
+    Mutant("fence forgotten at replay", "BP-46, 1", replay, "_apply", forgets_fences, CRASHING),
+    Mutant("entries forgotten at replay", "BP-46, 2", replay, "_apply", forgets_entries, CRASHING),
+    Mutant("ack before sync", "BP-46 (15)", journal.Journal, "append", ack_before_sync, SLOW_SYNC),
+    Mutant("reply before the fence", "D1", B, "_fence", replies_before_fence_is_durable, SLOW_SYNC),
+    Mutant("adds taken when fenced", "1.8", H, "refusal_of_add", takes_adds_when_fenced),
     Mutant(
-        "reply before the fence", "D1", bookie.Bookie, "_fence", replies_before_fence_is_durable
-    ),
-    Mutant(
-        "adds taken when fenced",
-        "1.8 (14)",
-        ledger_handle.LedgerHandle,
+        "fence unchecked once entries are known",
+        "1.8",
+        H,
         "refusal_of_add",
-        takes_adds_when_fenced,
+        fence_of_empty_ledgers_only,
     ),
+    Mutant("two handles for one ledger", "BK#4701", D, "meet", one_handle_for_each_request, RACING),
+    Mutant(
+        "checkpoint without fences", "BK#4843", S, "begin_flush", checkpoint_skips_states, QUIET
+    ),
+    Mutant(
+        "checkpoint mark too far", "BK#4740", S, "_move_checkpoint", checkpoint_at_its_end, CRASHING
+    ),
+    Mutant("damage answered as absence", "BK#2908", B, "_read_response", damage_is_absence, ROTTEN),
+    Mutant("limbo answered as absence", "BP-46", B, "_absence", limbo_is_absence, ROTTEN),
+    Mutant("any identity at an address", "BK#4812", B, "handle", any_identity, REPLACED),
+    Mutant(
+        "other bytes under the same id",
+        "BK#1066",
+        adder.Adder,
+        "_compare",
+        takes_other_bytes,
+        FORGED,
+    ),
+    Mutant(
+        "LAC part of the identity", "hazard 41", adder.Adder, "_compare", lac_in_the_identity, AGAIN
+    ),
+    Mutant("any token opens every door", "hazard 42", H, "allows", any_token_will_do, GUARDED),
+    Mutant("waiters of long polls kept", "BK#2051", H, "wait_beyond", leaves_waiters, TAILED),
 )

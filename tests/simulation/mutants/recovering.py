@@ -1,12 +1,15 @@
-"""Bugs of recovery: fencing, the tail, the close."""
+"""Bugs of recovery: fencing, what negatives prove, the tail, the close."""
 
 from typing import Any
 
+from bookie_server.api.status import Status
 from spark_ledger.bookies import bookie_client
-from spark_ledger.ledger import quorum, recovery
+from spark_ledger.errors import DataUnavailable
+from spark_ledger.ledger import client, quorum, recovery, transitions
+from spark_ledger.ledger.transitions import Refused, Write, with_replacements
+from spark_ledger.metadata.ledger_record import LedgerState
 from tests.simulation.mutants.mutant import Mutant
 
-R = recovery.Recovery
 SLOW = {
     "quorum": (3, 3, 2),
     "bookies": 3,
@@ -15,6 +18,24 @@ SLOW = {
     "writers": 2,
     "recoverers": 2,
 }
+CHANGING = {
+    "quorum": (3, 3, 2),
+    "bookies": 5,
+    "faults": ("slow network", "kill", "client killed"),
+    "slow": 0.1,
+    "between_s": 0.6,
+    "writers": 2,
+    "recoverers": 2,
+}
+WRONG_TOKENS = {
+    **SLOW,
+    "faults": ("wrong token", "slow network"),
+    "slow": 0.05,
+    "between_s": 0.4,
+    "password": True,
+}
+SHARED = {**SLOW, "faults": ("kill", "client killed", "slow network"), "recoverers": 3}
+SILENT = {**SLOW, "faults": ("slow network", "kill", "loss"), "between_s": 0.6}
 
 
 def never_fences(read: Any) -> Any:
@@ -29,11 +50,64 @@ def one_negative_is_enough(needed: Any) -> Any:
     return property(lambda self: 1)
 
 
+def one_answer_covers(covered: Any) -> Any:
+    return lambda self, silent: silent != (1 << self.ensemble_size) - 1
+
+
+def silence_is_negative(ask: Any) -> Any:
+    async def asked(self: Any, *args: Any, **options: Any) -> Any:
+        answer = await ask(self, *args, **options)
+        if answer.status is Status.IO_ERROR and "no answer" in answer.reason:
+            return type(answer)(Status.NO_SUCH_LEDGER)
+        return answer
+
+    return asked
+
+
+def refusal_is_negative(ask: Any) -> Any:
+    async def asked(self: Any, *args: Any, **options: Any) -> Any:
+        answer = await ask(self, *args, **options)
+        if answer.status is Status.UNAUTHORIZED:
+            return type(answer)(Status.NO_SUCH_LEDGER)
+        return answer
+
+    return asked
+
+
 def closes_at_what_was_heard(write_back_tail: Any) -> Any:
     async def nothing(self: Any, pipeline: Any, start: int) -> None:
         return
 
     return nothing
+
+
+def starts_at_what_was_heard(begin: Any) -> Any:
+    """Not in the last fragment: what was heard may lie before it, or be nothing at all."""
+
+    async def run(self: Any) -> Any:
+        start = await self._fence()
+        pipeline = self._begin_writing_back(start)
+        await self._write_back_tail(pipeline, start)
+        last = pipeline.pending.last_add_confirmed
+        end = transitions.End(last, pipeline.confirmed_bytes, pipeline.confirmed_rows)
+        if last == start:
+            end = await self._end_at(start)
+        return await self._close(pipeline, end)
+
+    return run
+
+
+def publishes_its_changes(change_in_memory: Any) -> Any:
+    async def published(self: Any, failed: Any, replacements: Any, first_entry: int) -> Any:
+        def move(record: Any) -> Any:
+            if record.state is not LedgerState.IN_RECOVERY:
+                return Refused(f"the ledger is {record.state.value}")
+            return Write(with_replacements(record, replacements, first_entry))
+
+        self._known = await self._cluster.records.move(self._known, move)
+        return self._known.record
+
+    return published
 
 
 def advancing_lac_in_write_backs(write_back: Any) -> Any:
@@ -43,6 +117,15 @@ def advancing_lac_in_write_backs(write_back: Any) -> Any:
     return advancing
 
 
+def plain_write_backs(write_back: Any) -> Any:
+    def plain(self: Any, entry: Any, frozen_lac: int) -> Any:
+        pending = write_back(self, entry, frozen_lac)
+        pending.add = pending.add._replace(recovery=False)
+        return pending
+
+    return plain
+
+
 def length_of_what_was_heard(end_at: Any) -> Any:
     async def nothing_counted(self: Any, last: int) -> Any:
         return recovery.End(last, 0, 0)
@@ -50,19 +133,49 @@ def length_of_what_was_heard(end_at: Any) -> Any:
     return nothing_counted
 
 
+def never_joins(recover: Any) -> Any:
+    async def alone(cluster: Any, ledger_id: int, tokens: Any) -> Any:
+        known = await cluster.records.read(ledger_id, fresh=True)
+        if known.record.state is LedgerState.IN_RECOVERY:
+            raise DataUnavailable(f"somebody else recovers ledger {ledger_id}")
+        return await recover(cluster, ledger_id, tokens)
+
+    return alone
+
+
+B, R, Q = bookie_client.BookieClient, recovery.Recovery, quorum.Quorum
 MUTANTS = (
+    Mutant("recovery reads do not fence", "BK#2614", B, "read", never_fences, SLOW),
     Mutant(
-        "recovery reads do not fence",
-        "BK#2614",
-        bookie_client.BookieClient,
-        "read",
-        never_fences,
-        SLOW,
+        "recovery begins below the last fragment",
+        "BK#2615",
+        R,
+        "run",
+        starts_at_what_was_heard,
+        CHANGING,
     ),
     Mutant(
-        "one negative is enough", "1.2", quorum.Quorum, "negatives_needed", one_negative_is_enough
+        "changes of recovery published early",
+        "1.7 (19)",
+        R,
+        "_change_in_memory",
+        publishes_its_changes,
+        CHANGING,
     ),
-    Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
     Mutant("write-backs advance the LAC", "D5", R, "_write_back", advancing_lac_in_write_backs),
+    Mutant("write-backs without their flag", "BK#4163", R, "_write_back", plain_write_backs, SLOW),
     Mutant("length not of the last entry", "D3", R, "_end_at", length_of_what_was_heard),
+    Mutant("recovery closes at the LAC", "1.7", R, "_write_back_tail", closes_at_what_was_heard),
+    Mutant("one negative is enough", "1.2", Q, "negatives_needed", one_negative_is_enough, SLOW),
+    Mutant("one answer covers the ensemble", "1.2", Q, "covered", one_answer_covers, SLOW),
+    Mutant("silence counted as negative", "1.1", B, "_ask", silence_is_negative, SILENT),
+    Mutant(
+        "refused token counted as negative",
+        "hazard 42",
+        B,
+        "_ask",
+        refusal_is_negative,
+        WRONG_TOKENS,
+    ),
+    Mutant("a recovery begun is nobody's", "BK#3405", client, "recover", never_joins, SHARED),
 )

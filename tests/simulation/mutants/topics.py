@@ -8,7 +8,20 @@ from spark_ledger.topic import commit as topic_commit
 from spark_ledger.topic.records import IntentState
 from tests.simulation.mutants.mutant import Mutant
 
-TOPIC = {"topics": True}
+TOPIC = {
+    "topics": True,
+    "faults": ("client killed", "unknown outcomes"),
+    "between_s": 0.5,
+    "writers": 0,
+    "recoverers": 0,
+    "tailers": 0,
+}
+CONDEMNED = {
+    **TOPIC,
+    "faults": ("pause", "expiry", "slow network"),
+    "between_s": 0.3,
+    "chaos_s": 25.0,
+}
 
 
 def never_settled(settled: Any) -> Any:
@@ -32,6 +45,6 @@ MUTANTS = (
         topic_commit._Committer,
         "_intent",
         believes_its_intent_open,
-        TOPIC,
+        CONDEMNED,
     ),
 )

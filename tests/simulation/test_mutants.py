@@ -1,0 +1,85 @@
+"""Each known bug is caught by the seed that caught it before, which is clean without the bug.
+
+When the code has moved on since, other seeds are tried; `python -m tests.simulation mutants
+--refresh` stores new ones.
+"""
+
+import json
+
+import pytest
+
+from tests.simulation.invariants import Violation
+from tests.simulation.ledger_work import LedgerWork
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutants.command import main
+from tests.simulation.mutants.mutant import stored_seeds
+from tests.simulation.mutants.search import search
+from tests.simulation.warm import quiet
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet():
+        yield
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_known_bug_is_caught_and_the_same_seed_is_clean_without_it(mutant: Mutant):
+    seed = mutant.catching_seed()
+    assert seed is not None
+    assert mutant.clean(seed)
+
+
+def test_every_mutant_has_a_name_of_its_own_and_a_stored_seed():
+    names = [mutant.name for mutant in MUTANTS]
+    assert len(set(names)) == len(names) >= 20
+    assert sorted(stored_seeds()) == sorted(names)
+
+
+def test_production_code_is_whole_again_after_a_mutant():
+    before = [vars(mutant.owner)[mutant.attribute] for mutant in MUTANTS]
+    for mutant in MUTANTS:
+        with pytest.raises(ZeroDivisionError), mutant.applied():
+            assert vars(mutant.owner)[mutant.attribute] is not None
+            raise ZeroDivisionError
+    assert [vars(mutant.owner)[mutant.attribute] for mutant in MUTANTS] == before
+
+
+@pytest.mark.parametrize(
+    ("failure", "name"),
+    [
+        (Violation("8", "an invariant"), "8"),
+        (Violation("no defect", ""), None),
+        (KeyError(1), None),
+    ],
+)
+def test_caught_means_that_an_invariant_failed_and_not_that_the_mutant_raised(failure, name):
+    def fails(write):
+        async def failing(self, client):
+            raise failure
+
+        return failing
+
+    mutant = Mutant("fails", "none", LedgerWork, "write", fails)
+    assert mutant.caught(0) == name
+
+
+def test_a_search_counts_the_seeds_it_needed_and_says_when_none_caught_the_mutant():
+    harmless = Mutant("harmless", "none", LedgerWork, "close", lambda close: close)
+    assert search(harmless, 0, 2).seeds == 2
+    assert search(harmless, 0, 2).seed is None
+    mutant = next(m for m in MUTANTS if m.name == "recovery closes at the LAC")
+    found = search(mutant, 0, 50)
+    assert found.seed == found.seeds - 1
+    assert found.clean
+
+
+def test_the_command_prints_for_each_mutant_whether_it_is_caught_and_after_how_many_seeds(capsys):
+    few = ["--name", "recovery closes at the LAC", "--starts", "1", "--jobs", "1"]
+    assert main(["--json", *few]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["name"] == "recovery closes at the LAC"
+    assert told["caught"] is True
+    assert 1 <= told["seeds"] <= 100
+    assert main(["--seeds-max", "0", *few]) == 1
+    assert "0 of 1 caught" in capsys.readouterr().out
