@@ -269,7 +269,7 @@ class LedgerReader:
         A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
         Raises NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch.
         """
-        entries: core_reader.Entries = self._reader.read(first, last)
+        entries: core_reader.EntryStream = self._reader.read(first, last)
         try:
             while batch := self._background.run(self._some(entries)):
                 for entry_id, entry in batch:
@@ -303,7 +303,7 @@ class LedgerReader:
             yield from self.read(first, last)
             first = last + 1
 
-    async def _some(self, entries: core_reader.Entries) -> list[tuple[int, Entry]]:
+    async def _some(self, entries: core_reader.EntryStream) -> list[tuple[int, Entry]]:
         """The next entries: as many as come without waiting again, up to a batch."""
         batch: list[tuple[int, Entry]] = []
         size = 0
@@ -324,7 +324,7 @@ class LedgerReader:
         self.close()
 
 
-async def _end(entries: core_reader.Entries) -> None:
+async def _end(entries: core_reader.EntryStream) -> None:
     await entries.aclose()
 
 

@@ -1,4 +1,4 @@
-"""A ranged read that streams, and says why it stopped.
+"""Entries that stream, and a ranged read that says why it stopped.
 
     scan = reader.scan(0)
     async for entry_id, entry in scan:
@@ -7,13 +7,17 @@
     scan.next_entry  # where to go on
 
 Always true: `stop` is set exactly when the entries came to an end without an error; of an open
-ledger it is never END_OF_LEDGER, however little was confirmed.
+ledger it is never END_OF_LEDGER, however little was confirmed. A call for the next entry that
+failed, or was given up (a time-out around it), is no end: the next call goes on where it was.
 """
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from enum import Enum
+from typing import Self
 
 from bookie_server.api.entry import Entry
+from spark_ledger.errors import LedgerError
 
 Entries = AsyncGenerator[tuple[int, Entry], None]
 
@@ -27,31 +31,48 @@ class Stopped(Enum):
     END_OF_LEDGER = "end of ledger"  # the ledger is closed; nothing more will ever come
 
 
-class RangeRead:
-    """(entry id, checked entry) in order; made by LedgerReader.scan, iterated once."""
+class EntryStream:
+    """(entry id, checked entry) in order; made by LedgerReader.read and tail, iterated once."""
 
-    def __init__(self, first: int) -> None:
-        self.stop: Stopped | None = None
+    def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
+        """`begin` gives the entries from one on: called at first, and after a call that failed."""
         self.next_entry = first
         """The first entry that was not returned."""
+        self._begin = begin
         self._entries: Entries | None = None
 
-    def begin(self, entries: Entries) -> "RangeRead":
-        """`entries` sets `stop` at its end."""
-        self._entries = entries
-        return self
-
-    def __aiter__(self) -> "RangeRead":
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> tuple[int, Entry]:
-        """The next entry. Raises what LedgerReader.scan says."""
-        assert self._entries is not None
-        found = await anext(self._entries)
+        """The next entry. Raises what the method says that made the stream."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        try:
+            found = await anext(self._entries)
+        except (asyncio.CancelledError, LedgerError):
+            self._entries = None  # it is over, which would look like the end of the ledger
+            raise
         self.next_entry = found[0] + 1
         return found
 
     async def aclose(self) -> None:
-        """Give up what is under way, without reading to the end."""
-        if self._entries is not None:
-            await self._entries.aclose()
+        """Give up what is under way, without reading to the end; nothing comes after it."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        await self._entries.aclose()
+
+
+class RangeRead(EntryStream):
+    """An EntryStream made by LedgerReader.scan; what is given to `begin` sets `stop` at its end."""
+
+    def __init__(self, first: int, begin: Callable[["RangeRead"], Entries]) -> None:
+        super().__init__(first, lambda _: begin(self))
+        self.stop: Stopped | None = None
+        self.payload_bytes = 0
+        """Of the entries that were returned."""
+
+    async def __anext__(self) -> tuple[int, Entry]:
+        found = await super().__anext__()
+        self.payload_bytes += len(found[1].payload)
+        return found

@@ -30,13 +30,13 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.range_fetch import Chunk, RangeFetch, Refusals
-from spark_ledger.ledger.range_read import Entries, RangeRead, Stopped
+from spark_ledger.ledger.range_read import Entries, EntryStream, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.ledger.tail import News, follow
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.tokens import Tokens
 
-__all__ = ["Entries", "LedgerReader", "RangeRead", "Stopped"]
+__all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
@@ -120,7 +120,7 @@ class LedgerReader:
 
     # -- reading ------------------------------------------------------------------------------
 
-    async def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> Entries:
+    def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> EntryStream:
         """(entry id, checked entry) of first..last, both included, in order.
 
         `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).
@@ -129,20 +129,7 @@ class LedgerReader:
         NoSuchLedger.
         """
         _check_id(first)
-        limit = await self._confirmed(last, known_confirmed)
-        if last > limit:
-            state = self.record.state.value
-            raise NoSuchEntry(
-                f"entry {last} of ledger {self.ledger_id} ({state}) is beyond the last"
-                f" confirmed, {limit}",
-                ledger_id=self.ledger_id,
-                last_add_confirmed=limit,
-            )
-        ahead_bytes = self._cluster.config.read_ahead_bytes
-        async with aclosing(self._stream(first, last, ahead_bytes)) as runs:
-            async for run in runs:
-                for entry in run:
-                    yield entry.header.entry_id, entry
+        return EntryStream(first, lambda entry_id: self._read(entry_id, last, known_confirmed))
 
     def scan(
         self, first: int, last: int | None = None, *, max_bytes: int | None = None
@@ -156,8 +143,7 @@ class LedgerReader:
         _check_id(first)
         if max_bytes is not None and max_bytes <= 0:
             raise ValueError(f"max_bytes is positive, got {max_bytes}")
-        scan = RangeRead(first)
-        return scan.begin(self._scan(scan, first, last, max_bytes))
+        return RangeRead(first, lambda scan: self._scan(scan, first, last, max_bytes))
 
     async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
         """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
@@ -173,17 +159,34 @@ class LedgerReader:
         async with aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries:
             return [found async for found in entries]
 
-    def tail(self, first: int = 0) -> Entries:
+    def tail(self, first: int = 0) -> EntryStream:
         """(entry id, checked entry) from `first` on, each once and in order, as they are
         confirmed; ends when the ledger is closed and all was returned, and at nothing else.
 
-        Raises what `wait_beyond` and `read` raise: after DataUnavailable go on with
-        tail(last returned + 1).
+        Raises what `wait_beyond` and `read` raise; after an error, or a time-out around one entry,
+        the next one may be asked for all the same.
         """
         _check_id(first)
-        return follow(self, first)
+        return EntryStream(first, lambda entry_id: follow(self, entry_id))
 
     # -- pieces of a read ---------------------------------------------------------------------
+
+    async def _read(self, first: int, last: int, known_confirmed: int | None) -> Entries:
+        """What `read` iterates over."""
+        limit = await self._confirmed(last, known_confirmed)
+        if last > limit:
+            state = self.record.state.value
+            raise NoSuchEntry(
+                f"entry {last} of ledger {self.ledger_id} ({state}) is beyond the last"
+                f" confirmed, {limit}",
+                ledger_id=self.ledger_id,
+                last_add_confirmed=limit,
+            )
+        ahead_bytes = self._cluster.config.read_ahead_bytes
+        async with aclosing(self._stream(first, last, ahead_bytes)) as runs:
+            async for run in runs:
+                for entry in run:
+                    yield entry.header.entry_id, entry
 
     async def _confirmed(self, last: int, known_confirmed: int | None) -> int:
         """How far entries may be read, asking for it if `last` lies beyond what is known."""
@@ -208,18 +211,16 @@ class LedgerReader:
         whole = last is not None and last <= limit
         stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
         end = last if last is not None and whole else limit
-        left, ahead_bytes = max_bytes, self._cluster.config.read_ahead_bytes
-        if left is not None:
-            ahead_bytes = min(ahead_bytes, 2 * (left + HEADER_BYTES))
-        async with aclosing(self._stream(first, end, ahead_bytes)) as runs:
+        ahead_bytes = self._cluster.config.read_ahead_bytes
+        if max_bytes is not None:
+            ahead_bytes = min(ahead_bytes, 2 * (max_bytes + HEADER_BYTES))
+        async with aclosing(self._stream(scan.next_entry, end, ahead_bytes)) as runs:
             async for run in runs:
                 for entry in run:
-                    if left is not None:
-                        size = len(entry.payload)
-                        if size > left and scan.next_entry > first:
-                            scan.stop = Stopped.BYTE_LIMIT
-                            return
-                        left = max(0, left - size)
+                    size = scan.payload_bytes + len(entry.payload)
+                    if max_bytes is not None and size > max_bytes and scan.next_entry > first:
+                        scan.stop = Stopped.BYTE_LIMIT
+                        return
                     yield entry.header.entry_id, entry
         scan.stop = Stopped.END_OF_RANGE if whole else stop
 

@@ -26,6 +26,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import Unavailable
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
+from spark_ledger.ledger.range_read import EntryStream
 from spark_ledger.metadata.ledger_record import LedgerState
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between questions to a bookie that does not answer
@@ -36,7 +37,7 @@ class Followable(Protocol):
     """What `follow` needs of a reader."""
 
     async def wait_for_entry(self, entry_id: int) -> int: ...
-    def read(self, first: int, last: int) -> AsyncGenerator[tuple[int, Entry], None]: ...
+    def read(self, first: int, last: int) -> EntryStream: ...
 
 
 async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, Entry], None]:

@@ -113,6 +113,32 @@ async def test_an_error_is_no_stop_and_what_came_before_it_is_told():
     assert (scan.stop, scan.next_entry) == (None, 30)
 
 
+@pytest.mark.parametrize("limit", [None, 255])
+def test_a_read_given_up_in_the_middle_is_no_end_and_goes_on(limit):
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(3, **SMALL)
+        _, reader = await ledger_of(ledgers, 50)
+        scan = reader.scan(0, max_bytes=limit)
+        streams = [scan] if limit else [scan, reader.read(0, 49)]
+        for stream in streams:
+            assert [(await anext(stream))[0] for _ in range(20)] == list(range(20))
+            for bookie in cluster.bookies.values():
+                bookie.silent = True
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await ids(stream)
+            for bookie in cluster.bookies.values():
+                bookie.silent = False
+            assert scan.stop is None or stream is not scan
+            expected = list(range(stream.next_entry, 25 if limit else 50))
+            assert await ids(stream) == expected
+            assert expected
+        assert scan.stop is (Stopped.BYTE_LIMIT if limit else Stopped.END_OF_LEDGER)
+
+    test()
+
+
 @simulated
 async def test_entries_come_before_the_range_is_read_to_its_end():
     cluster, ledgers = await cluster_of(3, **SMALL)

@@ -314,6 +314,46 @@ async def test_when_no_bookie_answers_for_long_the_error_names_them_and_the_tail
 
 
 @simulated
+async def test_a_time_out_around_one_entry_is_no_end_of_a_tail():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 1)
+    reader = await (await cluster.client("reader")).open(writer.ledger_id, recover=False)
+    tail = reader.tail()
+    assert (await anext(tail))[0] == 0
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(tail), 1)
+    assert waiting(cluster) == 0
+    await append(writer, 1, 3)
+    assert [(await asyncio.wait_for(anext(tail), 1))[0] for _ in range(2)] == [1, 2]
+    await writer.close()
+    for _ in range(2):
+        with pytest.raises(StopAsyncIteration):
+            await anext(tail)
+
+
+@simulated
+async def test_an_error_is_no_end_of_a_tail_but_being_closed_is():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 1, announce=False)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    for bookie in cluster.bookies.values():
+        bookie.refusing = True
+    tail = reader.tail()
+    for _ in range(2):
+        with pytest.raises(errors.DataUnavailable):
+            await anext(tail)
+    for bookie in cluster.bookies.values():
+        bookie.refusing = False
+    await writer.close()
+    assert (await anext(tail))[0] == 0
+    tail = reader.tail()
+    await tail.aclose()
+    with pytest.raises(StopAsyncIteration):
+        await anext(tail)
+
+
+@simulated
 async def test_bookies_that_restart_are_no_end_of_a_tail():
     cluster, ledgers = await cluster_of(3)
     writer = await written(ledgers, 5)
