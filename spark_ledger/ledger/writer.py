@@ -9,6 +9,7 @@ up and adopts its result.
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 from bookie_server.api.entry import (
@@ -36,6 +37,7 @@ __all__ = ["LedgerWriter", "MissingCopy"]
 
 ANNOUNCE_AGAIN_S = 1.0
 LAST_COPIES_S = 0.5
+COUNT_MAX = 2**63 - 1  # what a header has room for
 
 Recover = Callable[[int], Awaitable[VersionedRecord]]
 
@@ -130,23 +132,16 @@ class LedgerWriter:
         if refusal is not None:
             refuse(waiter, refusal)
             return
-        entry_id = self._next_entry
-        self._next_entry = entry_id + 1
-        self._bytes += size
-        self._rows += rows
-        self._carried = lac = self._pipeline.pending.last_add_confirmed
-        self._appended_at = now = self._loop.time()
+        entry_id, lac = self._next_entry, self._pipeline.pending.last_add_confirmed
+        bytes_so_far, rows_so_far = self._bytes + size, self._rows + index(rows)
+        crc = payload_crc(parts)
         header = pack_header(
-            EntryHeader(
-                self.ledger_id,
-                entry_id,
-                lac,
-                self._bytes,
-                self._rows,
-                size,
-                payload_crc(parts),
-            )
+            EntryHeader(self.ledger_id, entry_id, lac, bytes_so_far, rows_so_far, size, crc)
         )
+        # Nothing above changes the writer: what cannot be packed takes no id.
+        self._next_entry, self._bytes, self._rows = entry_id + 1, bytes_so_far, rows_so_far
+        self._carried = lac
+        self._appended_at = now = self._loop.time()
         add = Add([header, *parts], False, self._tokens.add)
         self._pipeline.push(
             PendingAdd(entry_id, add, size + HEADER_BYTES, self._bytes, self._rows, now, waiter)
@@ -172,8 +167,8 @@ class LedgerWriter:
         return found
 
     def _refusal(self, size: int, rows: int) -> LedgerError | None:
-        if rows < 0:
-            raise ValueError(f"rows cannot be negative, got {rows}")
+        if not 0 <= rows <= COUNT_MAX - self._rows:
+            raise ValueError(f"rows are 0 or more, {COUNT_MAX} in a ledger at most; got {rows}")
         if self._pipeline.failure is not None:
             return self._pipeline.failure
         if self._closing:

@@ -237,6 +237,24 @@ async def test_an_entry_too_large_fails_alone_and_takes_no_id():
     assert await writer.append(b"x" * 900) == 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "error"), [(-1, ValueError), (2**63, ValueError), (1.5, TypeError)], ids=str
+)
+def test_rows_that_cannot_be_counted_are_refused_and_the_writer_goes_on(rows, error):
+    @simulated
+    async def test():
+        _, ledgers = await cluster_of(3)
+        writer = await ledgers.create(3, 3, 2)
+        await writer.append(b"0", 2)
+        with pytest.raises(error):
+            writer.append(b"refused", rows)
+        assert await writer.append(b"1", 3) == 1
+        record = await writer.close()
+        assert (record.last_entry, record.length_bytes, record.rows) == (1, 2, 5)
+
+    test()
+
+
 @simulated
 async def test_an_add_that_nobody_answers_ends_within_its_time():
     cluster, ledgers = await cluster_of(3)
