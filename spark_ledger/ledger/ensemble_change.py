@@ -82,6 +82,7 @@ class EnsembleChange:
         if self._pipeline.failure is not None:
             self._stop_listening()
         if self._mending is None and not self._stopping and self._pipeline.failed_mask():
+            self._short_since = None  # of an earlier trouble, which is over
             self._mending = self._loop.create_task(
                 self._mend(), name=f"mend ledger {self._pipeline.ledger_id}"
             )

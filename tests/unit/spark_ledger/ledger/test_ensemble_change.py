@@ -113,6 +113,25 @@ async def test_delayed_without_a_spare_fails_after_the_grace_like_at_once():
     assert 4 <= current().time() - began < 5
 
 
+@simulated
+async def test_the_grace_of_a_second_trouble_is_not_cut_short_by_the_first():
+    cluster, ledgers = await cluster_of(3, spare_grace_s=8, replica_timeout_s=5)
+    writer = await ledgers.create(3, 3, 2)
+    for name in "ab":
+        cluster.bookies[name].refusing = True
+    first = writer.append(b"0")
+    await asyncio.sleep(3)
+    for name in "ab":
+        cluster.bookies[name].refusing = False
+    assert await first == 0
+    await asyncio.sleep(60)
+    for name in "ab":
+        cluster.bookies[name].silent = True
+    began = current().time()
+    assert isinstance(await failure_of(writer.append(b"1")), errors.NotEnoughBookies)
+    assert 5 + 8 <= current().time() - began < 14
+
+
 # -- overload ---------------------------------------------------------------------------------
 
 
