@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from typing import Any
 
+from tests.simulation import loop as simulated
 from tests.simulation.loop import Handle, SimLoop
 
 CALLBACKS_MAX = 20_000  # between two events; more is a livelock
@@ -98,9 +99,11 @@ class ActorLoop(SimLoop):
     def entered(self) -> Iterator[None]:
         """Code in this block runs as the loop's own."""
         asyncio._set_running_loop(self)
+        simulated._running = self
         try:
             yield
         finally:
+            simulated._running = None
             asyncio._set_running_loop(None)
 
     def discard(self) -> None:

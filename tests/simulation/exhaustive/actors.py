@@ -74,7 +74,7 @@ class Actor:
         """What a client waits for an answer to; None of who is asked."""
         return None
 
-    def facts(self) -> Hashable:
+    def facts(self) -> Any:
         """What the final judgement wants to know of it."""
         return None
 
@@ -135,7 +135,7 @@ class BookieActor(Actor):
         sync = (SYNC,) if any(disk.syncing for disk in self._disks) else ()
         return (*sync, CRASH) if self._may_crash else sync
 
-    def facts(self) -> Hashable:
+    def facts(self) -> Any:
         """What it answers to unfenced questions for the ledger's state and entries."""
         if self.down:
             return "down"
@@ -192,7 +192,7 @@ class BookieActor(Actor):
         for disk in self._disks:
             disk.free = True
         self._boot()
-        self._seen.append(Seen("restarted", (self.bookie_id, self._ledger_id, *self.facts())))  # type: ignore[misc]
+        self._seen.append(Seen("restarted", (self.bookie_id, self._ledger_id, *self.facts())))
         self.begin()
 
     def _reset(self, *asked: Asked) -> None:
@@ -216,10 +216,10 @@ class BookieActor(Actor):
         asked, begun = message.asked, self._moment
         call, request = asked
         self._under_way[asked] = None
-        answer = await handle_bytes(self.bookie, call.method, request)  # type: ignore[arg-type]
+        answer = await handle_bytes(self.bookie, call.method, request)
         del self._under_way[asked]
         where = (call.caller, self.name, call.method, request, bytes(answer))
-        exchange = Exchange(*where, begun, self._moment + 1)  # type: ignore[arg-type]
+        exchange = Exchange(*where, begun, self._moment + 1)
         self._seen.append(Seen("exchange", (exchange, not self._under_way)))
         self._moment = self._moment + 1 if self._under_way else 1
         self._sent.append(Message(asked, True, bytes(answer)))
@@ -274,7 +274,7 @@ class ClientActor(Actor):
         call, request = message.asked
         if call.callee != STORE and message.body is not None:
             where = (call.caller, call.callee, call.method, request, message.body)
-            self.see("delivered", Exchange(*where, 0, 0))  # type: ignore[arg-type]
+            self.see("delivered", Exchange(*where, 0, 0))
 
     def choices(self) -> tuple[str, ...]:
         return (TIMER,) if self._loop.grace else ()
@@ -282,7 +282,7 @@ class ClientActor(Actor):
     def waits_for(self, asked: Asked) -> bool:
         return asked in self._calls.open
 
-    def facts(self) -> Hashable:
+    def facts(self) -> Any:
         return (*self.told, self._ended)
 
     def waiting(self) -> frozenset[Asked]:
@@ -338,20 +338,20 @@ class StoreActor(Actor):
 
     def do(self, event: Event) -> Step:
         assert isinstance(event, Message)
-        operation, *args = event.asked.body  # type: ignore[misc]
+        operation, *args = event.asked.body
         write = Write(self._tree, EPOCH_MS)
         try:
             outcome = ("ok", _OPERATIONS[operation](self._tree, write, *args))
         except StoreError as error:
             write.undo()
-            outcome = ("raised", type(error), error.args)  # type: ignore[assignment]
+            outcome = ("raised", type(error), error.args)
         if write.changes:
             self._commits += 1
             commit = Commit(self._commits, 0.0, event.call.caller, tuple(write.changes))
             self._seen.append(Seen("committed", (commit,)))
         return Step((Message(event.asked, True, outcome),), self._take_seen())
 
-    def facts(self) -> Hashable:
+    def facts(self) -> Any:
         return self._tree.nodes.get(self._watched)
 
 

@@ -54,7 +54,7 @@ class NetworkDoor:
         answer = await self._calls.ask(address, method, bytes(request))
         if answer is None:
             raise CallFailed(f"{method} to {address}: the connection was reset")
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     async def close(self) -> None: ...
 
@@ -72,7 +72,7 @@ class StoreDoor:
     def add_session_listener(self, listener: Callable[[SessionState], None]) -> None: ...
 
     async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
-        return await self._ask("get", path)  # type: ignore[no-any-return]
+        return await self._ask("get", path)
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         return list(await self._ask("children", path))
@@ -83,7 +83,7 @@ class StoreDoor:
         await self._ask("create", path, bytes(value), parents)
 
     async def set(self, path: str, value: bytes, version: int) -> int:
-        return await self._ask("set", path, bytes(value), version)  # type: ignore[no-any-return]
+        return await self._ask("set", path, bytes(value), version)
 
     async def delete(self, path: str, version: int = ANY_VERSION) -> None:
         await self._ask("delete", path, version)

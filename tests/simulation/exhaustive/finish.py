@@ -30,7 +30,7 @@ class Finish:
         """(what came out, what is wrong with it or "")."""
         writer, recoverer = kinds[WRITER].facts, kinds[RECOVERER].facts
         node = kinds[STORE].facts
-        record = ledger_record.decode(node.value)  # type: ignore[union-attr]
+        record = ledger_record.decode(node.value)
         outcome = (
             ("writer", _ended(writer)),
             ("recoverer", _ended(recoverer)),
@@ -61,7 +61,7 @@ class Finish:
     def _everybody_ended(self, kinds: Mapping[str, Kind]) -> None:
         """Without a crash nothing may be left waiting: 34."""
         for name in (WRITER, RECOVERER):
-            ended = kinds[name].facts[-1]  # type: ignore[index]
+            ended = kinds[name].facts[-1]
             if ended is None and not self._stage.scope.closes:
                 raise Violation("34", f"the {name} never ends")
             if name == RECOVERER and (ended is None or ended[0] != "ended"):
@@ -69,7 +69,7 @@ class Finish:
 
     def _read_again(self, kinds: Mapping[str, Kind], ghost: Ghost) -> None:
         """1, 2, 4, 6: what a fresh client finds when it opens the ledger with recovery."""
-        last, entries = self._audited(kinds)  # type: ignore[misc]
+        last, entries = self._audited(kinds)
         ledger = ghost.ledgers[LEDGER_ID]
         read = dict(entries)
         if ledger.closed:
@@ -93,7 +93,7 @@ class Finish:
             pump(actors)
             auditor.begin()
             pump(actors)
-            *_, ended = auditor.facts()  # type: ignore[misc]
+            *_, ended = auditor.facts()
             for actor in actors.values():
                 actor.discard()
             if ended is None or ended[0] != "ended":

@@ -79,7 +79,7 @@ class Judge:
 
     def ghost(self, number: int) -> Ghost:
         """A copy of it, which has counted nothing yet."""
-        return pickle.loads(self._ghosts[number])  # type: ignore[no-any-return]
+        return pickle.loads(self._ghosts[number])
 
     def count(self, ghost: Ghost) -> None:
         """Add what was judged with a copy."""
@@ -97,7 +97,7 @@ class Judge:
 
     def _told(self, number: int, seen: tuple[Seen, ...]) -> int:
         ghost = self.ghost(number)
-        observers = Observers(ghost, _NoTrace())  # type: ignore[arg-type]
+        observers = Observers(ghost, _NoTrace())
         with self._loop.entered():
             for what, facts in seen:
                 try:
@@ -156,7 +156,7 @@ class Judge:
     ) -> None:
         """`outcome`: the id, or the error; `confirmed`: what the writer's handle says then."""
         observers.writes(ledger_id, _Handle(confirmed))
-        observers.appended(ledger_id, entry_id, _Done(outcome))  # type: ignore[arg-type]
+        observers.appended(ledger_id, entry_id, _Done(outcome))
 
     def opened(self, observers: Observers, ledger_id: int, last_entry: int) -> None:
         """An open with recovery, or the writer's close, returned: the ledger ends there."""

@@ -64,6 +64,7 @@ class Composition:
         self._crashing = crashing
         alphabet = [m for learner in self._learners.values() for m in learner.alphabet]
         self._bits = {message: 1 << place for place, message in enumerate(alphabet)}
+        self._requests = sum(bit for message, bit in self._bits.items() if not message.answer)
         self._token = 1 << len(alphabet)
         self._choices: list[tuple[str, Event]] = []
         self._shifts: list[int] = []
@@ -227,6 +228,7 @@ class Composition:
 
     def _final(self, found: Found, state: int) -> bool:
         """Judge a state in which nothing can happen any more; whether it is as it must be."""
+        assert not state & self._requests, "a request is left that nobody was given when learning"
         ghost = state >> self._ghost_shift
         outcome, violation = self._judge_final(self._kinds(state), ghost, self.judge)
         found.ends[outcome] = found.ends.get(outcome, 0) + 1

@@ -43,9 +43,9 @@ def _operation(operation: Any) -> str:
 
 
 def _outcome(event: Message) -> str:
-    outcome, *facts = event.body  # type: ignore[misc]
+    outcome, *facts = event.body
     said = "done" if outcome == "ok" else facts[0].__name__
-    return f"is answered by the store to its {event.asked.body[0]}: {said}"  # type: ignore[index]
+    return f"is answered by the store to its {event.asked.body[0]}: {said}"
 
 
 def _request(method: str, body: Any) -> str:
