@@ -82,7 +82,6 @@ class EnsembleChange:
         if self._pipeline.failure is not None:
             self._stop_listening()
         if self._mending is None and not self._stopping and self._pipeline.failed_mask():
-            self._short_since = None  # of an earlier trouble, which is over
             self._mending = self._loop.create_task(
                 self._mend(), name=f"mend ledger {self._pipeline.ledger_id}"
             )
@@ -122,8 +121,14 @@ class EnsembleChange:
                 self._rejected[slot.bookie_id] = now
         if self._pipeline.quorum.writable(self._pipeline.failed_mask()):
             self._short_since = None
-        elif self._short_since is None:
+        elif self._short_since is None or self._was_enough_since(self._short_since):
             self._short_since = now
+
+    def _was_enough_since(self, time: float) -> bool:
+        """Whether what was pending at `time` is confirmed: a lack of bookies then is over. A slot
+        that was tried again in vain in between ended nothing."""
+        head = self._pipeline.pending.head
+        return head is None or head.appended_at > time
 
     def _choose(self) -> Mapping[int, str]:
         """Replacements for as many failed slots as there are spares, by slot; none while the
