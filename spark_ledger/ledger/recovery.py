@@ -48,6 +48,7 @@ LATE_POSITIVE_S = 1.0  # enough negatives, answers outstanding: so long a positi
 LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 NO_LIMIT = 1 << 62
+ENTRY_ID_MAX = 2**63 - 1
 CUT_SHORT = "the answer stops before it"
 
 
@@ -184,8 +185,9 @@ class Recovery:
     async def _write_back_tail(self, pipeline: AddPipeline, start: int) -> None:
         """Read on from `start` until the end is found, writing back; all confirmed on return."""
         next_entry, window, ended = start + 1, WINDOW_FIRST, False
-        while not ended:
-            found, ended = await self._read_window(next_entry, window)
+        while not ended and next_entry <= ENTRY_ID_MAX:
+            left = ENTRY_ID_MAX - next_entry + 1
+            found, ended = await self._read_window(next_entry, min(window, left))
             for entry in found:
                 if pipeline.failure is None:
                     pipeline.push(self._write_back(entry, start))

@@ -66,6 +66,25 @@ async def test_entries_beyond_the_last_add_confirmed_are_found_written_back_and_
     assert [cluster.holders(ledger_id, e) for e in range(3)] == [["a", "b", "c"]] * 3
 
 
+@pytest.mark.parametrize("confirmed", [2**63 - 4, 2**63 - 2, 2**63 - 1])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_last_ids_there_are_can_be_recovered(confirmed, beyond):
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(3)
+        ledger_id = await ledger_on(cluster, ledgers)
+        last = min(confirmed + beyond, 2**63 - 1)
+        for entry_id in range(confirmed, last + 1):
+            for bookie in cluster.bookies.values():
+                header = EntryHeader(ledger_id, entry_id, confirmed - 1, 9, 9, 0, payload_crc([]))
+                bookie.entries[ledger_id, entry_id] = pack_header(header)
+                bookie.lac[ledger_id] = confirmed
+        record = (await ledgers.recover(ledger_id)).record
+        assert (record.last_entry, record.length_bytes, record.rows) == (last, 9, 9)
+
+    test()
+
+
 @simulated
 async def test_the_length_comes_from_the_last_entry_itself_when_nothing_is_recovered():
     cluster, ledgers = await cluster_of(3)
