@@ -45,9 +45,12 @@ class GrpcNetwork:
         _refuse_after_fork()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str], Stub] = {}
+        self._closed = False
 
     async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
         """See Network.call."""
+        if self._closed:  # whoever is still at work meets it, instead of connecting again
+            raise CallFailed("the connections were closed")
         stub = self._calls.get((address, method)) or await self._stub(address, method)
         try:
             return await stub(request, timeout=timeout_s, wait_for_ready=False)
@@ -62,6 +65,7 @@ class GrpcNetwork:
 
     async def close(self) -> None:
         """See Network.close."""
+        self._closed = True
         channels = list(self._channels.values())
         self._channels.clear()
         self._calls.clear()

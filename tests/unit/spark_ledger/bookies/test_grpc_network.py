@@ -62,3 +62,14 @@ def test_a_process_forked_after_connecting_is_refused_instead_of_hanging():
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_network_that_was_closed_makes_no_new_connection():
+    async def then(network, calling):
+        await network.close()
+        await asyncio.gather(calling, return_exceptions=True)
+        for method in ("Read", "Info"):
+            with pytest.raises(CallFailed, match="closed"):
+                await network.call("127.0.0.1:1", method, b"", 5)
+
+    asyncio.run(a_call_that_is_never_answered(then))
