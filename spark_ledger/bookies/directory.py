@@ -191,7 +191,7 @@ class BookieDirectory:
                 int(plain.get("free_bytes", 0)),
                 str(plain.get("reason", "")),
             )
-        except (NoNode, ValueError, KeyError, TypeError):
+        except (NoNode, ValueError, KeyError, TypeError, OverflowError):
             return None
 
 

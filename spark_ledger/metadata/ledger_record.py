@@ -124,5 +124,5 @@ def decode(value: bytes) -> LedgerRecord:
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         return LedgerRecord(**plain)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadLedgerRecord(f"not a ledger record: {error}") from error

@@ -182,7 +182,8 @@ async def test_a_listener_taken_away_by_another_is_not_called_and_may_be_taken_a
 @simulated
 async def test_a_damaged_registration_is_no_bookie_and_hides_no_other():
     store, admin = await a_store("a")
-    await admin.create(f"{HERE}/b", b"{")
+    for name, value in (("b", b"{"), ("c", b"null"), ("d", registration("d:1", free_bytes=1e999))):
+        await admin.create(f"{HERE}/{name}", value)
     directory = BookieDirectory(store.session("client"), 30.0)
     await directory.start()
     assert ids(directory.writable()) == ["a"]

@@ -329,7 +329,7 @@ async def test_a_record_that_grows_beyond_what_the_store_takes_is_refused_before
     assert disturbed.metadata.sent == 0
 
 
-@pytest.mark.parametrize("value", [b"", b"{}", b"\xff\xfe", b'{"format":2}'])
+@pytest.mark.parametrize("value", [b"", b"{}", b"\xff\xfe", b'{"format":2}', b"null", b"[]"])
 @simulated
 async def test_a_damaged_record_is_an_error_of_ours(value):
     store, records, known = await stored()
