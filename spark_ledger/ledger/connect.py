@@ -4,7 +4,7 @@ import os
 import random
 
 from spark_ledger.config import ClientConfig, client_config
-from spark_ledger.errors import Unavailable
+from spark_ledger.errors import Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve
 
@@ -14,13 +14,14 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
 
     Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
     the URL) when nobody answers there, when there is no cluster at its root, or in a process
-    forked from one that had connected.
+    forked from one that had connected; UnsupportedFormat when the cluster's record is damaged or
+    of a later version.
     """
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
     from spark_ledger.bookies.grpc_network import GrpcNetwork
     from spark_ledger.metadata import cluster, zookeeper
-    from spark_ledger.metadata.store import NoNode, StoreError
+    from spark_ledger.metadata.store import StoreError
 
     settings = config or client_config(service_url=service_url)
     placement = resolve(settings.placement)
@@ -35,19 +36,19 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     directory = BookieDirectory(metadata, settings.directory_refresh_s)
     try:
         if await cluster.read(metadata) is None:
-            raise NoNode(f"{service_url} has no cluster")
+            raise Unavailable(
+                f"ZooKeeper answers, but there is no cluster at {service_url}",
+                "Check the root, the part after the port.",
+            )
         await directory.start()
-    except NoNode:
+    except BaseException as failure:  # given up by the caller, too: the session must end
         await metadata.close()
-        raise Unavailable(
-            f"ZooKeeper answers, but there is no cluster at {service_url}",
-            "Check the root, the part after the port.",
-        ) from None
-    except StoreError as failure:
-        await metadata.close()
-        raise Unavailable(
-            f"the bookies of {service_url} cannot be listed: {failure!r}"
-        ) from failure
+        if isinstance(failure, StoreError):
+            text = f"the bookies of {service_url} cannot be listed: {failure!r}"
+            raise Unavailable(text) from failure
+        if isinstance(failure, cluster.BadClusterRecord):
+            raise UnsupportedFormat(f"the cluster at {service_url}: {failure}") from failure
+        raise
     bookies = BookieClient(network, directory, settings)
     rng = random.Random(int.from_bytes(os.urandom(16)))
     return LedgerStore(metadata, bookies, directory, settings, rng, placement)
