@@ -304,14 +304,19 @@ class LedgerReader:
             first = last + 1
 
     async def _some(self, entries: core_reader.EntryStream) -> list[tuple[int, Entry]]:
-        """The next entries: as many as come without waiting again, up to a batch."""
+        """The next entries, up to a batch; those before one that cannot be read, which is told by
+        the next call, for it is asked for again."""
         batch: list[tuple[int, Entry]] = []
         size = 0
-        async for entry_id, entry in entries:
-            batch.append((entry_id, entry))
-            size += len(entry.payload)
-            if len(batch) == BATCH_ENTRIES_MAX or size >= (1 << 20):
-                break
+        try:
+            async for entry_id, entry in entries:
+                batch.append((entry_id, entry))
+                size += len(entry.payload)
+                if len(batch) == BATCH_ENTRIES_MAX or size >= (1 << 20):
+                    break
+        except LedgerError:
+            if not batch:
+                raise
         return batch
 
     def close(self) -> None:

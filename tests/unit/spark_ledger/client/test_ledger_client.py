@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.client.ledger_client import LedgerWriter
+from spark_ledger.client.ledger_client import LedgerReader, LedgerWriter
 from spark_ledger.client.loop import background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
@@ -53,3 +53,26 @@ def test_what_is_refused_fails_alone(writer):
     with pytest.raises(errors.MessageTooBig):
         writer.append(b"x" * 2000)
     assert writer.append(b"0") == 0
+
+
+def test_what_can_be_read_before_an_entry_that_cannot_is_read():
+    background = background_loop()
+    cluster, ledgers = background.run(cluster_of(3))
+    core = background.run(ledgers.create(3, 3, 2))
+    with LedgerWriter(background, core, ledgers.config.inflight_bytes) as writer:
+        for number in range(10):
+            writer.append(b"%d" % number)
+    for bookie in cluster.bookies.values():
+        bookie.entries.pop((core.ledger_id, 7))
+    reader = background.run(ledgers.open(core.ledger_id, recover=False))
+    for read in (
+        LedgerReader(background, reader).read(0, 9),
+        LedgerReader(background, reader).tail(),
+    ):
+        found = []
+        with pytest.raises(errors.DataUnavailable, match="entry 7"):
+            for entry_id, payload in read:
+                assert bytes(payload) == b"%d" % entry_id
+                found.append(entry_id)
+        assert found == list(range(7))
+    background.run(ledgers.close())
