@@ -88,8 +88,9 @@ class LedgerDirectory:
         await asyncio.shield(self._journal.append(records))
 
     def wake_all(self) -> None:
+        """The node stops: nobody is kept waiting."""
         for handle in self._handles.values():
-            handle.wake()
+            handle.end_waiting()
 
     def _met(self, ledger_id: int, done: asyncio.Task[LedgerHandle]) -> None:
         del self._meeting[ledger_id]

@@ -5,6 +5,7 @@ an add is either before a fence or refused by it; the last add confirmed heard n
 """
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from bookie_server.api.entry import EntryHeader
@@ -24,6 +25,7 @@ class LedgerHandle:
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
         self._waiters: dict[asyncio.Future[None], None] = {}
+        self._quiet_for_good = state.fenced or state.deleted
         self._checked: dict[tuple[str, bytes], bool] = {}
 
     def allows(self, use: str, token: bytes) -> bool:
@@ -55,7 +57,7 @@ class LedgerHandle:
     def heard_lac(self, last_add_confirmed: int) -> None:
         if last_add_confirmed > self.last_add_confirmed:
             self.last_add_confirmed = last_add_confirmed
-            self.wake()
+            self._wake()
 
     def explicit_lac(self, last_add_confirmed: int) -> LedgerState:
         """The state after WriteLac."""
@@ -67,7 +69,7 @@ class LedgerHandle:
     def fence(self) -> LedgerState:
         """From this moment on normal adds are refused; nobody is told before it is durable."""
         self.state = replace(self.state, fenced=True)
-        self.wake()
+        self.end_waiting()
         return self.state
 
     def bury(self, state: LedgerState) -> None:
@@ -75,22 +77,24 @@ class LedgerHandle:
         waiting for news of it."""
         assert state.deleted
         self.state = state
-        self.wake()
+        self.end_waiting()
 
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:
         """Return when the last add confirmed exceeds `previous_lac`, the ledger is fenced or
         deleted or the node stops, or after `wait_s`. A waiter is forgotten when it stops
         waiting."""
-        over = self.state.fenced or self.state.deleted
-        if self.last_add_confirmed > previous_lac or over or wait_s <= 0:
+        if wait_s <= 0:
             return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self.last_add_confirmed <= previous_lac and not self._quiet_for_good:
+                    await self._news()
+
+    async def _news(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         try:
-            async with asyncio.timeout(wait_s):
-                await waiter
-        except TimeoutError:
-            pass
+            await waiter
         finally:
             self._waiters.pop(waiter, None)
 
@@ -98,7 +102,12 @@ class LedgerHandle:
     def waiter_count(self) -> int:
         return len(self._waiters)
 
-    def wake(self) -> None:
+    def end_waiting(self) -> None:
+        """Nobody is kept waiting any more, now or later."""
+        self._quiet_for_good = True
+        self._wake()
+
+    def _wake(self) -> None:
         """Let everybody who waits look again."""
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:

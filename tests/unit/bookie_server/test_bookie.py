@@ -410,6 +410,39 @@ def test_a_long_poll_returns_when_the_last_add_confirmed_moves():
     on_a_node(test)
 
 
+def test_a_long_poll_does_not_return_for_what_its_caller_knew():
+    """It would look like a fence to the caller, who would read the record, and pause."""
+
+    async def test(node):
+        await node.add(entry(1, 0))
+        polling = asyncio.ensure_future(node.read_lac(1, previous_lac=2, wait_ms=30_000))
+        await asyncio.sleep(1)
+        for entry_id in (1, 2, 3):
+            await node.add(entry(1, entry_id, lac=entry_id - 1))
+            await asyncio.sleep(1)
+            assert not polling.done()
+        await node.add(entry(1, 4, lac=3))
+        assert (await polling).last_add_confirmed == 3
+        assert (await node.bookie._ledgers.meet(1)).waiter_count == 0
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("event", ["fence", "stop"])
+def test_what_ends_a_poll_is_not_missed_while_it_looks_at_old_news(event):
+    async def test(node):
+        await node.add(entry(1, 0))
+        polling = asyncio.ensure_future(node.read_lac(1, previous_lac=2, wait_ms=50_000))
+        await asyncio.sleep(1)
+        handle = await node.bookie._ledgers.meet(1)
+        handle.heard_lac(1)  # and in the same step of the loop:
+        handle.fence() if event == "fence" else node.bookie._ledgers.wake_all()
+        await asyncio.wait_for(polling, 1)
+        assert handle.waiter_count == 0
+
+    on_a_node(test)
+
+
 def test_a_long_poll_ends_at_its_time_and_leaves_nothing_behind():
     async def test(node):
         before = current().time()
