@@ -69,7 +69,7 @@ class Plan:
         return (
             f"E={e} Qw={qw} Qa={qa} bookies={self.bookies} writers={self.writers}x{self.streams}"
             f" recoverers={self.recoverers} tailers={self.tailers} topics={self.topics}"
-            f" chaos={self.chaos_s:.1f}s faults={', '.join(self.faults) or 'none'}"
+            f" chaos={self.chaos_s:.1f}s adds fail after {self.add_timeout_s:.0f}s faults={', '.join(self.faults) or 'none'}"
             f"{''.join(f', {option}' for option in options)}"
             f"{' without ' + ', '.join(off) if off else ''}"
         )
@@ -101,4 +101,5 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         delayed=rng.random() < 0.3,
         old_readers=rng.random() < 0.3,
         over_budget=over_budget,
+        add_timeout_s=rng.choice((30.0, 30.0, 60.0)),
     )

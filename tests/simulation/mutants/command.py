@@ -20,12 +20,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--name", default="", help="only mutants whose name contains this")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--refresh", action="store_true", help="store the seeds for make test")
+    parser.add_argument("--plain", action="store_true", help="in runs just as seeds draw them")
     options = parser.parse_args(arguments)
+    if options.plain and options.refresh:
+        parser.error("stored seeds are those of the mutants' own plans, not of --plain")
     chosen = [mutant for mutant in MUTANTS if options.name in mutant.name]
     begun, found = time.perf_counter(), []
     if not options.json:
         print(_line("mutant", "report", "invariant", "caught", "seeds", "first seed"), flush=True)
-    for one in search_all(chosen, options.seeds_max, options.starts, options.jobs):
+    how = (options.seeds_max, options.starts, options.jobs, options.plain)
+    for one in search_all(chosen, *how):
         found.append(one)
         if not options.json:
             print(_row(one), flush=True)

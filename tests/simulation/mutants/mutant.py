@@ -27,8 +27,8 @@ class Mutant:
     owner: Any
     attribute: str
     make: Callable[[Any], Any]
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """What the plan of its runs has, whatever the seed draws."""
+    changes: Mapping[str, Any] | None = field(default_factory=dict)
+    """What the plan of its runs has, whatever the seed draws; None: just what it draws."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -70,9 +70,12 @@ def stored_seeds() -> dict[str, dict[str, Any]]:
     return found
 
 
-def run_changed(seed: int, changes: Mapping[str, Any]) -> str | None:
-    """Run a seed with a plan changed; the number of the invariant that failed, if one did."""
-    plan = replace(draw_plan(SimLoop(seed).random_for("plan")), **{"topics": False, **changes})
+def run_changed(seed: int, changes: Mapping[str, Any] | None) -> str | None:
+    """Run a seed with a plan changed (without topics, if nothing is said of them); the number of
+    the invariant that failed, if one did."""
+    plan = draw_plan(SimLoop(seed).random_for("plan"))
+    if changes is not None:
+        plan = replace(plan, **{"topics": False, **changes})
     try:
         run_seed(seed, plan)
     except SeedFailed as failure:

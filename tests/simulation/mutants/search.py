@@ -4,7 +4,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutants.mutant import Mutant
@@ -64,16 +64,18 @@ def search(mutant: Mutant, start: int, seeds_max: int) -> Search:
 
 
 def search_all(
-    mutants: Sequence[Mutant], seeds_max: int, starts: int, jobs: int
+    mutants: Sequence[Mutant], seeds_max: int, starts: int, jobs: int, plain: bool
 ) -> Iterator[Found]:
-    """Each mutant's searches, in the order of `mutants`; the n-th begins at n * seeds_max."""
-    tasks = [(m.name, n * seeds_max, seeds_max) for m in mutants for n in range(starts)]
+    """Each mutant's searches, in the order of `mutants`; the n-th begins at n * seeds_max. With
+    `plain` in runs as their seeds draw them, whatever the mutant says of its plans."""
+    tasks = [(m.name, n * seeds_max, seeds_max, plain) for m in mutants for n in range(starts)]
     with multiprocessing.get_context("spawn").Pool(jobs, freeze) as pool:
         done = pool.imap(_search_named, tasks)
         for mutant in mutants:
             yield Found(mutant, tuple(next(done) for _ in range(starts)))
 
 
-def _search_named(task: tuple[str, int, int]) -> Search:
-    name, start, seeds_max = task
-    return search(next(m for m in MUTANTS if m.name == name), start, seeds_max)
+def _search_named(task: tuple[str, int, int, bool]) -> Search:
+    name, start, seeds_max, plain = task
+    mutant = next(m for m in MUTANTS if m.name == name)
+    return search(replace(mutant, changes=None) if plain else mutant, start, seeds_max)
