@@ -296,7 +296,8 @@ class Recovery:
         self, what: str, reasons: Mapping[int, str], ensemble: tuple[str, ...] | None = None
     ) -> LedgerError:
         """Why recovery cannot go on; `lasting`, not worth another attempt, if all who are in the
-        way will say the same again. Who refuses the password is right: he has it from the record.
+        way will say the same again. Unauthorized if so many refuse the password, which the record
+        verified, that it cannot be the damage of a few.
         """
         members = ensemble or self._ensemble
         why = "; ".join(
@@ -304,7 +305,8 @@ class Recovery:
             for slot, reason in sorted(reasons.items())
         )
         text = f"ledger {self._ledger_id} stays IN_RECOVERY: {what}; {why}"
-        if any(_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()):
+        refusing = [_says(reason, Status.UNAUTHORIZED) for reason in reasons.values()]
+        if refusing.count(True) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
         lasting = bool(reasons) and all(_says(reason, *_LASTING) for reason in reasons.values())
         return DataUnavailable(text, ledger_id=self._ledger_id, lasting=lasting)

@@ -493,6 +493,22 @@ async def test_a_refused_password_is_no_answer_and_ends_nothing():
     assert (await ledgers.record(ledger_id)).record.state is LedgerState.IN_RECOVERY
 
 
+@simulated
+async def test_one_who_refuses_the_password_that_the_record_verifies_is_waited_out():
+    """It is damaged, or has another record; who was away comes back and decides with the third."""
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    put(cluster, ledger_id, 0, "abc")
+    cluster.bookies["b"].override = lambda request: (
+        m.ReadLacResponse(Status.UNAUTHORIZED) if isinstance(request, m.ReadLacRequest) else None
+    )
+    cluster.bookies["c"].refusing = True
+    recovering = asyncio.ensure_future(ledgers.recover(ledger_id))
+    await asyncio.sleep(3)
+    cluster.bookies["c"].refusing = False
+    assert (await recovering).record.last_entry == 0
+
+
 # -- crashes -------------------------------------------------------------------------------------
 
 
