@@ -69,7 +69,8 @@ class Plan:
         return (
             f"E={e} Qw={qw} Qa={qa} bookies={self.bookies} writers={self.writers}x{self.streams}"
             f" recoverers={self.recoverers} tailers={self.tailers} topics={self.topics}"
-            f" chaos={self.chaos_s:.1f}s adds fail after {self.add_timeout_s:.0f}s faults={', '.join(self.faults) or 'none'}"
+            f" chaos={self.chaos_s:.1f}s adds={self.add_timeout_s:.0f}s"
+            f" faults={', '.join(self.faults) or 'none'}"
             f"{''.join(f', {option}' for option in options)}"
             f"{' without ' + ', '.join(off) if off else ''}"
         )
