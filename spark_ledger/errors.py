@@ -68,7 +68,7 @@ class CommitOutcomeUnknown(LedgerError):
 # -- the handle is dead -----------------------------------------------------------------------
 
 
-class Fenced(LedgerError):
+class LedgerFenced(LedgerError):
     """Somebody else took over: this writer can add nothing any more."""
 
     error_class = "LEDGER_WRITE.FENCED"

@@ -158,7 +158,7 @@ class LedgerWriter:
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
         """Append one entry and wait until it is acknowledged; returns its id.
 
-        Raises MessageTooBig, Fenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
+        Raises MessageTooBig, LedgerFenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
         """
         return self.append_async(payload, rows).result()
 

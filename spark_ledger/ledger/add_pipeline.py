@@ -24,8 +24,8 @@ from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane
 from spark_ledger.errors import (
-    Fenced,
     LedgerError,
+    LedgerFenced,
     MessageTooBig,
     NoSuchLedger,
     NotEnoughBookies,
@@ -345,7 +345,7 @@ class AddPipeline:
 def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:
     """The error that ends a writer on this status; None if only a slot failed."""
     if status is Status.FENCED:
-        return Fenced(f"ledger {ledger_id} was fenced", ledger_id=ledger_id)
+        return LedgerFenced(f"ledger {ledger_id} was fenced", ledger_id=ledger_id)
     if status is Status.UNAUTHORIZED:
         return Unauthorized(f"the password of ledger {ledger_id} is another", ledger_id=ledger_id)
     if status is Status.LEDGER_DELETED:

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.bookies.quarantine import DOUBT_S
-from spark_ledger.errors import Fenced, LedgerClosed, LedgerError, Unavailable
+from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
 from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -169,7 +169,7 @@ class EnsembleChange:
         try:
             record = await self._committed(failed, replacements, first_entry)
         except MoveRefused as refused:
-            raise Fenced(
+            raise LedgerFenced(
                 f"ledger {pipeline.ledger_id} was taken over: {refused.why}",
                 ledger_id=pipeline.ledger_id,
             ) from refused

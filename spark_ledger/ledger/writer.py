@@ -116,9 +116,9 @@ class LedgerWriter:
 
         Never blocks; see `room`. The buffers must not change until the future is done; it is
         done, in the order of the appends, with the entry's id once Qa bookies have it on disk.
-        It fails with MessageTooBig (nothing was sent, the writer goes on), Fenced, LedgerClosed,
-        NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed may still
-        turn up when the ledger is recovered.
+        It fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
+        LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed
+        may still turn up when the ledger is recovered.
         """
         future: asyncio.Future[int] = self._loop.create_future()
         self.append_for(future, payload, rows)

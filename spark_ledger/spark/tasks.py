@@ -66,7 +66,8 @@ def write_rows(
 ) -> Written:
     """Write all of a task's rows; returns when every one is acknowledged.
 
-    Raises MessageTooBig, NotEnoughBookies, Fenced, Unavailable: then nothing of it is visible.
+    Raises MessageTooBig, NotEnoughBookies, LedgerFenced, Unavailable: then nothing of it is
+    visible.
     """
     cluster = blocking.topics(options.service_url)
     writer = cluster.task_writer(

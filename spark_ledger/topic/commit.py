@@ -80,7 +80,7 @@ async def commit(
     """Commit the tasks' results in order of task index. Returns when it is durable.
 
     `finish_intent` sets the intent to done in the same multi: a batch job's only commit.
-    Raises errors.Fenced (intent ended, another run recorded the version, results of another
+    Raises errors.LedgerFenced (intent ended, another run recorded the version, results of another
     intent), errors.TopicDeleted, errors.TopicRecreated (results of another topic),
     errors.CommitContended, errors.CommitTooBig, errors.CommitOutcomeUnknown (the deadline passed
     with an answer lost: replay it), errors.Unavailable (nothing was sent), ValueError for results
@@ -107,7 +107,7 @@ def ordered_segments(
                 f"task {result.task_index} wrote for topic {result.topic_id}, not {topic_id}"
             )
         if result.intent_id != intent_id:
-            raise errors.Fenced(
+            raise errors.LedgerFenced(
                 f"task {result.task_index} wrote under intent {result.intent_id}, the commit is"
                 f" {intent_id}'s"
             )
@@ -123,13 +123,13 @@ def ordered_segments(
 def settled(record: TxnRecord, draft: Commit, w0: int) -> CommitOutcome | None:
     """What the transaction record says of the draft: its outcome, or None: not committed yet.
 
-    Raises errors.Fenced when another run recorded the version after this run had begun.
+    Raises errors.LedgerFenced when another run recorded the version after this run had begun.
     """
     if record.version < draft.version:
         return None
     mine = record.commit_id == draft.commit_id
     if not (mine or record.run_id == draft.run_id or draft.version <= w0):
-        raise errors.Fenced(
+        raise errors.LedgerFenced(
             f"version {draft.version} of '{draft.app_id}' on '{draft.target}' was committed by"
             f" run {record.run_id}, after run {draft.run_id} had begun",
             recorded_version=record.version,
@@ -240,13 +240,13 @@ class _Committer:
         path = paths.intent(self._draft.intent)
         node = await look_up(self._store, path)
         if node is None:
-            raise errors.Fenced(f"there is no intent {self._draft.intent}")
+            raise errors.LedgerFenced(f"there is no intent {self._draft.intent}")
         return Intent(self._draft.intent, records.decode_intent(node.value), node.version)
 
     async def _record(self) -> tuple[TxnRecord, int]:
         node = await look_up(self._store, self._txn_path)
         if node is None:
-            raise errors.Fenced(
+            raise errors.LedgerFenced(
                 f"'{self._draft.app_id}' has no transaction record for '{self._draft.target}':"
                 " its intent was made for another"
             )

@@ -91,8 +91,8 @@ class EntrySender:
     async def send(self, entry: EncodedEntry) -> None:
         """Append the entry; returns when it is handed to the ledger's writer.
 
-        Raises errors.Fenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable, or
-        what the last of FAILED_LEDGERS_MAX ledgers failed with.
+        Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
+        or what the last of FAILED_LEDGERS_MAX ledgers failed with.
         """
         async with self._turn:
             self._again.append(entry)

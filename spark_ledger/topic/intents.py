@@ -69,10 +69,10 @@ class Intent:
     def target(self) -> str:
         return self.record.target
 
-    def ended(self) -> errors.Fenced:
+    def ended(self) -> errors.LedgerFenced:
         """The error of whoever goes on under an intent that is not open."""
         state, why = self.record.state.value, self.record.why
-        return errors.Fenced(
+        return errors.LedgerFenced(
             f"the run {self.record.run_id} may not write to '{self.record.target}' any more:"
             f" its intent {self.id} is {state}" + (f" ({why})" if why else ""),
             intent=self.id,
@@ -114,7 +114,7 @@ class Intents:
 
         Any number of tasks may call it at once: they get the same one. The first call of a new
         run condemns the older run's. A run condemned as stale goes on under a new generation.
-        Raises errors.Fenced when a newer run has taken over.
+        Raises errors.LedgerFenced when a newer run has taken over.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         wanted = IntentRecord(QUERY, query_id, run_id, target, w0=records.NO_VERSION)
@@ -146,11 +146,11 @@ class Intents:
         raise errors.CommitContended(f"other jobs committed as {app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
-        """The intent as it is now. Raises errors.Fenced when there is none."""
+        """The intent as it is now. Raises errors.LedgerFenced when there is none."""
         with reachable(f"reading intent {intent_id}"):
             node = await look_up(self.store, paths.intent(intent_id))
         if node is None:
-            raise errors.Fenced(f"there is no intent {intent_id}", intent=intent_id)
+            raise errors.LedgerFenced(f"there is no intent {intent_id}", intent=intent_id)
         return _decoded(intent_id, node)
 
     async def heartbeat(self, intent: Intent) -> None:
@@ -167,17 +167,17 @@ class Intents:
 
     async def finish(self, intent_id: str) -> Intent:
         """Set it to done if it is open: its unreferenced ledgers may go. Returns it as it ended.
-        Raises errors.Fenced if absent."""
+        Raises errors.LedgerFenced if absent."""
         return await self._end(intent_id, IntentState.DONE, "")
 
     async def condemn(self, intent_id: str, why: str) -> Intent:
-        """Condemn it if it is open; returns it as it ended. Raises errors.Fenced if absent."""
+        """Condemn it if it is open; returns it as it ended. Raises LedgerFenced if absent."""
         return await self._end(intent_id, IntentState.CONDEMNED, why)
 
     async def ledger_id(self, intent: Intent) -> int:
         """A ledger id that only this intent may use, out of a block recorded under it.
 
-        Raises errors.Fenced when the intent is not open any more.
+        Raises errors.LedgerFenced when the intent is not open any more.
         """
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
@@ -228,7 +228,7 @@ class Intents:
         return _Pointer(path, records.decode_query_pointer(node.value), node.version)
 
     async def _current(self, pointer: _Pointer, wanted: IntentRecord) -> Intent | None:
-        """The run's open intent; None when one must be minted. Raises errors.Fenced."""
+        """The run's open intent; None when one must be minted. Raises errors.LedgerFenced."""
         if not pointer.names_run(wanted.run_id):
             earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
             if earlier is None:
@@ -291,8 +291,8 @@ def _decoded(intent_id: str, node: Versioned) -> Intent:
     return Intent(intent_id, records.decode_intent(node.value), node.version)
 
 
-def _superseded(intent: Intent) -> errors.Fenced:
-    return errors.Fenced(
+def _superseded(intent: Intent) -> errors.LedgerFenced:
+    return errors.LedgerFenced(
         f"a newer run of query {intent.record.app_id} writes to '{intent.record.target}'",
         intent=intent.id,
         why=SUPERSEDED,

@@ -67,7 +67,7 @@ class LedgerCache:
     async def acquire(self, topic_id: str, policies: TopicPolicies, intent: Intent) -> TaskLedger:
         """An open ledger for one task, an idle one if there is any. Give it back by `release`.
 
-        Raises errors.Fenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
+        Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
         """
         key = LedgerKey(intent.id, topic_id, policies)
         self._close_older_runs(key, intent.record.app_id)

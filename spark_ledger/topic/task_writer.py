@@ -68,7 +68,7 @@ class TaskWriter:
         writer, waiting while its in-flight bytes are used up; the arrays may be kept by it.
 
         Raises errors.MessageTooBig and errors.ColumnTypeMismatch (before anything of the call is
-        sent), errors.Fenced, errors.NotEnoughBookies, errors.Unavailable.
+        sent), errors.LedgerFenced, errors.NotEnoughBookies, errors.Unavailable.
         """
         for entry in self._encoder.add(keys, values):
             await self._sender.send(entry)

@@ -251,7 +251,7 @@ def test_a_writer_that_wakes_up_after_its_ledger_was_recovered_is_fenced(rig):
         finally:
             zombie.kill()
     acked = [said["acked"], *(line["acked"] for line in told if "acked" in line)]
-    assert told[-1]["error"] == "Fenced", told[-1]
+    assert told[-1]["error"] == "LedgerFenced", told[-1]
     assert acked == list(range(acked[0], acked[-1] + 1))
     assert acked[-1] <= end
     found = [bytes(payload) for _, payload in rig.client.open_ledger(ledger_id).read(0, end)]

@@ -111,7 +111,7 @@ def test_a_writer_that_was_taken_over_is_fenced_and_adopts_the_end(client):
     writer = client.create_ledger(3, 3, 2)
     writer.append(b"mine")
     assert client.open_ledger(writer.ledger_id).last_add_confirmed == 0
-    with pytest.raises(errors.Fenced):
+    with pytest.raises(errors.LedgerFenced):
         writer.append(b"too late")
     writer.close()
 

@@ -67,7 +67,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("long poll ended by a deletion", "the ledger was deleted while a reader waited"),
     ("append: TimedOut", "an add was given up as a whole"),
     ("append: NotEnoughBookies", "a write set had too few bookies left, for too long"),
-    ("append: Fenced", "a writer heard that its ledger is fenced"),
+    ("append: LedgerFenced", "a writer heard that its ledger is fenced"),
     ("recover: DataUnavailable", "the end could not be decided: the ledger stayed IN_RECOVERY"),
     ("read: DataUnavailable", "a confirmed entry could not be had then, and that was said"),
     ("read beyond what is confirmed refused", "a reader was told that the entry is not there yet"),
@@ -78,7 +78,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ),
     ("audit: an entry is unavailable, over budget", "too much was lost to read it, and it said so"),
     ("drill with a hung bookie", "everything was tried while one bookie hung"),
-    ("commit: Fenced", "a commit whose intent was condemned was refused"),
+    ("commit: LedgerFenced", "a commit whose intent was condemned was refused"),
     ("janitor deleted", "a janitor deleted what no commit names"),
 )
 """(name, what happened)."""
@@ -97,7 +97,7 @@ RARE: tuple[str, ...] = (
     "old reader with an old record",
     "audit: a ledger is unavailable, over budget",
     "audit: an entry is unavailable, over budget",
-    "commit: Fenced",
+    "commit: LedgerFenced",
     "janitor deleted",
 )
 """Those of SOMETIMES that a few hundred seeds may miss."""

@@ -270,4 +270,4 @@ def test_a_zombie_goes_on_after_its_ledger_was_recovered_and_is_refused():
         for name, times in run_seed(seed, plan).met.items():
             met[name] = met.get(name, 0) + times
     assert met["fault: zombie"] > 10
-    assert met["append: Fenced"] > 10
+    assert met["append: LedgerFenced"] > 10

@@ -142,7 +142,7 @@ class TopicWork:
             txn = TxnKey(query, TOPIC, version, f"run-{run}")
             try:
                 outcome = await topics.commit(info.id, txn, intent.id, results)
-            except errors.Fenced as error:
+            except errors.LedgerFenced as error:
                 self._met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
             self._judge_commit((query, version), run, outcome)

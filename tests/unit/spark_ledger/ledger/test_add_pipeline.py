@@ -310,11 +310,11 @@ async def test_an_add_that_nobody_answers_fails_at_its_time_and_all_with_it():
 async def test_nothing_is_acknowledged_after_the_pipeline_failed():
     pipe = Pipe()
     (adding,) = pipe.push()
-    pipe.pipeline.fail(errors.Fenced("taken over"))
+    pipe.pipeline.fail(errors.LedgerFenced("taken over"))
     for name in "abc":
         pipe.lanes[name].answer(0)
     assert pipe.acked == []
-    assert isinstance(adding.exception(), errors.Fenced)
+    assert isinstance(adding.exception(), errors.LedgerFenced)
 
 
 @simulated

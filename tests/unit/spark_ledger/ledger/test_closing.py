@@ -303,7 +303,7 @@ async def test_a_writer_that_ended_announces_nothing_more():
     for writer in (closed, failed, given_up):
         await writer.append(b"0")
     await closed.close()
-    failed._pipeline.fail(errors.Fenced("taken over"))
+    failed._pipeline.fail(errors.LedgerFenced("taken over"))
     given_up.abandon()
     await asyncio.sleep(60)
     for writer in (closed, failed, given_up):

@@ -273,7 +273,7 @@ async def test_recovery_against_a_live_writer_keeps_all_it_acknowledged():
     acked = [r for r in results if isinstance(r, int)]
     assert record.last_entry >= max(acked, default=-1)
     assert isinstance(
-        (await asyncio.gather(writer.append(b"y"), return_exceptions=True))[0], errors.Fenced
+        (await asyncio.gather(writer.append(b"y"), return_exceptions=True))[0], errors.LedgerFenced
     )
 
 

@@ -206,7 +206,7 @@ async def test_a_bookie_busy_for_longer_than_the_replica_timeout_is_replaced():
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (Status.FENCED, errors.Fenced),
+        (Status.FENCED, errors.LedgerFenced),
         (Status.UNAUTHORIZED, errors.Unauthorized),
         (Status.LEDGER_DELETED, errors.NoSuchLedger),
         (Status.CONFLICTING_ENTRY, errors.LedgerError),
@@ -377,7 +377,7 @@ async def test_a_close_that_meets_another_recovery_adopts_its_result():
     writer = await ledgers.create(3, 3, 2)
     await writer.append(b"0")
     recovered = await other.recover(writer.ledger_id)
-    assert isinstance(await failure_of(writer.append(b"1")), errors.Fenced)
+    assert isinstance(await failure_of(writer.append(b"1")), errors.LedgerFenced)
     assert await writer.close() == recovered.record
 
 

@@ -76,7 +76,7 @@ def test_a_version_recorded_by_a_run_that_began_later_is_no_silent_no_op():
         other = await intents.open_batch_intent("app", "run-b", TARGET)
         await stage.commit(other, 7, await stage.written(other, [b"b"]), finish_intent=True)
 
-        with pytest.raises(errors.Fenced, match=r"version 7 of 'app' .* by run run-b"):
+        with pytest.raises(errors.LedgerFenced, match=r"version 7 of 'app' .* by run run-b"):
             await stage.commit(one, 7, await stage.written(one, [b"a"]), finish_intent=True)
 
         assert await stage.rows() == [(0, b"b")]
@@ -190,7 +190,7 @@ def test_results_of_another_topic_or_intent_or_of_one_task_twice_are_refused():
 
         with pytest.raises(errors.TopicRecreated):
             await stage.commit(intent, 0, replace(good, topic_id="another"))
-        with pytest.raises(errors.Fenced, match="wrote under intent other"):
+        with pytest.raises(errors.LedgerFenced, match="wrote under intent other"):
             await stage.commit(intent, 0, replace(good, intent_id="other"))
         with pytest.raises(ValueError, match="two results of one task"):
             await stage.commit(intent, 0, good, good)

@@ -50,12 +50,12 @@ def test_a_new_run_condemns_the_older_run_which_can_do_nothing_more():
 
         ended = await stage.client.intents.get(old.id)
         assert (ended.record.why, new.open) == (SUPERSEDED, True)
-        with pytest.raises(errors.Fenced, match="superseded"):
+        with pytest.raises(errors.LedgerFenced, match="superseded"):
             await stage.commit(old, 0, result)
-        with pytest.raises(errors.Fenced):
+        with pytest.raises(errors.LedgerFenced):
             await stage.intent("run-1")
         other = await stage.another()
-        with pytest.raises(errors.Fenced):
+        with pytest.raises(errors.LedgerFenced):
             await other.intents.ledger_id(old)
 
     play(act)
@@ -95,7 +95,7 @@ def test_an_intent_ends_once():
         after = await intents.condemn(intent.id, STALE)
 
         assert after.record.state is records.IntentState.DONE
-        with pytest.raises(errors.Fenced, match="no intent"):
+        with pytest.raises(errors.LedgerFenced, match="no intent"):
             await intents.get("never")
 
     play(act)

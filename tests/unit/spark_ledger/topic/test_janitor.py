@@ -49,7 +49,7 @@ def test_between_a_tasks_write_and_its_commit_the_janitor_wins_or_the_commit_doe
 
         assert report.condemned == (intent.id,)
         assert report.deleted == (written.segments[0].ledger_id,)
-        with pytest.raises(errors.Fenced, match=r"condemned \(stale\)"):
+        with pytest.raises(errors.LedgerFenced, match=r"condemned \(stale\)"):
             await stage.commit(intent, 0, written, finish_intent=finish)
         assert await stage.rows() == []
 
@@ -78,14 +78,14 @@ def test_a_janitor_at_any_step_of_a_commit_leaves_the_rows_or_a_clear_failure(se
             await asyncio.sleep(rng.uniform(0, 0.02))
             try:
                 return await stage.commit(intent, 0, *written, finish_intent=True)
-            except errors.Fenced as error:
+            except errors.LedgerFenced as error:
                 return error
 
         _, outcome = await asyncio.gather(clean(), commit())
         stage.world.store.calm()
         await janitor.clean(condemn=[intent.id])
         rows = [value for _, value in await stage.rows()]
-        if isinstance(outcome, errors.Fenced):
+        if isinstance(outcome, errors.LedgerFenced):
             assert rows == []
             assert not any(exists(stage, result) for result in written)
         else:
@@ -120,7 +120,7 @@ def test_a_janitor_before_each_single_call_of_a_commit_leaves_no_hole(step):
         try:
             await stage.commit(intent, 1, written)
             committed = True
-        except errors.Fenced:
+        except errors.LedgerFenced:
             committed = False
 
         assert committed is (step >= calls)

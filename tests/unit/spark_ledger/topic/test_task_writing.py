@@ -86,7 +86,7 @@ class FakeLedgers:
 
 
 def writer(ledger_id, acks, error=None):
-    return FakeWriter(ledger_id, acks, error or errors.Fenced("another one took over"))
+    return FakeWriter(ledger_id, acks, error or errors.LedgerFenced("another one took over"))
 
 
 def entry(number, partition=0, rows=2):
@@ -145,7 +145,7 @@ def test_a_task_gives_up_when_ledger_after_ledger_fails_with_what_the_last_one_s
         ledgers = FakeLedgers(*(writer(n, 0) for n in range(FAILED_LEDGERS_MAX)))
         out = sender(ledgers)
         await out.send(entry(0))
-        with pytest.raises(errors.Fenced):
+        with pytest.raises(errors.LedgerFenced):
             await out.finish()
         await out.abort()
 
@@ -307,7 +307,7 @@ def test_a_task_of_a_run_that_was_superseded_makes_no_ledger():
         await stage.intent("run-2")
         other = replace(stage, client=await stage.another())
 
-        with pytest.raises(errors.Fenced):
+        with pytest.raises(errors.LedgerFenced):
             await other.written(old, [b"a"])
 
     play(act)
