@@ -5,6 +5,7 @@ When the code has moved on since, other seeds are tried; `python -m tests.simula
 """
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,12 @@ def test_every_mutant_has_a_name_of_its_own_and_a_stored_seed():
     names = [mutant.name for mutant in MUTANTS]
     assert len(set(names)) == len(names) >= 20
     assert sorted(stored_seeds()) == sorted(names)
+
+
+def test_every_mutant_is_a_row_of_the_documented_table():
+    told = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    rows = [f"\n| {mutant.name} | {mutant.report} |" for mutant in MUTANTS]
+    assert [row for row in rows if row not in told] == []
 
 
 def test_production_code_is_whole_again_after_a_mutant():
