@@ -36,7 +36,7 @@ class Plan:
     topics: bool
     slow: float | None = None
     """The share of slow messages, when it is not to be drawn."""
-    entries: tuple[int, int] = field(default=(4, 32))
+    entries: tuple[int, int] = field(default=(3, 22))
     streams: int = 1
     """Ledgers that a writer writes at a time."""
     password: bool = False
@@ -91,7 +91,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         bookies=quorum[0] + rng.choice((0, 0, 1, 1, 2)),
         faults=tuple(on),
         chaos_s=rng.uniform(6, 18),
-        between_s=rng.uniform(0.2, 1.5),
+        between_s=rng.uniform(0.3, 2.6),
         writers=rng.choice((0, 1, 1) if topics else (1, 1, 2)),
         recoverers=rng.choice((0, 1, 1, 2, 3)),
         tailers=rng.choice((0, 0, 1)),
