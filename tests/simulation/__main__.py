@@ -1,5 +1,5 @@
 """`python -m tests.simulation --seeds N --start S --jobs J`: run seeds; print what they add up to,
-or the first that failed with its story, and exit with 1.
+or the first that failed with its story, and exit with 1; 2 if what is asked cannot be run.
 
     python -m tests.simulation mutants ...     whether known bugs are caught
     python -m tests.simulation shrink ...      a failing seed made small, and its story
@@ -10,7 +10,8 @@ import os
 import sys
 import time
 
-from tests.simulation import parallel
+from tests.simulation import asked, parallel, replay
+from tests.simulation.asked import MUTANT_HELP, at_least
 from tests.simulation.parallel import Chunk, Failure, Tally, WorkerDied
 
 TAME = 10_000
@@ -28,7 +29,23 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.simulation.shrink import main as shrink
 
         return shrink(arguments[1:])
-    return _run(_parser().parse_args(arguments))
+    options = _parser().parse_args(arguments)
+    try:
+        mutant = options.mutant and replay.mutant_like(options.mutant)
+    except ValueError as error:
+        return _refused("--mutant", error)
+    seeds = range(options.start, options.start + options.seeds)
+    try:
+        asked.plan_changes(options.plan, seeds, mutant.plan_changes if mutant else {})
+    except ValueError as error:
+        return _refused("--plan", error)
+    options.mutant = mutant.name if mutant else ""
+    return _run(options)
+
+
+def _refused(option: str, error: ValueError) -> int:
+    print(f"error: {option}: {error}", file=sys.stderr)
+    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,21 +54,23 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes; 0 is one for each core")
+    parser.add_argument("--seeds", type=at_least(1), default=200, help="how many seeds to run")
+    parser.add_argument("--start", type=at_least(0), default=0, help="the first seed")
+    parser.add_argument(
+        "--jobs", type=at_least(0), default=1, help="processes; 0 is one for each core"
+    )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     parser.add_argument("--plan", default="{}", help="JSON: what the seeds' plans have instead")
-    parser.add_argument("--mutant", default="", help="a known bug to put in")
+    parser.add_argument("--mutant", default="", help=MUTANT_HELP)
     parser.add_argument("--digests", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--met", action="store_true", help="print the situations met, and checks")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    jobs = min(options.jobs or os.cpu_count() or 1, max(1, options.seeds))
-    asked = (options.start, options.seeds, options.keep_going, options.plan, options.mutant)
-    work = parallel.chunks(Chunk(*asked), jobs)
+    jobs = min(options.jobs or os.cpu_count() or 1, options.seeds)
+    whole = (options.start, options.seeds, options.keep_going, options.plan, options.mutant)
+    work = parallel.chunks(Chunk(*whole), jobs)
     begun, total = time.perf_counter(), Tally()
     told_at = begun
     try:
@@ -65,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
                 told_at = time.perf_counter()
                 rate = total.seeds / (told_at - begun)
                 print(f"{total.seeds} of {options.seeds}, {rate:.1f}/s", file=sys.stderr)
-    except (WorkerDied, ValueError) as error:
+    except WorkerDied as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     took_s = time.perf_counter() - begun

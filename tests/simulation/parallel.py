@@ -89,9 +89,15 @@ class Tally:
         """The sum in lines; `took_s` is by the wall."""
         processes = "process" if jobs == 1 else "processes"
         simulated_h, a_core = self.simulated_s / 3600, self.seeds / max(self.cpu_s, 1e-9)
-        return [
+        head = (
             f"{self.seeds} seeds: {len(self.failures)} failed,"
-            f" {self.seeds / took_s:.1f} seeds/s over {jobs} {processes}, {a_core:.1f} a core",
+            f" {self.seeds / took_s:.1f} seeds/s over {jobs} {processes}, {a_core:.1f} a core"
+        )
+        clean = len(self.entries)
+        if not clean:
+            return [head]  # of a run that failed nothing is counted
+        return [
+            head + (f"; of the {clean} that did not:" if self.failures else ""),
             f"  {simulated_h:.2f} simulated hours"
             f" ({self.simulated_s / max(self.cpu_s, 1e-9):.0f} simulated seconds a second a core),"
             f" {self.steps} steps",

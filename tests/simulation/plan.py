@@ -62,17 +62,36 @@ class Plan:
         return self.quorum[2] - 1 + (OVER_BY if self.over_budget else 0)
 
     def __str__(self) -> str:
-        e, qw, qa = self.quorum
-        ways = ("password", "announce", "delayed", "old_readers", "over_budget")
-        options = [name.replace("_", " ") for name in ways if getattr(self, name)]
+        """For people: what is on; what was drawn and is off is said to be."""
+        on = [name for name in self.faults if name not in self.without]
+        off = [name for name in self.faults if name in self.without]
+        drawn = f" (drawn but off: {', '.join(off)})" if off else ""
+        skipped = ", ".join(map(str, sorted(self.skip)))
+        return (
+            f"{self._numbers()} faults={', '.join(on) or 'none'}{drawn}"
+            f"{' left out=' + skipped if skipped else ''}"
+            f" options={', '.join(self._options()) or 'none'}"
+        )
+
+    def noted(self) -> str:
+        """As the first line of a trace has it: another word there would change every digest."""
         off = [*sorted(self.without), *map(str, sorted(self.skip))]
+        return (
+            f"{self._numbers()} faults={', '.join(self.faults) or 'none'}"
+            f"{''.join(f', {option}' for option in self._options())}"
+            f"{' without ' + ', '.join(off) if off else ''}"
+        )
+
+    def _options(self) -> list[str]:
+        ways = ("password", "announce", "delayed", "old_readers", "over_budget")
+        return [name.replace("_", " ") for name in ways if getattr(self, name)]
+
+    def _numbers(self) -> str:
+        e, qw, qa = self.quorum
         return (
             f"E={e} Qw={qw} Qa={qa} bookies={self.bookies} writers={self.writers}x{self.streams}"
             f" recoverers={self.recoverers} tailers={self.tailers} topics={self.topics}"
             f" chaos={self.chaos_s:.1f}s adds={self.add_timeout_s:.0f}s"
-            f" faults={', '.join(self.faults) or 'none'}"
-            f"{''.join(f', {option}' for option in options)}"
-            f"{' without ' + ', '.join(off) if off else ''}"
         )
 
 

@@ -2,15 +2,18 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.chaos import Plan, draw_plan
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop
 from tests.simulation.scenario import SeedFailed, run_seed
+
+if TYPE_CHECKING:
+    from tests.simulation.mutants import Mutant
 
 
 def drawn_plan(seed: int) -> Plan:
@@ -64,21 +67,42 @@ def command(seed: int, plan: Plan, mutant: str = "") -> str:
     return shlex.join(words)
 
 
+def mutants_like(which: str) -> list["Mutant"]:
+    """The mutants of this name; or else of this report (BK# may be left out); or else those whose
+    name or report contains it, in whatever case. Raises ValueError, listing all, if none does."""
+    from tests.simulation.mutants import MUTANTS  # which imports all that can be mutated
+
+    found = [mutant for mutant in MUTANTS if mutant.name == which]
+    found = found or [m for m in MUTANTS if m.report in (which, f"BK#{which}")]
+    part = which.lower()
+    found = found or [m for m in MUTANTS if part in m.name.lower() or part in m.report.lower()]
+    if not found:
+        raise ValueError(f"there is no mutant {which!r}; there are:\n{_listed(MUTANTS)}")
+    return found
+
+
+def mutant_like(which: str) -> "Mutant":
+    """The one mutant that `which` means. Raises ValueError, listing them, if there are several."""
+    found = mutants_like(which)
+    if len(found) > 1:
+        raise ValueError(f"{which!r} may be any of these mutants:\n{_listed(found)}")
+    return found[0]
+
+
+def _listed(mutants: Sequence["Mutant"]) -> str:
+    return "\n".join(f"  {mutant.report:12} {mutant.name}" for mutant in mutants)
+
+
 @contextmanager
 def mutated(name: str) -> Iterator[Mapping[str, Any]]:
     """Put the mutant of that name into production code for the while, and give what it changes in
-    plans; "" is none. Raises ValueError when there is no such mutant."""
+    plans; "" is none. Raises ValueError unless one mutant is meant (mutant_like)."""
     if not name:
         yield {}
         return
-    from tests.simulation.mutants import MUTANTS  # which imports all that can be mutated
-
-    found = [mutant for mutant in MUTANTS if mutant.name == name]
-    if not found:
-        known = ", ".join(mutant.name for mutant in MUTANTS)
-        raise ValueError(f"there is no mutant {name!r}; there are: {known}")
-    with found[0].applied():
-        yield {"topics": False, **found[0].changes}
+    mutant = mutant_like(name)
+    with mutant.applied():
+        yield mutant.plan_changes
 
 
 def broken_by(seed: int, plan: Plan) -> tuple[str, SeedFailed] | None:

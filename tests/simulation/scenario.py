@@ -76,7 +76,7 @@ class Scenario:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         world = self.world = World(config=CLIENT.model_copy(update=choices))
-        world.trace.note("seed", f"{self.seed}: {self.plan}")
+        world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)

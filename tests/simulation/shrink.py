@@ -5,7 +5,8 @@ Always true: the result fails in the same way as what it was made of; the search
 `runs_max` runs and keeps the best it had. It is greedy: nothing that is left can be left out alone,
 unless the runs were used up.
 
-    python -m tests.simulation shrink --seed 168 --mutant "recovery reads do not fence"
+    python -m tests.simulation shrink --seed 12 --plan '{"writers": 2}'
+    python -m tests.simulation shrink --mutant BK#2614    a seed that is known to catch this bug
 """
 
 import argparse
@@ -13,11 +14,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tests.simulation import replay
+from tests.simulation import asked, replay
+from tests.simulation.asked import MUTANT_HELP, at_least
 from tests.simulation.chaos import Plan
 from tests.simulation.story import tell
 from tests.simulation.warm import collect, quiet
+
+if TYPE_CHECKING:
+    from tests.simulation.mutants import Mutant
 
 RUNS_MAX = 250
 _INJECTED = re.compile(r"^ *[\d.]+ chaos +#(\d+) ([^:]+):", re.MULTILINE)
@@ -140,27 +146,54 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation shrink", description=__doc__)
-    parser.add_argument("--seed", type=int, required=True, help="a seed that fails")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation shrink",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--seed", type=at_least(0), help="a seed that fails; by default the mutant's stored one"
+    )
     parser.add_argument(
         "--plan", default="{}", help="JSON: how its plan differs from what it draws"
     )
-    parser.add_argument("--mutant", default="", help="a known bug to put in")
-    parser.add_argument("--runs", type=int, default=RUNS_MAX, help="runs to try at most")
+    parser.add_argument("--mutant", default="", help=MUTANT_HELP)
+    parser.add_argument("--runs", type=at_least(1), default=RUNS_MAX, help="runs to try at most")
     options = parser.parse_args(arguments)
+    if options.seed is None and not options.mutant:
+        parser.error("give a --seed that fails, or a --mutant")
     try:
-        with quiet(), replay.mutated(options.mutant) as changes:
-            plan = replay.changed_plan(options.seed, {**changes, **replay.parsed(options.plan)})
-            shrunk = shrink(plan, broken_in(options.seed), options.runs)
-            print(tell(options.seed, shrunk.plan))
+        mutant = replay.mutant_like(options.mutant) if options.mutant else None
+        name, seed = mutant.name if mutant else "", _seed(options.seed, mutant)
+        changes = mutant.plan_changes if mutant else {}
+        changes = {**changes, **asked.plan_changes(options.plan, [seed], changes)}
     except ValueError as error:
-        print(f"error: seed {options.seed}: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        with quiet(), replay.mutated(name):
+            plan = replay.changed_plan(seed, changes)
+            shrunk = shrink(plan, broken_in(seed), options.runs)
+            print(tell(seed, shrunk.plan))
+    except ValueError as error:
+        print(f"error: seed {seed}: {error}", file=sys.stderr)
         return 1
     print(f"\ninvariant {shrunk.invariant}, after {shrunk.runs} runs; was: {plan}")
     print(f"now: {shrunk.plan}")
     print(f"faults that happen in it: {', '.join(shrunk.faults) or 'none'}")
-    print(f"again: {replay.command(options.seed, shrunk.plan, options.mutant)}")
+    print(f"again: {replay.command(seed, shrunk.plan, name)}")
     return 0
+
+
+def _seed(given: int | None, mutant: "Mutant | None") -> int:
+    """The one given, or one that catches the mutant. Raises ValueError."""
+    if given is not None or mutant is None:
+        return given or 0
+    with quiet():
+        found = mutant.catching_seed()
+    if found is None:
+        raise ValueError(f"no seed is known to catch {mutant.name!r}; give a --seed")
+    return found
 
 
 def broken_in(seed: int) -> Broken:

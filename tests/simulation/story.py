@@ -16,13 +16,13 @@ from bookie_server.api.status import Status
 from spark_ledger.metadata import ledger_record
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from tests.simulation.chaos import Plan
+from tests.simulation.naming import named
 from tests.simulation.recorder import Message, Recorder, Scene, ledger_in, recording
 from tests.simulation.scenario import SeedFailed, run_seed
 
 LINES_MAX = 76
 TOGETHER_S = 0.05
 """Equal requests to several bookies sent within so long are told as one."""
-_BOOKIE = re.compile(r"\b0{8}-0{4}-0{4}-0{4}-0{7}(\d\d)(\d{3})\b")
 _TURNS = ("killed", "starts", "exits", "cannot start", "gets a blank")
 """How the notes of a bookie's life begin."""
 
@@ -58,7 +58,7 @@ def _story(recorder: Recorder, failure: SeedFailed, lines_max: int) -> list[str]
     entry = re.search(r"entr(?:y|ies) (\d+)", scene.violation)
     merged = _merged(told, int(entry[1]) if entry else None)
     events = _shortened(_repeated(merged), lines_max - 24)
-    head = [f"seed {failure.seed}: {_named(scene.violation)[:300]}"]
+    head = [f"seed {failure.seed}: {named(scene.violation)[:300]}"]
     return [*head, *(f"{t.time_s:11.4f}  {t.text}"[:200] for t in events), *_ending(scene)]
 
 
@@ -82,7 +82,7 @@ def _notes(recorder: Recorder, ledger_id: int | None, until_s: float) -> Iterabl
             entry = int(acked[1]) if acked else None
             yield Told(note.time_s, f"its writer: {note.what}", acked is not None, entry)
         elif _concerns(note.who, note.what, mine):
-            yield Told(note.time_s, f"{_short(note.who)}: {_named(note.what)}")
+            yield Told(note.time_s, f"{_short(note.who)}: {named(note.what)}")
 
 
 def _concerns(who: str, what: str, mine: str) -> bool:
@@ -110,7 +110,7 @@ def _moved(before: LedgerRecord | None, after: LedgerRecord | None) -> str:
     if before is not None and before.fragments == after.fragments:
         return f"{was}{after.state.value}{end}"
     last = after.last_fragment
-    members = _named(" ".join(last.ensemble))
+    members = named(" ".join(last.ensemble))
     return f"{was}{after.state.value}{end}, from entry {last.first_entry} on {members}"
 
 
@@ -302,13 +302,13 @@ def _ending(scene: Scene) -> list[str]:
         if held.fence_replied:
             fence += ", and it had said that it was fenced"
         down = "" if held.running else " (down)"
-        lines.append(f"  {_named(held.bookie_id)}{down} {kept}; {fence}")
+        lines.append(f"  {named(held.bookie_id)}{down} {kept}; {fence}")
     if scene.handle is not None:
         handle = scene.handle
         pending = ", ".join(f"{e}: slots {_slots(mask)}" for e, mask in handle.pending.items())
         lines.append(
             f"  its writer: LAC {handle.last_add_confirmed}, pending {pending or 'nothing'},"
-            f" ensemble {_named(' '.join(handle.ensemble))}"
+            f" ensemble {named(' '.join(handle.ensemble))}"
             + (f", failed: {handle.failure}" if handle.failure else "")
         )
     return lines
@@ -336,8 +336,3 @@ def _span(first: int, last: int) -> str:
 
 def _short(address: str) -> str:
     return address.removesuffix(":1")
-
-
-def _named(text: str) -> str:
-    """Bookie ids in the text as b1, b2, b2' ..."""
-    return _BOOKIE.sub(lambda found: f"b{int(found[2])}" + "'" * (int(found[1]) - 1), text)

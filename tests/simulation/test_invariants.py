@@ -438,3 +438,15 @@ def test_a_deleted_ledgers_entries_may_be_denied():
     ghost, ledger = history()
     ledger.deleted = True
     I.what_was_acknowledged_is_never_denied(ghost, ghost.bookie("a"), ledger, 2, 13)
+
+
+def test_too_few_negatives_are_told_with_the_names_of_bookies():
+    members = [f"00000000-0000-0000-0000-0000000{n:05}" for n in (1001, 1002, 1003)]
+    record = replace(OPEN, fragments=(Fragment(0, tuple(members)),))
+    ledger = LedgerGhost(7, 2, 3, record, recovered_from=record.last_fragment)
+    with pytest.raises(I.Violation) as broken:
+        I.recovery_decides_by_every_ack_quorum(Ghost(), ledger, 3, {members[0]: None})
+    assert str(broken.value) == (
+        "invariant 24: ledger 7: recovery took entry 3 for absent, but only b1 of b1, b2 and b3"
+        " had denied it in answer to a fencing read; 2 are needed"
+    )

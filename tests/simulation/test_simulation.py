@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import invariants, parallel
+from tests.simulation import invariants, parallel, replay
 from tests.simulation.chaos import FAULTS
 from tests.simulation.ghost import Ghost
 from tests.simulation.parallel import Chunk, Tally
@@ -55,7 +55,16 @@ def test_every_invariant_holds_in_every_run(total):
 def test_every_invariant_is_a_function_and_was_judged(total):
     assert sorted(invariants.ALL) == sorted(JUDGED)
     unjudged = [name for name in JUDGED if name not in total.checks]
-    assert unjudged == ["33"]  # by the tests below
+    assert unjudged == ["33", "T15"]  # by the tests below
+
+
+def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_elsewhere():
+    overloaded = {"faults": ("overload",), "topics": False, "over_budget": False}
+    runs = [
+        run_seed(seed, replay.changed_plan(seed, overloaded)) for seed in range(FIRST, FIRST + 5)
+    ]
+    assert any("T15" in run.checks for run in runs)
+    assert "T15" not in run_seed(FIRST).checks
 
 
 def test_the_runs_were_not_too_tame(total):

@@ -26,9 +26,12 @@ class Violation(AssertionError):
         self.name = name
 
 
-def invariant(name: str, *, over_budget: bool = False) -> Callable[[F], F]:
+def invariant(
+    name: str, *, over_budget: bool = False, when: Callable[[Ghost], bool] | None = None
+) -> Callable[[F], F]:
     """Count in the ghost how often the invariant `name` was judged; its first argument is the
-    ghost. `over_budget`: it holds however many disks are lost or rotten."""
+    ghost. `over_budget`: it holds however many disks are lost or rotten; `when`: the
+    runs that it is about, others are not judged and do not count."""
 
     def decorate(judge: F) -> F:
         ALL.setdefault(name, []).append(judge.__name__)
@@ -36,6 +39,8 @@ def invariant(name: str, *, over_budget: bool = False) -> Callable[[F], F]:
         @wraps(judge)
         def counted(ghost: Ghost, *args: Any) -> None:
             if ghost.over_budget and not over_budget:
+                return
+            if when is not None and not when(ghost):
                 return
             ghost.checks[name] = ghost.checks.get(name, 0) + 1
             judge(ghost, *args)

@@ -8,7 +8,8 @@ from itertools import combinations
 
 from bookie_server.api.status import Meaning
 from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
-from tests.simulation.invariants.judge import invariant, require, write_set
+from tests.simulation.invariants.judge import Violation, invariant, require, write_set
+from tests.simulation.naming import listed
 
 
 def hits_every_ack_quorum(members: Sequence[str], ack_quorum: int, heard: Container[str]) -> bool:
@@ -31,13 +32,25 @@ def recovery_decides_by_every_ack_quorum(
     entries = range(size) if entry_id is None else (entry_id,)
     for entry in entries:
         members = write_set(ledger.record, entry, fragment.ensemble)
-        what = "fence of its slots" if entry_id is None else f"negatives of entry {entry_id}"
-        require(
-            hits_every_ack_quorum(members, ledger.ack_quorum, heard),
-            "24",
-            f"ledger {ledger.ledger_id}: recovery went on although the {what} {members} are"
-            f" decided by {[bookie for bookie in members if bookie in heard]} alone",
-        )
+        if not hits_every_ack_quorum(members, ledger.ack_quorum, heard):
+            raise Violation("24", _too_few(ledger, members, entry_id, heard))
+
+
+def _too_few(
+    ledger: LedgerGhost, members: Sequence[str], entry_id: int | None, heard: Container[str]
+) -> str:
+    """What recovery did on the word of too few of the members."""
+    found = [bookie for bookie in members if bookie in heard]
+    who = f"only {listed(found)}" if found else "none"
+    needed = len(members) - ledger.ack_quorum + 1
+    if entry_id is None:
+        took, had = "read the tail", "had told it that they were fenced"
+    else:
+        took, had = f"took entry {entry_id} for absent", "had denied it in answer to a fencing read"
+    return (
+        f"ledger {ledger.ledger_id}: recovery {took}, but {who} of {listed(members)} {had};"
+        f" {needed} are needed"
+    )
 
 
 @invariant("20")

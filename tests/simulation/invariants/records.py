@@ -110,14 +110,12 @@ def members_stand_still_in_recovery(
         )
 
 
-@invariant("T15")
+@invariant("T15", when=lambda ghost: ghost.only_overload)
 def overload_changes_no_ensemble(
     ghost: Ghost, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord, now: float
 ) -> None:
     """Ensemble changes per overload = 0: "busy, retry after" is sent to the same bookie again. A
     slot fails only at the per-replica time-out; half of it is left for what was on its way."""
-    if not ghost.only_overload:
-        return
     old, new = before.last_fragment.ensemble, after.last_fragment.ensemble
     for bookie in [was for was, bookie in zip(old, new, strict=True) if was != bookie]:
         busy_s = now - ledger.busy_since.get(bookie, now)

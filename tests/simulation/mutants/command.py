@@ -3,11 +3,14 @@ seeds. Exits with 1 if one is not."""
 
 import argparse
 import json
+import sys
 import time
 
+from tests.simulation.asked import at_least
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.mutants.mutant import SEEDS_FILE, stored_seeds
 from tests.simulation.mutants.search import Found, search_all
+from tests.simulation.replay import mutants_like
 
 STARTS = 3
 
@@ -15,16 +18,28 @@ STARTS = 3
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation mutants", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print a list of {name, caught, seeds}")
-    parser.add_argument("--seeds-max", type=int, default=2000, help="seeds tried in one search")
-    parser.add_argument("--starts", type=int, default=STARTS, help="searches for each mutant")
-    parser.add_argument("--name", default="", help="only mutants whose name contains this")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--seeds-max", type=at_least(0), default=2000, help="seeds tried in one search"
+    )
+    parser.add_argument(
+        "--starts", type=at_least(1), default=STARTS, help="searches for each mutant"
+    )
+    parser.add_argument(
+        "--name",
+        default="",
+        help="only mutants of this name or report (BK#2614, D1), or that contain it",
+    )
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="processes")
     parser.add_argument("--refresh", action="store_true", help="store the seeds for make test")
     parser.add_argument("--plain", action="store_true", help="in runs just as seeds draw them")
     options = parser.parse_args(arguments)
     if options.plain and options.refresh:
         parser.error("stored seeds are those of the mutants' own plans, not of --plain")
-    chosen = [mutant for mutant in MUTANTS if options.name in mutant.name]
+    try:
+        chosen = mutants_like(options.name)
+    except ValueError as error:
+        print(f"error: --name: {error}", file=sys.stderr)
+        return 2
     begun, found = time.perf_counter(), []
     if not options.json:
         print(_line("mutant", "report", "invariant", "caught", "seeds", "first seed"), flush=True)

@@ -40,6 +40,11 @@ class Mutant:
         finally:
             setattr(self.owner, self.attribute, original)
 
+    @property
+    def plan_changes(self) -> Mapping[str, Any]:
+        """What its runs' plans have, whatever the seed draws: no topics if it says nothing."""
+        return {} if self.changes is None else {"topics": False, **self.changes}
+
     def caught(self, seed: int) -> str | None:
         """The invariant that fails under the mutant in this seed; None if none does, also when
         the mutant merely raises."""
