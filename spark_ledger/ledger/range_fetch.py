@@ -2,8 +2,9 @@
 
 Always true:
 - an entry is expected of one replica at a time. Only for a chunk that somebody waits for (`hurry`)
-  the next replica is asked too, once the first has kept it waiting for `speculative_read_delay_s`;
-  the first answer that has the entry wins, what is left over is given up;
+  the next replica is asked too, once the last one asked has kept it waiting for
+  `speculative_read_delay_s`, and so on down the write set; the first answer that has the entry
+  wins, what is left over is given up;
 - whatever a replica says that is not the entry (it is damaged, denied, not known, not allowed) is
   a reason to ask the next one, and none to end;
 - after `fill` either the entry is there, or an answer stopped before it (ask again from there), or

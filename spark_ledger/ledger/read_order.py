@@ -1,7 +1,8 @@
 """Which replica is asked for which entries, and which one next.
 
 Always true: an entry is asked of members of its write set only, of each at most once; of the next
-one only when no answer is expected any more (or the caller expects none in time). Slots are
+one only when no answer is expected any more (or the caller expects none in time: then one more,
+and again one more once that one keeps it waiting, too). Slots are
 preferred in one order, in which suspects come last; among the others the order begins at another
 slot each time, so that load is spread, and with few slots that hold everything between them.
 """
@@ -10,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_ledger.ledger.quorum import Quorum
-
-REPLICAS_AT_ONCE_MAX = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +67,7 @@ def next_asks(
     """Whom to ask next for the entries that are missing, given the questions `asked` before.
 
     An entry is left alone while a question about it is open that is not overdue at `now` (None:
-    none ever is), or while `REPLICAS_AT_ONCE_MAX` are open; and once all its write set was asked.
+    none ever is), and once all its write set was asked.
     """
     masks, size = quorum.write_masks(), quorum.ensemble_size
     wanted = {}
@@ -88,12 +87,9 @@ def next_asks(
 
 def _may_be_asked(holders: int, entry_id: int, asked: Sequence[Question], now: float | None) -> int:
     """The mask of slots that may be asked for one entry now."""
-    under_way = 0
     for question in asked:
         if question.about(entry_id) and holders >> question.slot & 1:
             holders &= ~(1 << question.slot)
-            if question.open:
-                under_way += 1
-                if now is None or question.due_at > now:
-                    return 0
-    return holders if under_way < REPLICAS_AT_ONCE_MAX else 0
+            if question.open and (now is None or question.due_at > now):
+                return 0
+    return holders

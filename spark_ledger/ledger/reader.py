@@ -9,14 +9,14 @@ Always true:
   if it changed, otherwise DataUnavailable. Never end of stream; that an entry is not confirmed is
   said after such a re-read only, too;
 - what is fetched ahead or twice stays within `read_ahead_bytes` (one entry is always read, however
-  large): chunks are asked for while there is room for them and for one more answer, the second
-  copy of the chunk that is waited for, the only one for which two replicas are ever asked.
+  large): chunks are asked for while there is room for them and for Qw - 1 answers more, the other
+  copies of the chunk that is waited for, the only one that is asked of several replicas at once.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
 from bookie_server.api.status import Status
@@ -40,6 +40,7 @@ __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
+CHUNKS_AHEAD = 3
 
 
 class LedgerReader:
@@ -147,17 +148,26 @@ class LedgerReader:
 
     async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
         """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
-        `read_request_bytes` of them. [] when `timeout_s` is over, or the ledger has ended
-        (`is_closed`). `after` -1: from the first entry on.
+        `read_request_bytes` of them. `after` -1: from the first entry on.
 
+        It takes `timeout_s` at most, and with 0, when everybody is asked once, `read_timeout_s`;
+        then what came by then is returned. [] means that nothing could be had in time (nothing
+        is confirmed, or bookies do not answer), or that the ledger has ended (`is_closed`).
         Raises what `wait_beyond` and `read` raise.
         """
+        config, found = self._cluster.config, list[tuple[int, Entry]]()
+        deadline = asyncio.get_running_loop().time() + (timeout_s or config.read_timeout_s)
         last = await self.wait_beyond(after, timeout_s)
-        if last <= after:
-            return []
-        limit = self._cluster.config.read_request_bytes
-        async with aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries:
-            return [found async for found in entries]
+        if last > after:
+            limit = config.read_request_bytes
+            with suppress(TimeoutError):
+                async with (
+                    asyncio.timeout_at(deadline),
+                    aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries,
+                ):
+                    async for entry in entries:
+                        found.append(entry)
+        return found
 
     def tail(self, first: int = 0) -> EntryStream:
         """(entry id, checked entry) from `first` on, each once and in order, as they are
@@ -211,10 +221,11 @@ class LedgerReader:
         whole = last is not None and last <= limit
         stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
         end = last if last is not None and whole else limit
-        ahead_bytes = self._cluster.config.read_ahead_bytes
+        ahead_bytes, chunks = self._cluster.config.read_ahead_bytes, CHUNKS_AHEAD
         if max_bytes is not None:
-            ahead_bytes = min(ahead_bytes, 2 * (max_bytes + HEADER_BYTES))
-        async with aclosing(self._stream(scan.next_entry, end, ahead_bytes)) as runs:
+            copies = self._view.quorum.write_quorum
+            ahead_bytes, chunks = min(ahead_bytes, copies * (max_bytes + HEADER_BYTES)), 1
+        async with aclosing(self._stream(scan.next_entry, end, ahead_bytes, chunks)) as runs:
             async for run in runs:
                 for entry in run:
                     size = scan.payload_bytes + len(entry.payload)
@@ -225,12 +236,13 @@ class LedgerReader:
         scan.stop = Stopped.END_OF_RANGE if whole else stop
 
     async def _stream(
-        self, first: int, last: int, ahead_bytes: int
+        self, first: int, last: int, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
     ) -> AsyncGenerator[list[Entry], None]:
-        """The entries first..last, all of them confirmed, fetched ahead; in runs as they come."""
+        """The entries first..last, all of them confirmed, fetched ahead, `chunks` at a time if
+        `ahead_bytes` are to be made use of; in runs as they come."""
         window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
         loop = asyncio.get_running_loop()
-        request_bytes = max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // 2))
+        request_bytes = self._request_bytes(ahead_bytes, chunks)
         next_entry = first
         try:
             while next_entry <= last or window:
@@ -249,10 +261,16 @@ class LedgerReader:
             for _, fetching in window:
                 fetching.cancel()
 
+    def _request_bytes(self, ahead_bytes: int, chunks: int) -> int:
+        """Bytes to ask for at a time: `chunks` and the other copies of one fit `ahead_bytes`."""
+        answers = chunks + self._view.quorum.write_quorum - 1
+        return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // answers))
+
     def _room(self, under_way: int, request_bytes: int, ahead_bytes: int) -> bool:
-        """Whether one chunk more may be fetched; room for one speculative answer is kept."""
+        """Whether one chunk more may be fetched; room for the speculative answers is kept."""
         answer_bytes = max(request_bytes, self._entry_bytes)
-        return under_way == 0 or (under_way + 2) * answer_bytes <= ahead_bytes
+        answers = under_way + self._view.quorum.write_quorum
+        return under_way == 0 or answers * answer_bytes <= ahead_bytes
 
     def _chunk(self, first: int, last: int, request_bytes: int) -> Chunk:
         """The next range to ask for: of one fragment, about one request's bytes."""

@@ -50,6 +50,27 @@ def test_a_hung_bookie_costs_a_read_the_speculative_delay_once(sizes):
     test()
 
 
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (4, 4, 2), (5, 3, 2), (5, 4, 2)], ids=str)
+def test_all_but_one_replica_hung_cost_a_read_that_many_delays_within_the_bytes(sizes):
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(
+            sizes[0], read_request_bytes=400, read_ahead_bytes=2400, speculative_read_delay_s=0.3
+        )
+        writer = await written(ledgers, 200, sizes=sizes)
+        reader = await ledgers.open(writer.ledger_id, recover=False)
+        hung = reader.record.fragments[0].ensemble[1 : sizes[1]]
+        for name in hung:
+            cluster.bookies[name].silent = True
+        most = watch_bytes(cluster)
+        began = current().time()
+        assert await collect(reader, 0, 199) == list(range(200))
+        assert 0.3 <= current().time() - began < 0.3 * len(hung) * 2
+        assert max(most) <= 2400
+
+    test()
+
+
 @simulated
 async def test_the_bookie_that_hung_is_asked_again_after_a_while():
     cluster, ledgers = await cluster_of(3, read_request_bytes=400, read_ahead_bytes=1600)

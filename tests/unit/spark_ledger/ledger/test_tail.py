@@ -10,7 +10,7 @@ from spark_ledger import errors
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.metadata import paths
 from tests.simulation.loop import current
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
 
 
 def payload(n):
@@ -542,3 +542,56 @@ async def test_the_time_is_kept_though_no_bookie_answers():
         bookie.silent, bookie.override = False, lambda _: CallFailed("reset")
     with pytest.raises(errors.DataUnavailable, match="reset"):
         await reader.read_when_confirmed(4, 2)
+
+
+@simulated
+async def test_the_time_is_kept_though_what_is_confirmed_cannot_be_had():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 5)
+    await asyncio.sleep(1)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    await reader.refresh_last_add_confirmed()
+    for bookie in cluster.bookies.values():
+        bookie.silent = True
+    for timeout_s, spent_s in ((0.2, 0.2), (4.0, 4.0), (0, ledgers.config.read_timeout_s)):
+        began = current().time()
+        assert await reader.read_when_confirmed(-1, timeout_s) == []
+        assert current().time() - began == pytest.approx(spent_s, abs=0.01)
+    with pytest.raises(errors.DataUnavailable, match="too late"):
+        await reader.read_when_confirmed(-1, 60)
+    for bookie in cluster.bookies.values():
+        bookie.silent, bookie.override = False, lambda _: m.ReadResponse(Status.UNAUTHORIZED)
+    with pytest.raises(errors.Unauthorized):
+        await reader.read_when_confirmed(-1, 0.2)
+
+
+@simulated
+async def test_when_the_time_is_over_what_came_by_then_is_returned():
+    cluster, ledgers = await cluster_of(3, read_ahead_bytes=300, read_request_bytes=4000)
+    writer = await written(ledgers, 20)
+    await writer.close()
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+
+    for bookie in cluster.bookies.values():
+        bookie.override = lambda request: SilentFor(60) if request.last_entry > 10 else None
+    began = current().time()
+    found = [entry_id for entry_id, _ in await reader.read_when_confirmed(-1, 2)]
+    assert current().time() - began == pytest.approx(2, abs=0.01)
+    assert found and found == list(range(len(found))) and len(found) < 20
+
+
+@simulated
+async def test_two_hung_replicas_keep_nobody_from_the_third():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 5)
+    await asyncio.sleep(1)
+    for hung in ("ab", "bc", "ca"):
+        reader = await (await cluster.client(hung)).open(writer.ledger_id, recover=False)
+        await reader.refresh_last_add_confirmed()
+        for name in hung:
+            cluster.bookies[name].silent = True
+        began = current().time()
+        assert len(await reader.read_when_confirmed(-1, 5)) == 5
+        assert current().time() - began < 0.7
+        for name in hung:
+            cluster.bookies[name].silent = False
