@@ -1,56 +1,83 @@
-"""`python -m tests.simulation.exhaustive [A] [A2] [B] [C]`: explore scopes, print what was met.
+"""`python -m tests.simulation.exhaustive [A] [A2] [B] [B1] [C]`: explore scopes, tell what was met.
 
-Exit status 1 if an invariant was broken; then the shortest story that breaks it is printed.
+Exit status 1 if an invariant was broken; then the shortest story that breaks it is printed. 3 if
+none was, but time was over before everything was met (NOT complete). 2 if what is asked cannot be
+done.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
+from tests.simulation.asked import MUTANT_HELP, at_least
 from tests.simulation.exhaustive.exploring import SCOPES, Limits, Report, explore_all
-from tests.simulation.exhaustive.story import told
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.exhaustive.judge import JUDGED
+from tests.simulation.exhaustive.stage import Scope, Stage
+from tests.simulation.exhaustive.story import Line, alike, told
+from tests.simulation.naming import named
+from tests.simulation.replay import mutant_like
 from tests.simulation.warm import quiet
+
+BROKEN, INCOMPLETE = 1, 3
+Story = tuple[str | None, Scope, list[Line]]
+"""Who crashes in it, and where."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation.exhaustive", description=__doc__
+        prog="python -m tests.simulation.exhaustive",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scopes", nargs="*", default=["A", "B"], metavar="scope", help=_listed())
-    parser.add_argument("--minutes", type=float, default=30.0, help="when to stop exploring")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--minutes", type=_minutes, default=30.0, help="for all, learning too")
+    parser.add_argument("--jobs", type=at_least(1), default=2, help="processes")
     parser.add_argument("--count", action="store_true", help="count runs and traces (slow)")
-    parser.add_argument("--mutant", help="with this bug put in: its number (2614, D1) or name")
-    parser.add_argument("--only", default="", help="the one invariant to look for, by its number")
+    parser.add_argument("--mutant", default="", help=MUTANT_HELP)
+    parser.add_argument(
+        "--only",
+        default="",
+        choices=("", *JUDGED),
+        metavar="INVARIANT",
+        help=f"the one invariant to look for, of {' '.join(JUDGED)}",
+    )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.scopes if name not in SCOPES]
     if unknown:
         parser.error(f"no scope {unknown[0]!r}; there are {', '.join(SCOPES)}")
-    scopes = [scope for name in options.scopes for scope in SCOPES[name]]
+    try:
+        mutant = options.mutant and mutant_like(options.mutant)
+    except ValueError as error:
+        print(f"error: --mutant: {error}", file=sys.stderr)
+        return 2
+    every = [scope for name in options.scopes for scope in SCOPES[name]]
+    scopes = list(dict.fromkeys(every))
     deadline = time.monotonic() + options.minutes * 60
     limits = Limits(deadline=deadline, only=options.only, count=options.count)
-    broken = False
-    with quiet(), mutated(options.mutant):
+    broken, complete, stories = False, True, list[Story]()
+    with quiet(), mutant.applied() if mutant else nullcontext():
         for report in explore_all(scopes, limits, options.jobs):
-            print("\n".join([*lines(report), ""]), flush=True)
+            print("\n".join([*lines(report, stories), ""]), flush=True)
             broken = broken or bool(report.found.violation)
-    return 1 if broken else 0
+            complete = complete and report.found.complete
+    return BROKEN if broken else 0 if complete else INCOMPLETE
 
 
-def mutated(which: str | None) -> AbstractContextManager[None]:
-    """The mutant of this number or name put into the production code; nothing without one."""
-    if which is None:
-        return nullcontext()
-    for mutant in MUTANTS:
-        if which == mutant.name or mutant.report in (which, f"BK#{which}"):
-            return mutant.applied()
-    raise SystemExit(f"there is no mutant {which!r}")
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not minutes >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    return minutes
 
 
-def lines(report: Report) -> list[str]:
+_minutes.__name__ = "number"
+
+
+def lines(report: Report, stories: list[Story]) -> list[str]:
+    """What is printed of it. `stories`: those told so far; one that differs from one of them by the
+    names of bookies alone is not told again, another is added."""
     found = report.found
     crashing = f", it is {report.crashing}" if report.crashing else ""
     learnt = ", ".join(
@@ -69,10 +96,15 @@ def lines(report: Report) -> list[str]:
         text.append(f"  if both clients die there: recovered in {found.audits:,} different states")
     if found.runs:
         text.append(f"  they stand for {found.runs:,} runs of {found.traces:,} traces")
+    if report.unlearnt:
+        return [
+            *text[:3],
+            "  NOT complete: time was over before the actors were learnt; nothing was explored",
+        ]
     judged = ", ".join(f"{name} ({times:,})" for name, times in sorted(report.judged.items()))
     text.append(f"  invariants judged: {judged}")
     if found.violation:
-        return [*text, f"  VIOLATION: {found.violation}", *told(found.story)]
+        return [*text, f"  VIOLATION: {named(found.violation)}", *_story(report, stories)]
     text += [
         f"  final: {_outcome(outcome)}: {times:,} states" for outcome, times in _sorted(found.ends)
     ]
@@ -83,6 +115,18 @@ def lines(report: Report) -> list[str]:
         f"  NOT complete: everything of up to {found.depth_done} events was followed;"
         f" {found.open:,} states met were not",
     ]
+
+
+def _story(report: Report, stories: list[Story]) -> list[str]:
+    story = told(report.found.story, Stage(report.scope))
+    for crashing, scope, other in stories:
+        names = alike(other, story, scope.addresses) if scope == report.scope else {}
+        if names:
+            told_of = f" of {crashing.removesuffix(':1')}" if crashing else ""
+            with_ = (f"{now} for {was}".replace(":1", "") for was, now in names.items())
+            return [f"  the story is the one{told_of} above, with {', '.join(with_)}"]
+    stories.append((report.crashing, report.scope, story))
+    return [str(line) for line in story]
 
 
 def _sorted(ends: Mapping[object, int]) -> list[tuple[object, int]]:
@@ -96,7 +140,12 @@ def _outcome(outcome: object) -> str:
 
 
 def _listed() -> str:
-    return "; ".join(str(scope) for scopes in SCOPES.values() for scope in scopes)
+    """Each name, and what it explores; B is B1 too."""
+    told = []
+    for name, (first, *others) in SCOPES.items():
+        also = f" (and {', '.join(scope.name for scope in others)})" if others else ""
+        told.append(f"{name}{also}{str(first).removeprefix(first.name)}")
+    return "; ".join(told)
 
 
 if __name__ == "__main__":

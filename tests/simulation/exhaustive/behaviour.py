@@ -12,6 +12,7 @@ Always true:
 """
 
 import gc
+import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
@@ -64,8 +65,9 @@ class Kind:
 class Learner:
     """All local histories of one actor."""
 
-    def __init__(self, stage: Stage, name: str, events_max: int) -> None:
+    def __init__(self, stage: Stage, name: str, events_max: int, deadline: float) -> None:
         self.name = name
+        self._deadline = deadline
         self._events_max = events_max
         self.runs = 0
         """How often the actor was run from its beginning."""
@@ -95,7 +97,7 @@ class Learner:
         """Let everything happen that may and has not yet; yields what is sent."""
         stack = [self.root]
         visited: dict[int, None] = {}
-        while stack:
+        while stack and time.monotonic() < self._deadline:
             history = stack.pop()
             if id(history) in visited:
                 continue
@@ -180,11 +182,15 @@ class Learner:
             assert step == expected, f"{self.name} does not do again what it did: {event}"
         return actor
 
-    def minimize(self) -> None:
-        """Give every history its kind."""
+    def discard(self) -> None:
+        """Free the actor that is alive."""
         if self._live is not None:
             self._live.discard()
             self._live = self._live_at = None
+
+    def minimize(self) -> None:
+        """Give every history its kind."""
+        self.discard()
         kinds: dict[Hashable, int] = {}
         for history in _last_first(self.root):
             after = tuple((event, step, h.kind) for event, (step, h) in history.next.items())
@@ -220,11 +226,16 @@ def _last_first(root: History) -> list[History]:
 
 class Behaviours:
     """The learners of all actors of a scope, complete once `learn` returned: or up to local
-    histories of `events_max` events, if that is given."""
+    histories of `events_max` events, if that is given. When `deadline` (of time.monotonic()) has
+    passed before, they are `unfinished`, and of no use."""
 
-    def __init__(self, stage: Stage, events_max: int = ENDLESS) -> None:
+    def __init__(
+        self, stage: Stage, events_max: int = ENDLESS, deadline: float = float("inf")
+    ) -> None:
         self.stage = stage
-        self.learners = {name: Learner(stage, name, events_max) for name in stage.names}
+        self.unfinished = False
+        self._deadline = deadline
+        self.learners = {name: Learner(stage, name, events_max, deadline) for name in stage.names}
         self.rounds = 0
 
     @property
@@ -242,6 +253,11 @@ class Behaviours:
                     heard[message] = None
                     self.learners[message.to].hear(message)
             sent = dict.fromkeys(m for learner in self.learners.values() for m in learner.grow())
+            if time.monotonic() >= self._deadline:
+                self.unfinished = True
+                for learner in self.learners.values():
+                    learner.discard()
+                return self
             news = [message for message in sent if message not in heard]
         for learner in self.learners.values():
             learner.minimize()

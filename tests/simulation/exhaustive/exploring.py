@@ -22,6 +22,7 @@ SCOPES = {
     "A": (Scope("A", 3, 2),),
     "A2": (Scope("A2", 3, 2, closes=True),),
     "B": (Scope("B", 2, 2, entries=2), Scope("B1", 2, 1, entries=2)),
+    "B1": (Scope("B1", 2, 1, entries=2),),
     "C": (Scope("C", 3, 2, crash=True, resets=True),),
 }
 """By the name on the command line."""
@@ -40,12 +41,15 @@ class Report:
     found: Found
     ghosts: int
     judged: dict[str, int] = field(default_factory=dict)
+    unlearnt: bool = False
+    """Time was over before all actors were learnt: nothing was explored."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """How far an exploration goes. `events_max`: no actor's history is followed beyond so many
-    events, and final states are then not judged. `deadline`: of time.monotonic(). `only`: the one
+    events, and final states are then not judged. `deadline`: of time.monotonic(), for learning and
+    exploring. `only`: the one
     invariant that is judged (see Judge). `count`: runs and traces are counted."""
 
     events_max: int = ENDLESS
@@ -68,7 +72,11 @@ def explore_all(scopes: Sequence[Scope], limits: Limits, jobs: int) -> Iterator[
         yield from _mapped(_whole, [(scope, limits) for scope in plain], jobs)
         for scope in scopes:
             if scope.crash:
-                _shared[:] = _learnt(scope, limits)
+                behaviours, learning_s = _learnt(scope, limits)
+                if behaviours.unfinished:
+                    yield _unlearnt(behaviours, learning_s)
+                    continue
+                _shared[:] = behaviours, learning_s
                 yield from _mapped(_crashing, [(name, limits) for name in scope.addresses], jobs)
 
 
@@ -113,7 +121,7 @@ def _crashing(task: tuple[str, Limits]) -> Report:
 
 def _learnt(scope: Scope, limits: Limits) -> tuple[Behaviours, float]:
     began = time.perf_counter()
-    behaviours = Behaviours(Stage(scope), limits.events_max).learn()
+    behaviours = Behaviours(Stage(scope), limits.events_max, limits.deadline).learn()
     gc.collect()
     return behaviours, time.perf_counter() - began
 
@@ -121,6 +129,8 @@ def _learnt(scope: Scope, limits: Limits) -> tuple[Behaviours, float]:
 def _part(
     behaviours: Behaviours, learning_s: float, limits: Limits, crashing: str | None = None
 ) -> Report:
+    if behaviours.unfinished:
+        return _unlearnt(behaviours, learning_s)
     final = None if behaviours.complete else _unjudged
     composition = Composition(behaviours, crashing, final, limits.only)
     seconds = limits.deadline - time.monotonic()
@@ -139,6 +149,14 @@ def _part(
         len(composition.judge),
         composition.judge.judged,
     )
+
+
+def _unlearnt(behaviours: Behaviours, learning_s: float) -> Report:
+    numbers = {name: len(learner.all) for name, learner in behaviours.learners.items()}
+    runs = behaviours.runs
+    kinds = dict.fromkeys(numbers, 0)
+    scope = behaviours.stage.scope
+    return Report(scope, None, numbers, kinds, runs, learning_s, Found(), 0, unlearnt=True)
 
 
 def _unjudged(*_: Any) -> tuple[str, str]:

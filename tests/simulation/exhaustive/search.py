@@ -48,7 +48,8 @@ class Found:
 
 class Composition:
     """The actors of a scope put together. `crashing`: the only bookie that may crash, if given;
-    `final` judges final states; `only`: see Judge."""
+    `final` judges final states; `only`: the one invariant that is judged, of final states
+    too (see Judge)."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Composition:
         self._masks = [(1 << len(self._learners[n].kinds).bit_length()) - 1 for n in self._names]
         self._keeps = [self._kept(name) for name in self._names]
         self._rows = [self._table(place, name) for place, name in enumerate(self._names)]
-        finish = Finish(behaviours.stage)
+        finish = Finish(behaviours.stage, only)
         self._judge_final = final or finish.judge
         self._interrupted = None if final else finish.interrupted
         self._shown = [self._facts_of(name) for name in self._names]
