@@ -1,7 +1,7 @@
 """Every setting of a client, with its unit, default and meaning; conf/client.toml lists them.
 
-Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else LEDGER_SERVICE_URL, else
-the default.
+Always true: E >= Qw >= Qa >= 1; the service URL is the one given, else the one in the settings,
+else LEDGER_SERVICE_URL, else the default.
 """
 
 import os
@@ -20,7 +20,9 @@ MIB = 1024 * 1024
 
 class ClientConfig(Settings):
     """What a ledger client and the topic layer above it may be told. Sizes are bytes, times
-    seconds."""
+    seconds. Made by `client_config`, whose errors name the setting; made directly, a wrong value
+    is pydantic's ValidationError. E, Qw and Qa are those of LedgerClient.create_ledger: a topic has
+    its own, fixed when it is made."""
 
     service_url: str = Field(
         DEFAULT_SERVICE_URL,
@@ -139,20 +141,25 @@ class ClientConfig(Settings):
 
 
 def client_config(file: Path | None = None, **overrides: Any) -> ClientConfig:
-    """The client's settings; `service_url` comes from the environment where nobody gives it.
+    """The client's settings, of `file` (as conf/client.toml) and of `overrides`, which win over it:
+    `client_config(Path("client.toml"), racks="hard")`. `service_url` comes from the environment
+    where neither gives it.
 
     Raises errors.BadConfig naming the setting.
     """
     given = {key: value for key, value in overrides.items() if value is not None}
-    from_environment = os.environ.get(SERVICE_URL_VARIABLE)
-    if from_environment and file is None:
-        given.setdefault("service_url", from_environment)
     try:
-        return load(ClientConfig, file, given)
+        config = load(ClientConfig, file, given)
     except BadSettings as error:
         raise BadConfig(str(error)) from None
+    from_environment = os.environ.get(SERVICE_URL_VARIABLE)
+    if from_environment and "service_url" not in config.model_fields_set:
+        return config.model_copy(update={"service_url": from_environment})
+    return config
 
 
-def resolve_service_url(given: str | None = None) -> str:
-    """The service URL to use: `given`, else LEDGER_SERVICE_URL, else the default."""
-    return given or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL
+def resolve_service_url(given: str | None = None, config: ClientConfig | None = None) -> str:
+    """The service URL to use: `given`, else what `config` was told, else LEDGER_SERVICE_URL, else
+    the default."""
+    told = config.service_url if config and "service_url" in config.model_fields_set else None
+    return given or told or os.environ.get(SERVICE_URL_VARIABLE) or DEFAULT_SERVICE_URL

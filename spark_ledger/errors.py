@@ -84,6 +84,14 @@ class LedgerClosed(LedgerError):
     remedy = "Create a new ledger."
 
 
+class LedgerNotClosed(LedgerError):
+    """Only a closed ledger is deleted: this one may have a writer."""
+
+    error_class = "LEDGER_WRITE.NOT_CLOSED"
+    sql_state = "55000"
+    remedy = "Close or recover it first."
+
+
 class LedgerInUse(LedgerError):
     """The ledger was made for a topic: only the janitor deletes such ledgers."""
 

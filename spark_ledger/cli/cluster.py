@@ -2,13 +2,14 @@
 
 import asyncio
 import json as jsons
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spark_ledger.cli.common import App, JsonOption, UrlOption, print_json, print_table
-from spark_ledger.config import DEFAULT_SERVICE_URL, client_config
+from spark_ledger.cli.common import App, JsonOption, print_json, print_table
+from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
 from spark_ledger.errors import Unavailable
 
 FolderOption = Annotated[
@@ -47,12 +48,23 @@ def down(data_dir: FolderOption = FOLDER) -> None:
 
 
 def status(
-    data_dir: FolderOption = FOLDER, json: JsonOption = False, service_url: UrlOption = None
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of the cluster that `up` started there.", file_okay=False)
+    ] = None,
+    json: JsonOption = False,
+    service_url: Annotated[
+        str | None,
+        typer.Option(
+            help="zk://host:port/root; else --data-dir, LEDGER_SERVICE_URL, ./.spark-ledger."
+        ),
+    ] = None,
 ) -> None:
     """The bookies of the cluster: of the one that `up` started, or at the service URL."""
     from spark_ledger.local import background
 
-    url = service_url or background.find(data_dir).service_url
+    if not service_url and data_dir is None:
+        service_url = os.environ.get(SERVICE_URL_VARIABLE)
+    url = service_url or background.find(data_dir or FOLDER).service_url
     try:
         found = asyncio.run(_bookies(url))
     except Unavailable as error:

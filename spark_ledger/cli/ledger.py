@@ -15,13 +15,15 @@ from spark_ledger.cli.common import (
     readable,
     with_ledgers,
 )
+from spark_ledger.client.arguments import LEDGER_ID_MAX
+from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
 
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
-Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
+Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
 
 
@@ -86,9 +88,12 @@ def read(
 ) -> None:
     """The confirmed entries of a ledger; does not disturb its writer."""
 
+    if last is not None and last < first:
+        raise BadConfig(f"--last {last} is below --first {first}", "Give it at or after --first.")
+
     async def work(ledgers: "LedgerStore") -> None:
         reader = await ledgers.open(ledger_id, recover=False, password=password.encode())
-        end = reader.last_add_confirmed if last is None else last
+        end = await reader.refresh_last_add_confirmed() if last is None else last
         if end < first:
             return
         async for entry_id, entry in reader.read(first, end):

@@ -17,14 +17,15 @@ _connecting = threading.Lock()
 
 
 def ledger_store(service_url: str | None = None, config: ClientConfig | None = None) -> LedgerStore:
-    """The process's LedgerStore of the cluster (None: LEDGER_SERVICE_URL or the default).
+    """The process's LedgerStore of the cluster (None: as `config`, LEDGER_SERVICE_URL or the
+    default say).
 
     It lives on `background_loop()`. `config` matters to whoever connects first. Raises BadConfig,
     Unavailable.
     """
     from spark_ledger.ledger.connect import connect
 
-    url = resolve_service_url(service_url)
+    url = resolve_service_url(service_url, config)
     key = (os.getpid(), url)
     with _connecting:
         store = _stores.get(key)

@@ -19,6 +19,18 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from bookie_server.api.entry import Buffer, Entry
+from spark_ledger.client.arguments import (
+    check_client,
+    entries_of,
+    entry_id_of,
+    flag,
+    ledger_id_of,
+    metadata_of,
+    password_of,
+    seconds,
+    whole,
+    whole_or,
+)
 from spark_ledger.client.loop import BackgroundLoop, background_loop
 from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
@@ -33,41 +45,48 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LedgerClient:
-    """The ledgers of one cluster. `service_url` None: LEDGER_SERVICE_URL or the default.
+    """The ledgers of one cluster. `service_url` None: that of `config` if one was given there,
+    else LEDGER_SERVICE_URL, else the default. `config`: see spark_ledger.config.client_config.
 
-    Raises BadConfig for a malformed URL, Unavailable when nobody answers there.
+    Raises BadConfig for a malformed URL, Unavailable when nobody answers there. Here and below, an
+    argument of a wrong kind is a TypeError, one out of range a ValueError; nothing was done then.
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
         from spark_ledger.ledger.connect import connect
 
-        self.service_url = resolve_service_url(service_url)
+        check_client(service_url, config)
+        self.service_url = resolve_service_url(service_url, config)
         self._background = background_loop()
         self._store: LedgerStore = self._background.run(connect(self.service_url, config))
         self._closed = False
 
     def create_ledger(
         self,
-        ensemble_size: int = 3,
-        write_quorum: int = 3,
-        ack_quorum: int = 2,
+        ensemble_size: int | None = None,
+        write_quorum: int | None = None,
+        ack_quorum: int | None = None,
         password: bytes = b"",
         metadata: Mapping[str, str] = NOTHING,
     ) -> "LedgerWriter":
         """Make a ledger on `ensemble_size` bookies; `write_quorum` copies of each entry,
-        acknowledged when `ack_quorum` are on disk. `metadata` is kept in its record.
+        acknowledged when `ack_quorum` are on disk; None: as the client's settings say (3, 3 and 2).
+        `metadata`, str to str, is kept in its record.
 
-        Raises BadConfig, NotEnoughBookies, Unavailable.
+        Raises BadConfig, NotEnoughBookies, RecordTooBig, Unavailable.
         """
+        config = self._store.config
         writer = self._background.run(
             self._store.create(
-                *(ensemble_size, write_quorum, ack_quorum),
-                password=password,
-                custom=metadata,
+                whole_or("ensemble_size", ensemble_size, config.ensemble_size),
+                whole_or("write_quorum", write_quorum, config.write_quorum),
+                whole_or("ack_quorum", ack_quorum, config.ack_quorum),
+                password=password_of(password),
+                custom=metadata_of(metadata),
                 announce_lac=True,
             )
         )
-        return LedgerWriter(self._background, writer, self._store.config.inflight_bytes)
+        return LedgerWriter(self._background, writer, config.inflight_bytes)
 
     def open_ledger(
         self, ledger_id: int, recover: bool = True, password: bytes = b""
@@ -78,10 +97,11 @@ class LedgerClient:
         Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
         Unavailable.
         """
-        store = self._store
+        store, ledger_id, secret = self._store, ledger_id_of(ledger_id), password_of(password)
+        recover = flag("recover", recover)
 
         async def open_it() -> core_reader.LedgerReader:
-            reader = await store.open(ledger_id, recover=recover, password=password)
+            reader = await store.open(ledger_id, recover=recover, password=secret)
             await reader.refresh_last_add_confirmed()
             return reader
 
@@ -90,10 +110,10 @@ class LedgerClient:
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a closed ledger; one that is gone already is success.
 
-        Raises LedgerError if it is not closed, LedgerInUse if it was made for a topic (those are
-        the janitor's to delete), Unavailable.
+        Raises LedgerNotClosed, LedgerInUse if it was made for a topic (those are the janitor's to
+        delete), Unavailable.
         """
-        self._background.run(self._delete(ledger_id))
+        self._background.run(self._delete(ledger_id_of(ledger_id)))
 
     async def _delete(self, ledger_id: int) -> None:
         try:
@@ -123,7 +143,8 @@ class LedgerClient:
 
     def ledger_metadata(self, ledger_id: int) -> LedgerRecord:
         """The ledger's record as it is now. Raises NoSuchLedger, Unavailable."""
-        return self._background.run(self._store.record(ledger_id, fresh=True)).record
+        known = self._background.run(self._store.record(ledger_id_of(ledger_id), fresh=True))
+        return known.record
 
     def close(self) -> None:
         """Give up the connections. Writers that are open are not closed: their ledgers wait for
@@ -171,7 +192,7 @@ class LedgerWriter:
         must not block.
         """
         future: Future[int] = Future()
-        size = _size(payload)
+        size, rows = _size(payload), whole("rows", rows)
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
@@ -267,8 +288,12 @@ class LedgerReader:
         """(entry id, payload) of first..last, both included, in order, fetched ahead.
 
         A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
-        Raises NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch.
+        `last` right before `first` is an empty range. Raises NoSuchEntry beyond what is confirmed,
+        DataUnavailable, DigestMismatch, Unauthorized; ValueError at once for a range that is none.
         """
+        return self._read(*entries_of(first, last))
+
+    def _read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
         entries: core_reader.EntryStream = self._reader.read(first, last)
         try:
             while batch := self._background.run(self._some(entries)):
@@ -284,6 +309,7 @@ class LedgerReader:
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
         """
+        after, timeout_s = entry_id_of("after", after, -1), seconds("timeout_s", timeout_s)
         found = self._background.run(self._reader.read_when_confirmed(after, timeout_s))
         return [(entry_id, entry.payload) for entry_id, entry in found]
 
@@ -295,12 +321,15 @@ class LedgerReader:
         the loop, ends the waiting. Raises what `read_when_confirmed` raises: go on with
         `tail(last returned + 1)`.
         """
+        return self._tail(entry_id_of("first", first))
+
+    def _tail(self, first: int) -> Iterator[tuple[int, memoryview]]:
         reader = self._reader
         while True:
             last = self._background.run(reader.wait_for_entry(first))
             if last < first:
                 return
-            yield from self.read(first, last)
+            yield from self._read(first, last)
             first = last + 1
 
     async def _some(self, entries: core_reader.EntryStream) -> list[tuple[int, Entry]]:
@@ -334,8 +363,13 @@ async def _end(entries: core_reader.EntryStream) -> None:
 
 
 def _size(payload: Sequence[Buffer] | Buffer) -> int:
+    """Bytes of the payload. Raises TypeError for what is none."""
     if isinstance(payload, bytes):
         return len(payload)
-    if isinstance(payload, (list, tuple)):
-        return sum(memoryview(part).nbytes for part in payload)
-    return memoryview(payload).nbytes  # type: ignore[arg-type]
+    try:
+        if isinstance(payload, (list, tuple)):
+            return sum(memoryview(part).nbytes for part in payload)
+        return memoryview(payload).nbytes  # type: ignore[arg-type]
+    except TypeError as wrong:
+        kind = type(payload).__name__
+        raise TypeError(f"payload is bytes, or a list of buffers, got {kind}: {wrong}") from None

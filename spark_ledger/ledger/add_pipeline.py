@@ -24,6 +24,7 @@ from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane
 from spark_ledger.errors import (
+    LedgerClosed,
     LedgerError,
     LedgerFenced,
     MessageTooBig,
@@ -75,6 +76,7 @@ class AddPipeline:
         self.confirmed_bytes = 0
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
+        self._ended_at, self._brief = 0.0, ""
         self.on_slot_failed: Callable[[], None] = _nothing
         self.on_confirmed: Callable[[], None] = _nothing
         self._loop = asyncio.get_running_loop()
@@ -97,11 +99,15 @@ class AddPipeline:
             if not self.slots[index].failed:
                 self._send(add, index, add.appended_at)
 
-    def fail(self, failure: LedgerError) -> None:
-        """End the pipeline: every pending add fails with `failure`, and all later ones."""
+    def fail(self, failure: LedgerError, brief: str = "") -> None:
+        """End the pipeline: every pending add fails with `failure`, all later ones with `ended`.
+
+        `brief`: what is still true of `failure` later on; as a rule, all it says.
+        """
         if self.failure is not None:
             return
         self.failure = failure
+        self._ended_at, self._brief = self._loop.time(), brief or failure.what
         for add in self.pending.fail_all():
             self._release(add)
             _resolve(add, failure)
@@ -109,6 +115,22 @@ class AddPipeline:
             self._add_timer.cancel()
         self._wake()
         self.on_slot_failed()  # whoever mends slots has nothing left to mend
+
+    def ended(self) -> LedgerError | None:
+        """The error of an add that comes after `fail`; None before."""
+        failure = self.failure
+        if failure is None or isinstance(failure, LedgerClosed):
+            return failure
+        ago_s = self._loop.time() - self._ended_at
+        text = f"the writer of ledger {self.ledger_id} ended {ago_s:.1f} s ago: {self._brief}"
+        short = isinstance(failure, NotEnoughBookies | TimedOut)
+        remedy = "Close it and go on in a new ledger." if short else failure.remedy
+        return type(failure)(text, remedy, ledger_id=self.ledger_id)
+
+    def give_up(self) -> None:
+        """End the pipeline, because too few bookies answered for too long."""
+        quorum = f"{self.quorum.ack_quorum} of {self.quorum.write_quorum} bookies"
+        self.fail(self.not_enough_bookies(), f"fewer than {quorum} answered")
 
     async def room(self) -> None:
         """Return once less than the allowed bytes are in flight, or the pipeline has ended."""
@@ -205,8 +227,14 @@ class AddPipeline:
         )
         if spares:
             text += f"; no spare (racks = {self.cluster.config.racks!r}): {'; '.join(spares)}"
+        remedy = None
+        if spares and self.cluster.config.racks == "hard":
+            remedy = (
+                'Start the bookies named, or others on racks of their own, or set racks = "soft".'
+            )
         return NotEnoughBookies(
             text,
+            remedy,
             ledger_id=self.ledger_id,
             needed=self.quorum.ack_quorum,
             writable=writable,
@@ -331,15 +359,14 @@ class AddPipeline:
         if head.appended_at + timeout_s > self._loop.time():
             self._arm_add_timer(head.appended_at)
         elif not self.quorum.writable(self.failed_mask()):
-            self.fail(self.not_enough_bookies())
+            self.give_up()
         else:
-            self.fail(
-                TimedOut(
-                    f"entry {head.entry_id} of ledger {self.ledger_id} was not acknowledged"
-                    f" within {timeout_s:g} s. {self.failed_bookies()}".rstrip(),
-                    ledger_id=self.ledger_id,
-                )
+            brief = (
+                f"entry {head.entry_id} of ledger {self.ledger_id} was not acknowledged"
+                f" within {timeout_s:g} s"
             )
+            text = f"{brief}. {self.failed_bookies()}".rstrip()
+            self.fail(TimedOut(text, ledger_id=self.ledger_id), brief)
 
 
 def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:

@@ -30,6 +30,7 @@ from spark_ledger.metadata.tokens import derive, verifiers
 __all__ = ["LedgerStore", "VersionedRecord"]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
+ENSEMBLE_SIZE_MAX = 1000
 
 
 class LedgerStore:
@@ -81,6 +82,11 @@ class LedgerStore:
                 f"ensemble_size {ensemble_size} >= write_quorum {write_quorum} >= ack_quorum"
                 f" {ack_quorum} >= 1 does not hold",
                 "Choose quorums in that order.",
+            )
+        if ensemble_size > ENSEMBLE_SIZE_MAX:
+            raise BadConfig(
+                f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
+                "Choose a smaller one: a ledger's record names every bookie of it.",
             )
         ensemble = await self._new_ensemble(Quorum(ensemble_size, write_quorum, ack_quorum))
         tokens = derive(password)
@@ -144,7 +150,7 @@ class LedgerStore:
     async def delete(self, ledger_id: int) -> None:
         """Delete a CLOSED ledger; one that is gone already is success.
 
-        Raises LedgerError if it is not closed, Unavailable.
+        Raises LedgerNotClosed, Unavailable.
         """
         await self._records.delete(ledger_id)
 
@@ -218,19 +224,23 @@ class LedgerStore:
         size, describe = quorum.ensemble_size, self._cluster.describe
         writable = [bookie.id for bookie in self._directory.writable()]
         text = f"a ledger needs {size} writable bookies, there are {len(writable)}"
+        remedy = None
         if self.config.racks == "hard":
             text += (
                 f'; with racks = "hard" any {quorum.write_quorum} neighbours of them must be on'
                 f" different racks, there are {self._racks()}"
             )
+            if len(writable) >= size:
+                remedy = 'Start bookies on more racks, or set racks = "soft".'
         elif len(writable) >= size:
+            remedy = "Correct the policy, or start bookies that it takes."
             text += f", of which placement = {self.config.placement!r} takes too few"
         if writable:
             text += f"; writable: {'; '.join(map(describe, writable))}"
         others = self._directory.heard_of(writable)
         if others:
             text += f"; not writable: {'; '.join(map(describe, others))}"
-        return NotEnoughBookies(text, needed=size, writable=writable)
+        return NotEnoughBookies(text, remedy, needed=size, writable=writable)
 
     def _racks(self) -> str:
         """The racks of the writable bookies for an error text: "none" or "r1, r2"."""

@@ -10,9 +10,10 @@ A policy of one's own is a function `policy(request, rng)`, named `module:functi
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import Literal
 
 from spark_ledger.bookies.directory import BookieInfo
@@ -177,6 +178,8 @@ def resolve(name: str) -> Placement:
         policy = getattr(policy, part)
     if not callable(policy):
         raise _bad(name, f"it is a {type(policy).__name__}, no function")
+    if iscoroutinefunction(policy):
+        raise _bad(name, "it is an async function; a policy returns its choice at once")
     return choose if policy is choose else _checked(name, policy)
 
 
@@ -188,6 +191,8 @@ def _checked(name: str, policy: Placement) -> Placement:
             raise
         except Exception as failure:
             raise _bad(name, f"it raised {failure!r}") from failure
+        if isinstance(chosen, Coroutine):
+            chosen.close()
         if not isinstance(chosen, Mapping):
             raise _bad(
                 name, f"it returned a {type(chosen).__name__}, not a mapping of slots to ids"
@@ -199,6 +204,8 @@ def _checked(name: str, policy: Placement) -> Placement:
 
 
 def _check(name: str, request: PlacementRequest, chosen: Mapping[int, str]) -> None:
+    if any(isinstance(bookie, BookieInfo) for bookie in chosen.values()):
+        raise _bad(name, "it returned BookieInfo objects, ids are expected: bookie.id")
     candidates = {bookie.id: None for bookie in request.candidates}
     strange = [
         repr(bookie)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from spark_ledger.errors import (
     LedgerError,
+    LedgerNotClosed,
     NoSuchLedger,
     RecordTooBig,
     Unavailable,
@@ -146,7 +147,7 @@ class LedgerRecords:
     async def delete(self, ledger_id: int) -> None:
         """Remove the record of a CLOSED ledger; one that is gone already is success.
 
-        Raises LedgerError if it is not closed; OutcomeUnresolved when it may be gone, Unavailable
+        Raises LedgerNotClosed; OutcomeUnresolved when it may be gone, Unavailable
         when it certainly is not.
         """
         unknown = False
@@ -154,9 +155,9 @@ class LedgerRecords:
             try:
                 known = await self._reread(ledger_id, unknown)
                 if not known.record.closed:
-                    raise LedgerError(
-                        f"ledger {ledger_id} is {known.record.state.value}, not CLOSED",
-                        "Close or recover it first.",
+                    state = known.record.state.value
+                    raise LedgerNotClosed(
+                        f"ledger {ledger_id} is {state}, not CLOSED", ledger_id=ledger_id
                     )
                 await self.metadata.delete(paths.ledger(ledger_id), known.version)
                 return

@@ -224,6 +224,25 @@ def test_a_ledger_is_shown_read_and_recovered(cluster: LocalCluster):
     assert "CLOSED" in succeeds("ledger", "show", ledger_id, *url)
 
 
+def test_a_ledger_is_read_while_it_is_written_and_its_password_is_asked_for(cluster: LocalCluster):
+    url = ("--service-url", cluster.service_url)
+    with LedgerClient(cluster.service_url) as client:
+        with client.create_ledger(password=b"secret") as writer:
+            assert [writer.append(b"entry") for _ in range(2)] == [0, 1]
+            ask = ("ledger", "read", writer.ledger_id, *url)
+            reader = client.open_ledger(writer.ledger_id, recover=False, password=b"secret")
+            while reader.last_add_confirmed < 1:
+                pass
+            assert succeeds(*ask, "--password", "secret") == "0\tentry\n1\tentry\n"
+            for wrong in ((), ("--password", "guess")):
+                assert "[LEDGER_WRITE.UNAUTHORIZED]" in fails(*ask, *wrong)
+            assert writer.append(b"entry") == 2
+        assert succeeds(*ask, "--password", "secret", "--first", 2) == "2\tentry\n"
+        assert "[LEDGER_CONFIG.INVALID] --last 1 is below --first 2" in fails(
+            *ask, "--first", 2, "--last", 1
+        )
+
+
 def test_a_ledger_that_is_not_there_is_one_line(cluster: LocalCluster):
     url = ("--service-url", cluster.service_url)
     assert "987654321" in fails("ledger", "show", 987654321, *url)
@@ -232,6 +251,15 @@ def test_a_ledger_that_is_not_there_is_one_line(cluster: LocalCluster):
 def test_the_service_url_comes_from_the_environment(cluster: LocalCluster):
     env = {"LEDGER_SERVICE_URL": cluster.service_url}
     assert json.loads(succeeds("topic", "list", "--json", env=env)) is not None
+
+
+def test_status_looks_where_the_environment_says_unless_a_folder_is_named(
+    cluster: LocalCluster, tmp_path: Path
+):
+    env = {"LEDGER_SERVICE_URL": cluster.service_url}
+    status = json.loads(succeeds("status", "--json", env=env))
+    assert status["service_url"] == cluster.service_url
+    assert f"no cluster is up in {tmp_path}" in fails("status", "--data-dir", tmp_path, env=env)
 
 
 def test_a_cluster_that_does_not_answer_is_named():

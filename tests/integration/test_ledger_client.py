@@ -127,7 +127,7 @@ def test_the_password_is_needed_to_read_and_to_recover(client):
 
 def test_a_deleted_ledger_is_gone_from_the_list(client):
     writer = client.create_ledger(3, 3, 2)
-    with pytest.raises(errors.LedgerError, match="not CLOSED"):
+    with pytest.raises(errors.LedgerNotClosed, match="not CLOSED"):
         client.delete_ledger(writer.ledger_id)
     writer.close()
     assert writer.ledger_id in client.list_ledgers()

@@ -36,6 +36,16 @@ def test_settings_come_from_a_file_and_are_overridden(tmp_path: Path):
     assert (config.ensemble_size, config.write_quorum, config.ack_quorum) == (5, 3, 2)
 
 
+def test_a_file_without_a_service_url_leaves_it_to_the_environment(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("LEDGER_SERVICE_URL", "zk://there:1/x")
+    file = tmp_path / "client.toml"
+    file.write_text("ack_quorum = 1\n")
+    assert client_config(file).service_url == "zk://there:1/x"
+    assert client_config(file, service_url="zk://here:1/x").service_url == "zk://here:1/x"
+    file.write_text('service_url = "zk://file:1/x"\n')
+    assert client_config(file).service_url == "zk://file:1/x"
+
+
 def test_an_unknown_setting_names_the_nearest_one():
     with pytest.raises(BadConfig, match=r"'inflight_byte'.*nearest is 'inflight_bytes'"):
         client_config(inflight_byte=1)

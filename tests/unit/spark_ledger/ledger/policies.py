@@ -42,5 +42,21 @@ def other_slots(request, rng):
     return {99: request.candidates[0].id}
 
 
+def objects(request, rng):
+    return dict(zip(request.slots, request.candidates, strict=False))
+
+
+async def a_coroutine(request, rng):
+    return {}
+
+
+class Asynchronous:
+    async def __call__(self, request, rng):
+        return {}
+
+
+hidden_coroutine = Asynchronous()
+
+
 def nonsense(request, rng):
     return {slot: [] for slot in request.slots}

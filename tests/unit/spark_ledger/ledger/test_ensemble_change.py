@@ -339,6 +339,7 @@ async def test_hard_racks_refuse_a_ledger_naming_racks_and_bookies():
     assert "there are r1, r2" in text
     assert "c (c:1), rack r2" in text
     assert caught.value.facts["writable"] == ["a", "b", "c", "d"]
+    assert caught.value.remedy == 'Start bookies on more racks, or set racks = "soft".'
     assert set(ensemble(await ledgers.create(2, 2, 1))) <= set(cluster.bookies) - {"d"}
 
 
@@ -371,8 +372,9 @@ async def test_a_policy_that_misbehaves_is_named():
     with pytest.raises(errors.BadConfig, match=r"policies:strangers.*no candidates"):
         await ledgers.create(3, 3, 2)
     _, ledgers = await cluster_of(4, placement=f"{POLICIES}:too_few")
-    with pytest.raises(errors.NotEnoughBookies, match="policies:too_few' takes too few"):
+    with pytest.raises(errors.NotEnoughBookies, match="policies:too_few' takes too few") as caught:
         await ledgers.create(3, 3, 2)
+    assert "Start the missing bookies" not in str(caught.value)
 
 
 # -- errors that name what is missing ---------------------------------------------------------
@@ -393,6 +395,7 @@ async def test_not_enough_bookies_names_needed_writable_and_why_the_others_are_n
     assert "b (b:1, not registered)" in text
     assert "c (c:1, read-only: disk 97 % full)" in text
     assert caught.value.facts == {"needed": 3, "writable": ["a"]}
+    assert caught.value.remedy == errors.NotEnoughBookies.remedy
 
 
 @simulated
@@ -408,6 +411,7 @@ async def test_adds_without_an_ack_quorum_name_the_failed_and_why_the_others_are
     assert "b (b:1), rack r2" in failure.what
     assert "connection refused" in failure.what
     assert "no spare (racks = 'hard'): d (d:1), rack r1" in failure.what
+    assert failure.remedy.startswith("Start the bookies named")
     assert failure.facts["bookies"] == [b for b in ensemble(writer) if b in ("b", "c")]
 
 

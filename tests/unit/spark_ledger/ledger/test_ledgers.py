@@ -14,7 +14,7 @@ from tests.unit.spark_ledger.ledger.test_reader import written
 async def test_a_deleted_ledger_is_gone_and_deleting_again_is_no_error():
     _, ledgers = await cluster_of(3)
     writer = await written(ledgers, 1, close=False)
-    with pytest.raises(errors.LedgerError, match="not CLOSED"):
+    with pytest.raises(errors.LedgerNotClosed, match="not CLOSED"):
         await ledgers.delete(writer.ledger_id)
     await writer.close()
     await ledgers.delete(writer.ledger_id)

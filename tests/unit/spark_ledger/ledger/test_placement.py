@@ -187,6 +187,7 @@ def test_a_policy_is_named_by_module_and_function():
         ("no.such.module:f", "cannot be imported"),
         (f"{POLICIES}:missing", "has no missing"),
         (f"{POLICIES}:no_function", "it is a int, no function"),
+        (f"{POLICIES}:a_coroutine", "it is an async function"),
     ],
 )
 def test_a_name_that_is_no_function_is_refused_before_anything_is_connected(name, why):
@@ -205,8 +206,11 @@ def test_a_name_that_is_no_function_is_refused_before_anything_is_connected(name
         ("a_list", "it returned a list"),
         ("other_slots", "not asked for: 99"),
         ("nonsense", "no candidates"),
+        ("objects", "returned BookieInfo objects, ids are expected: bookie.id"),
+        ("hidden_coroutine", "it returned a coroutine, not a mapping"),
     ],
 )
+@pytest.mark.filterwarnings("error")  # a coroutine that nobody awaited
 def test_what_a_policy_returns_is_checked_and_the_error_names_it(function, why):
     policy = resolve(f"{POLICIES}:{function}")
     with pytest.raises(BadConfig, match=why) as caught:

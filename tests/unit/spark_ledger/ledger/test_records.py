@@ -345,7 +345,7 @@ async def test_a_damaged_record_is_an_error_of_ours(value):
 @simulated
 async def test_only_a_closed_ledger_is_deleted(state):
     _, records, known = await stored(record_of(state=state))
-    with pytest.raises(errors.LedgerError, match=f"{state.value}, not CLOSED"):
+    with pytest.raises(errors.LedgerNotClosed, match=f"{state.value}, not CLOSED"):
         await records.delete(7)
     assert await records.read(7, fresh=True) == known
 
