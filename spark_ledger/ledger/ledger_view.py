@@ -6,7 +6,8 @@ CLOSED record says where the ledger ends. A closed ledger that ends before an en
 confirmed has lost entries; that is said loudly, never adopted.
 """
 
-from contextlib import aclosing, suppress
+import asyncio
+from contextlib import aclosing
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.messages import ReadLacResponse
@@ -73,17 +74,50 @@ class LedgerView:
             found = await records.read(self.ledger_id, fresh=True, watch=watch)
         self._adopt(found)
 
-    async def refresh(self) -> None:
-        """Ask the record and, of an open ledger, the bookies.
+    async def refresh(self) -> bool:
+        """Ask the record and, of an open ledger, the bookies; whether the store answered.
 
-        A metadata store that does not answer keeps nobody from hearing the bookies. Raises
-        NoSuchLedger, RowsLost, DataUnavailable when no bookie answers, Unauthorized.
+        A metadata store that does not answer keeps nobody from hearing the bookies: they are
+        asked at its side when it takes longer than `speculative_read_delay_s`, and it is waited
+        for no longer than `read_timeout_s`. Raises NoSuchLedger, RowsLost, DataUnavailable when
+        no bookie answers, Unauthorized.
         """
-        if not self.record.closed:
-            with suppress(Unavailable):
-                await self.reread()
-        if not self.record.closed:
+        if self.record.closed:
+            return True
+        loop, config = asyncio.get_running_loop(), self._cluster.config
+        began, looking = loop.time(), loop.create_task(self._look())
+        try:
+            told = await _told_by(began + config.speculative_read_delay_s, looking)
+            if told is None:
+                told = await self._ask_beside(looking, began + config.read_timeout_s)
+            elif not self.record.closed:
+                await self.ask_lac()
+            return bool(told)
+        finally:
+            if not looking.cancel() and not looking.cancelled():
+                looking.exception()  # met, also when we were cancelled in the same moment
+
+    async def _ask_beside(self, looking: "asyncio.Task[bool]", deadline: float) -> bool | None:
+        """Ask the bookies while the store does not answer, for what may turn out an old record."""
+        asked, failure = self.record.last_fragment, None
+        try:
             await self.ask_lac()
+        except LedgerError as unheard:
+            failure = unheard
+        told = await _told_by(deadline, looking)
+        if not self.record.closed and self.record.last_fragment != asked:
+            await self.ask_lac()
+        elif not self.record.closed and failure is not None:
+            raise failure
+        return told
+
+    async def _look(self) -> bool:
+        """Read the record again; False when the store does not answer."""
+        try:
+            await self.reread()
+        except Unavailable:
+            return False
+        return True
 
     async def ask_lac(self) -> None:
         """Hear the bookies of the last fragment until they cover it: then nothing that was
@@ -141,3 +175,12 @@ class LedgerView:
                 last_add_confirmed=self._lac,
             )
         self._known = found
+
+
+async def _told_by(deadline: float, looking: "asyncio.Task[bool]") -> bool | None:
+    """What `looking` returns; None when it has not by the deadline, and goes on."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            return await asyncio.shield(looking)
+    except TimeoutError:
+        return None

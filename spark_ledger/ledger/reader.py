@@ -26,6 +26,7 @@ from spark_ledger.errors import (
     LedgerError,
     NoSuchEntry,
     Unauthorized,
+    Unavailable,
 )
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
@@ -80,6 +81,7 @@ class LedgerReader:
 
     async def refresh_last_add_confirmed(self) -> int:
         """Ask the record and the bookies; returns last_add_confirmed, which never goes back.
+        A metadata store that does not answer is waited for `read_timeout_s` at most.
 
         Of an open ledger it is a lower bound: -1 does not mean that nothing was written. Raises
         NoSuchLedger, Unauthorized; DataUnavailable when no bookie answers; RowsLost when the
@@ -126,8 +128,8 @@ class LedgerReader:
 
         `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).
         Up to `read_ahead_bytes` are fetched ahead, from several bookies at a time. Raises
-        NoSuchEntry beyond what is confirmed, DataUnavailable, DigestMismatch, Unauthorized,
-        NoSuchLedger.
+        NoSuchEntry beyond what is confirmed (Unavailable when the metadata store cannot be asked
+        whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
         """
         _check_id(first)
         return EntryStream(first, lambda entry_id: self._read(entry_id, last, known_confirmed))
@@ -200,9 +202,15 @@ class LedgerReader:
 
     async def _confirmed(self, last: int, known_confirmed: int | None) -> int:
         """How far entries may be read, asking for it if `last` lies beyond what is known."""
-        if last > self._limit(known_confirmed):
-            await self._view.refresh()
+        told = last <= self._limit(known_confirmed) or await self._view.refresh()
         if last > self._limit(known_confirmed) and not self.is_closed:
+            if not told:
+                raise Unavailable(
+                    f"whether ledger {self.ledger_id} goes on after entry"
+                    f" {self._limit(known_confirmed)} is not known: the metadata store does not"
+                    " answer",
+                    ledger_id=self.ledger_id,
+                )
             await self._view.reread(fresh=True)  # it may have been recovered since
         return self._limit(known_confirmed)
 
