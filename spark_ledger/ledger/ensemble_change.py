@@ -224,7 +224,7 @@ class EnsembleChange:
         give_up_at = self._give_up_at()
         if give_up_at is not None:
             if give_up_at <= self._loop.time():
-                self._pipeline.fail(self._pipeline.not_enough_bookies())
+                self._pipeline.give_up()
                 return
             wake_at = min(wake_at, give_up_at)
         try:

@@ -169,8 +169,8 @@ class LedgerWriter:
     def _refusal(self, size: int, rows: int) -> LedgerError | None:
         if not 0 <= rows <= COUNT_MAX - self._rows:
             raise ValueError(f"rows are 0 or more, {COUNT_MAX} in a ledger at most; got {rows}")
-        if self._pipeline.failure is not None:
-            return self._pipeline.failure
+        if (ended := self._pipeline.ended()) is not None:
+            return ended
         if self._closing:
             return LedgerClosed(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         limit = self._cluster.config.entry_bytes_max - HEADER_BYTES

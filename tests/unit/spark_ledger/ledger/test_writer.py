@@ -462,3 +462,32 @@ async def test_closing_the_store_fails_what_its_writers_have_pending():
     await asyncio.sleep(0.1)
     await ledgers.close()
     assert isinstance(await failure_of(adding), errors.LedgerClosed)
+
+
+@simulated
+async def test_appends_after_the_end_of_a_writer_say_when_and_why_it_ended_and_nothing_stale():
+    cluster, ledgers = await cluster_of(3, spare_grace_s=2.0)
+    writer = await ledgers.create(3, 3, 2)
+    for name in "ab":
+        cluster.bookies[name].refusing = True
+    with pytest.raises(errors.NotEnoughBookies, match="refused"):
+        await writer.append(b"x")
+    await asyncio.sleep(30)
+    with pytest.raises(errors.NotEnoughBookies) as caught:
+        await writer.append(b"y")
+    assert caught.value.what == (
+        f"the writer of ledger {writer.ledger_id} ended 30.0 s ago:"
+        " fewer than 2 of 3 bookies answered"
+    )
+    assert "new ledger" in caught.value.remedy
+    assert isinstance(writer.failure, errors.NotEnoughBookies)
+
+
+@simulated
+async def test_appends_after_a_fence_are_fenced_and_say_so():
+    _, ledgers = await cluster_of(3)
+    writer = await ledgers.create(3, 3, 2)
+    await ledgers.recover(writer.ledger_id)
+    for _ in range(2):
+        with pytest.raises(errors.LedgerFenced, match="was fenced"):
+            await writer.append(b"x")
