@@ -84,6 +84,19 @@ class LedgerClosed(LedgerError):
     remedy = "Create a new ledger."
 
 
+class ClientClosed(LedgerError):
+    """The client, with its writers and readers, was closed, maybe while this call was under way."""
+
+    error_class = "LEDGER_CLIENT.CLOSED"
+    sql_state = "08003"
+    remedy = "Make a new client; an append under way may or may not have been stored."
+
+    def __init__(
+        self, what: str = "this client was closed", remedy: str | None = None, **facts: object
+    ) -> None:
+        super().__init__(what, remedy, **facts)
+
+
 class LedgerNotClosed(LedgerError):
     """Only a closed ledger is deleted: this one may have a writer."""
 

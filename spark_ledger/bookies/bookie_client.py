@@ -2,8 +2,9 @@
 
 Always true: whatever goes wrong on the way (no address, no answer, bytes that are no answer)
 comes back as a status of class *unknown* with its reason, never as a negative and never as an
-exception. "Busy" is asked again, of the same bookie, until the request's time is over. Every
-outcome is told to `quarantine`, which says whom to choose last; "busy" is an answer.
+exception; only a question to a client that was closed, before it or meanwhile, raises ClientClosed.
+"Busy" is asked again, of the same bookie, until the request's time is over. Every outcome is told
+to `quarantine`, which says whom to choose last; "busy" is an answer.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.bookies.quarantine import Quarantine
 from spark_ledger.config import ClientConfig
+from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
@@ -46,6 +48,7 @@ class BookieClient:
         self._directory = directory
         self._config = config
         self._lanes: dict[str, AddLane] = {}
+        self._closed = False
         self.quarantine = Quarantine(
             config.quarantine_failures,
             config.quarantine_window_s,
@@ -128,6 +131,7 @@ class BookieClient:
 
     async def close(self) -> None:
         """Give up all that is under way and the connections."""
+        self._closed = True
         for lane in self._lanes.values():
             lane.close()
         await self._network.close()
@@ -147,6 +151,8 @@ class BookieClient:
                 left_s = deadline - loop.time()
                 response = cast(AnyResponse, await self._call(bookie_id, method, request, left_s))
             except NoAnswer as failure:
+                if self._closed:
+                    raise ClientClosed from failure
                 return kind(status=Status.IO_ERROR, reason=str(failure))
             pause_s = (response.retry_after_ms or RETRY_AFTER_MS) / 1000
             if response.status is not Status.BUSY or loop.time() + pause_s >= deadline:

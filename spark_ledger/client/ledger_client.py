@@ -31,6 +31,7 @@ from spark_ledger.client.arguments import (
     whole,
     whole_or,
 )
+from spark_ledger.client.calls import Calls
 from spark_ledger.client.loop import BackgroundLoop, background_loop
 from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
@@ -58,8 +59,8 @@ class LedgerClient:
         check_client(service_url, config)
         self.service_url = resolve_service_url(service_url, config)
         self._background = background_loop()
-        self._store: LedgerStore = self._background.run(connect(self.service_url, config))
-        self._closed = False
+        self._calls = Calls(self._background)
+        self._store: LedgerStore = self._calls.run(connect(self.service_url, config))
 
     def create_ledger(
         self,
@@ -76,7 +77,7 @@ class LedgerClient:
         Raises BadConfig, NotEnoughBookies, RecordTooBig, Unavailable.
         """
         config = self._store.config
-        writer = self._background.run(
+        writer = self._calls.run(
             self._store.create(
                 whole_or("ensemble_size", ensemble_size, config.ensemble_size),
                 whole_or("write_quorum", write_quorum, config.write_quorum),
@@ -86,7 +87,7 @@ class LedgerClient:
                 announce_lac=True,
             )
         )
-        return LedgerWriter(self._background, writer, config.inflight_bytes)
+        return LedgerWriter(self._calls, writer, config.inflight_bytes)
 
     def open_ledger(
         self, ledger_id: int, recover: bool = True, password: bytes = b""
@@ -105,7 +106,7 @@ class LedgerClient:
             await reader.refresh_last_add_confirmed()
             return reader
 
-        return LedgerReader(self._background, self._background.run(open_it()))
+        return LedgerReader(self._calls, self._calls.run(open_it()))
 
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a closed ledger; one that is gone already is success.
@@ -113,7 +114,7 @@ class LedgerClient:
         Raises LedgerNotClosed, LedgerInUse if it was made for a topic (those are the janitor's to
         delete), Unavailable.
         """
-        self._background.run(self._delete(ledger_id_of(ledger_id)))
+        self._calls.run(self._delete(ledger_id_of(ledger_id)))
 
     async def _delete(self, ledger_id: int) -> None:
         try:
@@ -138,19 +139,19 @@ class LedgerClient:
                     break
             return found
 
-        while found := self._background.run(some()):
+        while found := self._calls.run(some()):
             yield from found
 
     def ledger_metadata(self, ledger_id: int) -> LedgerRecord:
         """The ledger's record as it is now. Raises NoSuchLedger, Unavailable."""
-        known = self._background.run(self._store.record(ledger_id_of(ledger_id), fresh=True))
+        known = self._calls.run(self._store.record(ledger_id_of(ledger_id), fresh=True))
         return known.record
 
     def close(self) -> None:
         """Give up the connections. Writers that are open are not closed: their ledgers wait for
-        recovery."""
-        if not self._closed:
-            self._closed = True
+        recovery. Whatever other threads wait for, here or in a writer or reader, ends at once with
+        ClientClosed; so does every later call."""
+        if self._calls.close():
             self._background.run(self._store.close())
 
     def __enter__(self) -> Self:
@@ -164,10 +165,10 @@ class LedgerWriter:
     """Appends to one ledger. Leaving its `with` block closes the ledger."""
 
     def __init__(
-        self, background: BackgroundLoop, writer: core_writer.LedgerWriter, inflight_bytes: int
+        self, calls: Calls | BackgroundLoop, writer: core_writer.LedgerWriter, inflight_bytes: int
     ) -> None:
         self.ledger_id = writer.ledger_id
-        self._background = background
+        self._calls = calls
         self._writer = writer
         self._inflight_bytes = inflight_bytes
         self._handed: deque[tuple[Future[int], Sequence[Buffer] | Buffer, int, int]] = deque()
@@ -175,6 +176,7 @@ class LedgerWriter:
         self._taken_bytes = 0  # ever taken over: written on the loop only
         self._order = threading.Lock()
         self._scheduled = False
+        self._closed = False
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
         """Append one entry and wait until it is acknowledged; returns its id.
@@ -196,13 +198,13 @@ class LedgerWriter:
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
-                self._background.run(self._room())
+                self._calls.run(self._room())
             self._handed.append((future, payload, rows, size))
             self._handed_bytes += size
             wake = not self._scheduled
             self._scheduled = True
         if wake:
-            self._background.loop.call_soon_threadsafe(self._take_over)
+            self._calls.loop.call_soon_threadsafe(self._take_over)
         return future
 
     @property
@@ -215,7 +217,9 @@ class LedgerWriter:
 
         May be called again. Raises Unavailable (call again), DataUnavailable, NoSuchLedger.
         """
-        self._background.run(self._close())
+        if not self._closed:
+            self._calls.run(self._close())
+            self._closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -258,9 +262,9 @@ class LedgerWriter:
 class LedgerReader:
     """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
 
-    def __init__(self, background: BackgroundLoop, reader: core_reader.LedgerReader) -> None:
+    def __init__(self, calls: Calls | BackgroundLoop, reader: core_reader.LedgerReader) -> None:
         self.ledger_id = reader.ledger_id
-        self._background = background
+        self._calls = calls
         self._reader = reader
 
     @property
@@ -269,14 +273,14 @@ class LedgerReader:
         asks the bookies; -1 does not mean that nothing was written. Raises Unavailable."""
         if self._reader.is_closed:
             return self._reader.last_add_confirmed
-        return self._background.run(self._reader.refresh_last_add_confirmed())
+        return self._calls.run(self._reader.refresh_last_add_confirmed())
 
     @property
     def is_closed(self) -> bool:
         """Whether the ledger is closed: `last_add_confirmed` is its end for ever. Of one that is
         not, each look reads its record. Raises NoSuchLedger, Unavailable."""
         if not self._reader.is_closed:
-            self._background.run(self._reader.refresh_record())
+            self._calls.run(self._reader.refresh_record())
         return self._reader.is_closed
 
     @property
@@ -296,21 +300,22 @@ class LedgerReader:
     def _read(self, first: int, last: int) -> Iterator[tuple[int, memoryview]]:
         entries: core_reader.EntryStream = self._reader.read(first, last)
         try:
-            while batch := self._background.run(self._some(entries)):
+            while batch := self._calls.run(self._some(entries)):
                 for entry_id, entry in batch:
                     yield entry_id, entry.payload
         finally:
-            self._background.submit(_end(entries))
+            self._calls.submit(_end(entries))
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
         """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
-        at least one, some megabytes at most. [] when `timeout_s` is over, or when the ledger has
-        ended (`is_closed`). `after` -1: from the first entry on.
+        at least one, some megabytes at most. It takes `timeout_s` at most; [] means that nothing
+        could be had by then (nothing is confirmed, or bookies do not answer), or that the ledger
+        has ended (`is_closed`). `after` -1: from the first entry on.
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
         """
         after, timeout_s = entry_id_of("after", after, -1), seconds("timeout_s", timeout_s)
-        found = self._background.run(self._reader.read_when_confirmed(after, timeout_s))
+        found = self._calls.run(self._reader.read_when_confirmed(after, timeout_s))
         return [(entry_id, entry.payload) for entry_id, entry in found]
 
     def tail(self, first: int = 0) -> Iterator[tuple[int, memoryview]]:
@@ -326,7 +331,7 @@ class LedgerReader:
     def _tail(self, first: int) -> Iterator[tuple[int, memoryview]]:
         reader = self._reader
         while True:
-            last = self._background.run(reader.wait_for_entry(first))
+            last = self._calls.run(reader.wait_for_entry(first))
             if last < first:
                 return
             yield from self._read(first, last)

@@ -28,15 +28,19 @@ class BackgroundLoop:
 
         Raises RuntimeError when called from the loop's own thread, which would wait for itself.
         """
-        if threading.current_thread() is self._thread:
-            coro.close()
-            raise RuntimeError("a blocking call on the ledger's own event loop")
-        future = self.submit(coro)
+        future = self.start(coro)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def start(self, coro: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """`submit`, for a thread that will wait for the future. Raises what `run` raises."""
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise RuntimeError("a blocking call on the ledger's own event loop")
+        return self.submit(coro)
 
     def submit(self, coro: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
         """Run `coro` on the loop; the future may be waited for by any thread.

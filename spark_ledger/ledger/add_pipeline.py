@@ -24,6 +24,7 @@ from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane
 from spark_ledger.errors import (
+    ClientClosed,
     LedgerClosed,
     LedgerError,
     LedgerFenced,
@@ -119,7 +120,7 @@ class AddPipeline:
     def ended(self) -> LedgerError | None:
         """The error of an add that comes after `fail`; None before."""
         failure = self.failure
-        if failure is None or isinstance(failure, LedgerClosed):
+        if failure is None or isinstance(failure, LedgerClosed | ClientClosed):
             return failure
         ago_s = self._loop.time() - self._ended_at
         text = f"the writer of ledger {self.ledger_id} ended {ago_s:.1f} s ago: {self._brief}"

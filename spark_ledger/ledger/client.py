@@ -6,15 +6,22 @@ through records.py; opening with recovery is the only way to take a ledger over.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
-from spark_ledger.errors import BadConfig, NoSuchLedger, NotEnoughBookies, Unavailable
+from spark_ledger.errors import (
+    BadConfig,
+    ClientClosed,
+    DataUnavailable,
+    NoSuchLedger,
+    NotEnoughBookies,
+    Unavailable,
+)
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ids import LedgerIds
 from spark_ledger.ledger.placement import Placement, choose
@@ -53,6 +60,7 @@ class LedgerStore:
         self._cluster = Cluster(self._records, bookies, directory, config, rng, placement)
         self._ids = LedgerIds(metadata)
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
+        self._closed = False
 
     async def create(
         self,
@@ -88,13 +96,30 @@ class LedgerStore:
                 f"ensemble_size {ensemble_size} is more than {ENSEMBLE_SIZE_MAX}",
                 "Choose a smaller one: a ledger's record names every bookie of it.",
             )
-        ensemble = await self._new_ensemble(Quorum(ensemble_size, write_quorum, ack_quorum))
+        with self._while_open():
+            return await self._create(
+                Quorum(ensemble_size, write_quorum, ack_quorum),
+                *(password, custom, intent, topic, durability, ledger_id, announce_lac),
+            )
+
+    async def _create(
+        self,
+        quorum: Quorum,
+        password: bytes,
+        custom: Mapping[str, str],
+        intent: str,
+        topic: str,
+        durability: str,
+        ledger_id: int | None,
+        announce_lac: bool,
+    ) -> LedgerWriter:
+        ensemble = await self._new_ensemble(quorum)
         tokens = derive(password)
         record = LedgerRecord(
             ledger_id=await self._ids.next() if ledger_id is None else ledger_id,
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
+            ensemble_size=quorum.ensemble_size,
+            write_quorum=quorum.write_quorum,
+            ack_quorum=quorum.ack_quorum,
             fragments=(Fragment(0, ensemble),),
             durability=durability,
             creator=f"{self._cluster.rng.getrandbits(128):032x}",
@@ -138,38 +163,61 @@ class LedgerStore:
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
-        return await recover(self._cluster, ledger_id, derive(password))
+        with self._while_open():
+            return await recover(self._cluster, ledger_id, derive(password))
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.
 
         Raises NoSuchLedger, Unavailable.
         """
-        return await self._records.read(ledger_id, fresh=fresh)
+        with self._while_open():
+            return await self._records.read(ledger_id, fresh=fresh)
 
     async def delete(self, ledger_id: int) -> None:
         """Delete a CLOSED ledger; one that is gone already is success.
 
         Raises LedgerNotClosed, Unavailable.
         """
-        await self._records.delete(ledger_id)
+        with self._while_open():
+            await self._records.delete(ledger_id)
 
-    def list(self) -> AsyncIterator[int]:
+    async def list(self) -> AsyncIterator[int]:
         """Ids of all ledgers, ascending. Raises Unavailable."""
-        return self._records.list()
+        with self._while_open():
+            async for ledger_id in self._records.list():
+                yield ledger_id
 
     async def allocate_ids(self, count: int) -> range:
         """`count` consecutive ledger ids that nobody else gets. Raises Unavailable."""
-        return await self._ids.allocate(count)
+        with self._while_open():
+            return await self._ids.allocate(count)
 
     async def close(self) -> None:
         """Give up connections and the session. Writers that are open are abandoned: what they
-        have pending fails, their ledgers stay open until somebody recovers them."""
+        have pending fails, their ledgers stay open until somebody recovers them. What is under
+        way ends with ClientClosed, as does every later call."""
+        self._closed = True
         for writer in [*self._writers.values()]:
-            writer.abandon()
+            writer.abandon(ClientClosed())
+        for end in [*self._cluster.at_close.values()]:
+            end(ClientClosed())
         await self._directory.close()
         await self._bookies.close()
         await self.metadata.close()
+
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """For what needs the connections. Raises ClientClosed when they were given up, then or
+        before."""
+        if self._closed:
+            raise ClientClosed
+        try:
+            yield
+        except (Unavailable, DataUnavailable) as failure:
+            if self._closed:
+                raise ClientClosed from failure
+            raise
 
     async def _record_since(self, ledger_id: int, min_version: int | None) -> VersionedRecord:
         """The record, of `min_version` at least. Of the caller's word that it has such a version

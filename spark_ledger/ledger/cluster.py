@@ -1,12 +1,13 @@
 """What the ledger's parts share: the cluster they work in."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
 from spark_ledger.config import ClientConfig
+from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.placement import Placement, PlacementRequest, choose
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import LedgerRecords
@@ -22,6 +23,8 @@ class Cluster:
     config: ClientConfig
     rng: random.Random
     placement: Placement = choose
+    at_close: dict[object, Callable[[LedgerError], None]] = field(default_factory=dict)
+    """What is under way and waits for bookies: how to end it when the client is closed."""
 
     def place(
         self,

@@ -136,6 +136,7 @@ class Recovery:
 
     async def stop(self) -> None:
         """Leave nothing behind, however `run` ended."""
+        self._cluster.at_close.pop(self, None)
         if self._pipeline is not None:
             self._pipeline.fail(LedgerError(f"the recovery of ledger {self._ledger_id} is over"))
         if self._change is not None:
@@ -172,6 +173,7 @@ class Recovery:
 
     def _begin_writing_back(self, start: int) -> AddPipeline:
         self._pipeline = AddPipeline(self._cluster, self._record, start)
+        self._cluster.at_close[self] = self._pipeline.fail
         self._change = EnsembleChange(self._pipeline, self._change_in_memory, NO_LIMIT, self._token)
         return self._pipeline
 

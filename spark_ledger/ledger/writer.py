@@ -200,13 +200,14 @@ class LedgerWriter:
                 self._end()
             return self._closed
 
-    def abandon(self) -> None:
-        """Stop at once, without closing the ledger: pending adds fail, somebody recovers it.
-        Nothing happens to a writer that is closed."""
+    def abandon(self, failure: LedgerError | None = None) -> None:
+        """Stop at once, without closing the ledger: pending adds fail, with `failure` if given,
+        somebody recovers it. Nothing happens to a writer that is closed."""
         if self._closed is not None:
             return
         self._closing = True
-        self._pipeline.fail(LedgerClosed(f"the writer of ledger {self.ledger_id} was given up"))
+        given_up = LedgerClosed(f"the writer of ledger {self.ledger_id} was given up")
+        self._pipeline.fail(failure or given_up)
         self._end()
 
     async def _close_record(self) -> VersionedRecord:

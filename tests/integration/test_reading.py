@@ -208,3 +208,68 @@ ask = channel.unary_unary("/spark_ledger.bookie.v1.Bookie/ReadLac")
 calls = [ask.future(bytes.fromhex(sys.argv[2])) for _ in range(50)]
 time.sleep(100)
 """
+
+
+# -- a client that is closed --------------------------------------------------------------------
+
+
+def test_closing_a_client_ends_what_other_threads_wait_for_and_says_so(cluster):
+    client = LedgerClient(cluster.service_url)
+    writer = client.create_ledger(3, 3, 2)
+    writer.append(b"first")
+    reader = client.open_ledger(writer.ledger_id, recover=False)
+    met = []
+
+    def met_by(work):
+        try:
+            work()
+        except errors.LedgerError as error:
+            met.append(type(error))
+
+    works = (
+        lambda: list(reader.tail(5)),
+        lambda: reader.read_when_confirmed(5, 60),
+        lambda: writer.append(b"second"),
+        lambda: client.open_ledger(writer.ledger_id),
+    )
+    with hung(cluster.bookies[0]), hung(cluster.bookies[1]):
+        threads = [threading.Thread(target=met_by, args=[work]) for work in works]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        began = time.monotonic()
+        client.close()
+        for thread in threads:
+            thread.join(10)
+        assert time.monotonic() - began < 3
+    assert met == [errors.ClientClosed] * len(works)
+    for call in (
+        client.create_ledger,
+        lambda: client.open_ledger(writer.ledger_id),
+        lambda: client.delete_ledger(writer.ledger_id),
+        lambda: next(client.list_ledgers()),
+        lambda: next(reader.read(0, 0)),
+        lambda: writer.append(b"third"),
+    ):
+        with pytest.raises(errors.ClientClosed):
+            call()
+
+
+def test_what_is_confirmed_is_waited_for_no_longer_than_was_asked(cluster, client):
+    ledger_id = written(client, 50, 10)
+    reader = client.open_ledger(ledger_id)
+    assert len(list(reader.read(0, 49))) == 50  # connected to all
+    with contextlib.ExitStack() as all_hung:
+        for bookie in cluster.bookies:
+            all_hung.enter_context(hung(bookie))
+        began = time.monotonic()
+        assert reader.read_when_confirmed(-1, 0.2) == []
+        assert time.monotonic() - began < 1.0
+    for healthy in cluster.bookies:
+        with contextlib.ExitStack() as two_hung:
+            for bookie in cluster.bookies:
+                if bookie is not healthy:
+                    two_hung.enter_context(hung(bookie))
+            began = time.monotonic()
+            assert len(reader.read_when_confirmed(9, 4.0)) == 40
+            assert time.monotonic() - began < 2.0

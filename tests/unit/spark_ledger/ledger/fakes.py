@@ -138,14 +138,27 @@ class FakeBookie:
 class FakeNetwork:
     def __init__(self, bookies: dict[str, FakeBookie]) -> None:
         self.bookies = bookies
+        self._under_way: dict[asyncio.Timeout, None] = {}
+        self._closed = False
 
     async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
         bookie = self.bookies[address.partition(":")[0]]
-        answer = await bookie.handle(codec.decode_request(method, request), timeout_s)
+        if self._closed:
+            raise CallFailed("the connections were closed")
+        try:
+            async with asyncio.timeout(None) as until_closed:
+                self._under_way[until_closed] = None
+                answer = await bookie.handle(codec.decode_request(method, request), timeout_s)
+        except TimeoutError:
+            raise CallFailed("the connection was given up") from None
+        finally:
+            del self._under_way[until_closed]
         return codec.encode(answer)
 
     async def close(self) -> None:
-        pass
+        self._closed = True
+        for call in self._under_way:
+            call.reschedule(0)
 
 
 class FakeCluster:

@@ -461,7 +461,7 @@ async def test_closing_the_store_fails_what_its_writers_have_pending():
     adding = writer.append(b"x")
     await asyncio.sleep(0.1)
     await ledgers.close()
-    assert isinstance(await failure_of(adding), errors.LedgerClosed)
+    assert isinstance(await failure_of(adding), errors.ClientClosed)
 
 
 @simulated
