@@ -18,6 +18,8 @@ SHARE = 0.3
 ENTRIES = 5
 FORGOTTEN_S = 40
 """Whole seconds after which a lost disk's registration is gone."""
+SYNCED_S = 10
+"""Whole seconds after which a sync that began while its disk was slow has ended."""
 SLACK_S = 3.0
 """For metadata writes, bookies that are asked again, and the last copies."""
 
@@ -42,11 +44,13 @@ async def one_bookie_hangs(world: World, plan: Plan) -> None:
 
 
 async def well(world: World) -> bool:
-    """Whether every bookie serves, none lost anything that could be missed, and none is chosen
-    that is no more: disks that were lost stay registered until their sessions end."""
+    """Whether every bookie serves, none lost anything that could be missed, no sync is slow any
+    more, and none is chosen that is no more: disks that were lost stay registered until their
+    sessions end."""
     ghost, nodes = world.ghost, world.nodes
     if ghost.over_budget or any(ghost.bookie(node.bookie_id).rotten for node in nodes):
         return False
+    await asyncio.sleep(SYNCED_S)
     for _ in range(FORGOTTEN_S):
         available = world.observers.situations.available
         if sorted(available) == sorted(node.bookie_id for node in nodes if node.running):
