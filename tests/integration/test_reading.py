@@ -99,9 +99,7 @@ def test_a_tail_goes_on_while_a_bookie_hangs_and_gets_what_recovery_found(cluste
         with hung(cluster.bookies[1]):
             for n in range(20, 40):
                 writer.append(b"%d" % n)
-            deadline = time.monotonic() + 30
-            while len(found) < 40 and time.monotonic() < deadline:
-                time.sleep(0.02)  # the explicit LAC brings the last
+            wait_until(lambda: len(found) == 40)  # the explicit LAC brings the last
             assert found == list(range(40))
         assert other.open_ledger(writer.ledger_id).last_add_confirmed == 39  # recovered
         following.join(30)
@@ -213,6 +211,13 @@ time.sleep(100)
 # -- a client that is closed --------------------------------------------------------------------
 
 
+def wait_until(condition, timeout_s=30.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_closing_a_client_ends_what_other_threads_wait_for_and_says_so(cluster):
     client = LedgerClient(cluster.service_url)
     writer = client.create_ledger(3, 3, 2)
@@ -236,7 +241,8 @@ def test_closing_a_client_ends_what_other_threads_wait_for_and_says_so(cluster):
         threads = [threading.Thread(target=met_by, args=[work]) for work in works]
         for thread in threads:
             thread.start()
-        time.sleep(1.0)
+        wait_until(lambda: len(client._calls._under_way) == 3)  # all but the append
+        wait_until(lambda: writer._writer.last_add_pushed == 1)
         began = time.monotonic()
         client.close()
         for thread in threads:

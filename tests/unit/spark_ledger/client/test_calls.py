@@ -18,6 +18,13 @@ def calls():
     return Calls(background_loop())
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def in_a_thread(work):
     """Start it; what it raises is in the list once the thread has ended."""
     met = []
@@ -34,9 +41,10 @@ def in_a_thread(work):
 
 
 def test_a_call_under_way_ends_at_once_and_its_work_with_it(calls):
-    cancelled = threading.Event()
+    begun, cancelled = threading.Event(), threading.Event()
 
     async def wait():
+        begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -44,9 +52,7 @@ def test_a_call_under_way_ends_at_once_and_its_work_with_it(calls):
             raise
 
     thread, met = in_a_thread(lambda: calls.run(wait()))
-    while not calls._under_way:
-        time.sleep(0.01)
-    time.sleep(0.05)
+    assert begun.wait(2)
     assert calls.close()
     thread.join(2)
     assert [type(error) for error in met] == [errors.ClientClosed]
@@ -76,7 +82,7 @@ def test_a_tail_and_appends_of_other_threads_end_with_the_client(calls):
         in_a_thread(lambda: writer.append(b"second")),
         in_a_thread(writer.close),
     ]
-    time.sleep(0.2)
+    wait_until(lambda: len(calls._under_way) == 3 and core.last_add_pushed == 1)
     began = time.monotonic()
     calls.close()
     background.run(ledgers.close())
