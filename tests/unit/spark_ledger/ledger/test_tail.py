@@ -23,6 +23,14 @@ async def written(ledgers, count, sizes=(3, 3, 2), announce=True):
     return writer
 
 
+async def read_elsewhere(**settings):
+    """Five entries of an open ledger, and a reader of it in another client."""
+    cluster, ledgers = await cluster_of(3, **settings)
+    writer = await written(ledgers, 5)
+    other = await cluster.client("reader")
+    return cluster, ledgers, writer, other, await other.open(writer.ledger_id, recover=False)
+
+
 async def append(writer, first, last):
     await asyncio.gather(*(writer.append(payload(n)) for n in range(first, last)))
 
@@ -201,10 +209,7 @@ async def test_a_hung_bookie_keeps_no_news_from_anybody():
 
 @simulated
 async def test_the_close_is_seen_though_the_watch_was_missed():
-    cluster, ledgers = await cluster_of(3, long_poll_s=5.0)
-    writer = await written(ledgers, 5)
-    other = await cluster.client("reader")
-    reader = await other.open(writer.ledger_id, recover=False)
+    _, _, writer, other, reader = await read_elsewhere(long_poll_s=5.0)
     tail = following(reader)
     await asyncio.sleep(3)
     other.metadata._data_watches.clear()
@@ -235,10 +240,7 @@ async def test_a_fence_makes_it_look_at_the_record_and_a_stuck_recovery_does_not
 
 @simulated
 async def test_a_fence_leads_to_the_end_that_recovery_found_though_the_watch_was_missed():
-    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
-    writer = await written(ledgers, 5)
-    other = await cluster.client("reader")
-    reader = await other.open(writer.ledger_id, recover=False)
+    cluster, ledgers, writer, other, reader = await read_elsewhere(long_poll_s=50.0)
     tail = following(reader)
     await asyncio.sleep(1)
     other.metadata._data_watches.clear()
@@ -277,10 +279,7 @@ async def test_two_who_wait_on_one_reader_both_hear_of_the_end():
 
 @simulated
 async def test_without_the_metadata_store_a_tail_goes_on():
-    cluster, ledgers = await cluster_of(3)
-    writer = await written(ledgers, 5)
-    other = await cluster.client("reader")
-    reader = await other.open(writer.ledger_id, recover=False)
+    _, _, writer, other, reader = await read_elsewhere()
     tail = reader.tail()
     assert [(await anext(tail))[0] for _ in range(5)] == list(range(5))
     other.metadata.suspend(120.0)
@@ -386,10 +385,7 @@ async def test_a_deleted_ledger_is_told_from_one_that_ended():
 
 @simulated
 async def test_bookies_that_call_it_deleted_are_believed_once_the_record_is_gone():
-    cluster, ledgers = await cluster_of(3, long_poll_s=50.0)
-    writer = await written(ledgers, 5)
-    other = await cluster.client("reader")
-    reader = await other.open(writer.ledger_id, recover=False)
+    cluster, _, writer, other, reader = await read_elsewhere(long_poll_s=50.0)
     tail = following(reader)
     await asyncio.sleep(1)
     other.metadata._data_watches.clear()
