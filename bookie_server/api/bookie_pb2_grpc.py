@@ -44,6 +44,11 @@ class BookieStub:
                 request_serializer=bookie__server_dot_api_dot_bookie__pb2.ReadRequest.SerializeToString,
                 response_deserializer=bookie__server_dot_api_dot_bookie__pb2.ReadResponse.FromString,
                 _registered_method=True)
+        self.ReadStream = channel.stream_stream(
+                '/spark_ledger.bookie.v1.Bookie/ReadStream',
+                request_serializer=bookie__server_dot_api_dot_bookie__pb2.ReadStreamRequest.SerializeToString,
+                response_deserializer=bookie__server_dot_api_dot_bookie__pb2.ReadResponse.FromString,
+                _registered_method=True)
         self.ReadLac = channel.unary_unary(
                 '/spark_ledger.bookie.v1.Bookie/ReadLac',
                 request_serializer=bookie__server_dot_api_dot_bookie__pb2.ReadLacRequest.SerializeToString,
@@ -53,6 +58,11 @@ class BookieStub:
                 '/spark_ledger.bookie.v1.Bookie/WriteLac',
                 request_serializer=bookie__server_dot_api_dot_bookie__pb2.WriteLacRequest.SerializeToString,
                 response_deserializer=bookie__server_dot_api_dot_bookie__pb2.WriteLacResponse.FromString,
+                _registered_method=True)
+        self.ClearLimbo = channel.unary_unary(
+                '/spark_ledger.bookie.v1.Bookie/ClearLimbo',
+                request_serializer=bookie__server_dot_api_dot_bookie__pb2.ClearLimboRequest.SerializeToString,
+                response_deserializer=bookie__server_dot_api_dot_bookie__pb2.ClearLimboResponse.FromString,
                 _registered_method=True)
         self.Info = channel.unary_unary(
                 '/spark_ledger.bookie.v1.Bookie/Info',
@@ -76,6 +86,12 @@ class BookieServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadStream(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadLac(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -83,6 +99,12 @@ class BookieServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WriteLac(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearLimbo(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +129,11 @@ def add_BookieServicer_to_server(servicer, server):
                     request_deserializer=bookie__server_dot_api_dot_bookie__pb2.ReadRequest.FromString,
                     response_serializer=bookie__server_dot_api_dot_bookie__pb2.ReadResponse.SerializeToString,
             ),
+            'ReadStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReadStream,
+                    request_deserializer=bookie__server_dot_api_dot_bookie__pb2.ReadStreamRequest.FromString,
+                    response_serializer=bookie__server_dot_api_dot_bookie__pb2.ReadResponse.SerializeToString,
+            ),
             'ReadLac': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadLac,
                     request_deserializer=bookie__server_dot_api_dot_bookie__pb2.ReadLacRequest.FromString,
@@ -116,6 +143,11 @@ def add_BookieServicer_to_server(servicer, server):
                     servicer.WriteLac,
                     request_deserializer=bookie__server_dot_api_dot_bookie__pb2.WriteLacRequest.FromString,
                     response_serializer=bookie__server_dot_api_dot_bookie__pb2.WriteLacResponse.SerializeToString,
+            ),
+            'ClearLimbo': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearLimbo,
+                    request_deserializer=bookie__server_dot_api_dot_bookie__pb2.ClearLimboRequest.FromString,
+                    response_serializer=bookie__server_dot_api_dot_bookie__pb2.ClearLimboResponse.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -188,6 +220,33 @@ class Bookie:
             _registered_method=True)
 
     @staticmethod
+    def ReadStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/spark_ledger.bookie.v1.Bookie/ReadStream',
+            bookie__server_dot_api_dot_bookie__pb2.ReadStreamRequest.SerializeToString,
+            bookie__server_dot_api_dot_bookie__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ReadLac(request,
             target,
             options=(),
@@ -231,6 +290,33 @@ class Bookie:
             '/spark_ledger.bookie.v1.Bookie/WriteLac',
             bookie__server_dot_api_dot_bookie__pb2.WriteLacRequest.SerializeToString,
             bookie__server_dot_api_dot_bookie__pb2.WriteLacResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearLimbo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/spark_ledger.bookie.v1.Bookie/ClearLimbo',
+            bookie__server_dot_api_dot_bookie__pb2.ClearLimboRequest.SerializeToString,
+            bookie__server_dot_api_dot_bookie__pb2.ClearLimboResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,8 +5,9 @@ Always true: what is written here is what the generated code would read, and the
 several times: here a message is one join of buffers, and what is decoded are views into it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from bookie_server.api import bookie_pb2
@@ -19,15 +20,26 @@ _VARINT, _LENGTH = 0, 2
 _STATUSES = {int(status): status for status in Status}  # several times as fast as Status(value)
 _STOPS = {int(stop): stop for stop in StopReason}
 _BYTE = [bytes((value,)) for value in range(0x80)]
+JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer: cheaper than three small ones
 
 
 class BadMessage(ValueError):
     """Bytes that are no message of the named method."""
 
 
-def encode(message: m.Request | m.Response) -> bytes:
+def encode(
+    message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
+) -> bytes:
     """The bytes of a request or a response."""
     return _ENCODERS[type(message)](message)
+
+
+def encode_buffers(
+    message: m.Request | m.PackedAddRequest | m.ReadStreamRequest | m.Response,
+) -> Sequence[Buffer]:
+    """`encode`, as buffers whose concatenation it is: entries stay where they are."""
+    encoder = _BUFFER_ENCODERS.get(type(message))
+    return (encode(message),) if encoder is None else encoder(message)
 
 
 def decode_request(method: str, data: Buffer) -> m.Request:
@@ -35,6 +47,11 @@ def decode_request(method: str, data: Buffer) -> m.Request:
 
     Raises BadMessage when the bytes are no such request.
     """
+    return _decode(method, 0, data)  # type: ignore[no-any-return]
+
+
+def decode_stream_request(method: str, data: Buffer) -> m.ReadStreamRequest:
+    """One message of a stream. Raises BadMessage."""
     return _decode(method, 0, data)  # type: ignore[no-any-return]
 
 
@@ -48,7 +65,8 @@ def decode_response(method: str, data: Buffer) -> m.Response:
 
 def _decode(method: str, side: int, data: Buffer) -> Any:
     try:
-        return _DECODERS[m.METHODS[method][side]](memoryview(data))
+        kinds = m.METHODS.get(method) or m.STREAMS[method]
+        return _DECODERS[kinds[side]](memoryview(data))
     except (ValueError, IndexError, KeyError) as error:
         raise BadMessage(f"{method}: {error}") from error
     except Exception as error:  # protobuf's DecodeError derives from Exception alone
@@ -110,34 +128,39 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(data: memoryview) -> list[tuple[int, Any]]:
-    """(field number, int or memoryview) in the order of the wire; fixed-size fields are skipped.
-
-    Most keys, lengths and values are one byte long: those are read without a call."""
+    """(field number, int or memoryview) in the order of the wire."""
     fields: list[tuple[int, Any]] = []
     at, end = 0, len(data)
     while at < end:
-        key = data[at]
-        at += 1
-        if key >= 0x80:
-            key, at = _read_varint(data, at - 1)
-        kind = key & 7
-        if kind in (1, 5):
-            at += 8 if kind == 1 else 4
-            continue
-        value = data[at]
-        at += 1
-        if value >= 0x80:
-            value, at = _read_varint(data, at - 1)
-        if kind == _LENGTH:
-            start, at = at, at + value
-            if at > end:
-                raise ValueError("a field is longer than its message")
-            fields.append((key >> 3, data[start:at]))
-        elif kind == _VARINT:
-            fields.append((key >> 3, value))
-        else:
-            raise ValueError(f"unknown wire type {kind}")
+        number, value, at = _next_field(data, at)
+        fields.append((number, value))
     return fields
+
+
+def _next_field(data: memoryview, at: int) -> tuple[int, Any, int]:
+    """Number and value (int or memoryview) of the field at `at`, and where the next one begins; a
+    fixed-size field, of which there are none here, counts as number 0.
+
+    Most keys, lengths and values are one byte long: those are read without a call."""
+    key = data[at]
+    at += 1
+    if key >= 0x80:
+        key, at = _read_varint(data, at - 1)
+    kind = key & 7
+    if kind in (1, 5):
+        return 0, None, at + (8 if kind == 1 else 4)
+    value = data[at]
+    at += 1
+    if value >= 0x80:
+        value, at = _read_varint(data, at - 1)
+    if kind == _VARINT:
+        return key >> 3, value, at
+    if kind != _LENGTH:
+        raise ValueError(f"unknown wire type {kind}")
+    end = at + value
+    if end > len(data):
+        raise ValueError("a field is longer than its message")
+    return key >> 3, data[at:end], end
 
 
 def _text(view: memoryview) -> str:
@@ -146,13 +169,32 @@ def _text(view: memoryview) -> str:
 
 # -- Add --------------------------------------------------------------------------------------
 
+_ADDED = m.AddResult(Status.OK)
+_ADDED_BYTES = _BYTE[1 << 3 | _LENGTH] + _BYTE[0]  # an empty result: all its fields are zero
+
+
+def encode_add(add: m.Add) -> Sequence[Buffer]:
+    """The add as it stands in an AddRequest, for m.PackedAddRequest: what goes to several bookies
+    is encoded once. A small entry is one buffer, of a large one no byte is copied."""
+    entry = add.entry
+    length = sum(map(len, entry))
+    prefix = _add_prefix(add.recovery, add.token, length)
+    if length <= JOINED_BYTES_MAX:
+        return (b"".join([prefix, *entry]),)
+    return (prefix, *entry)
+
+
+def _packed_add_request_buffers(request: m.PackedAddRequest) -> Sequence[Buffer]:
+    return [_bytes(1, request.bookie_id.encode()), *chain.from_iterable(request.adds)]
+
+
+def _encode_packed_add_request(request: m.PackedAddRequest) -> bytes:
+    return b"".join(_packed_add_request_buffers(request))
+
 
 def _encode_add_request(request: m.AddRequest) -> bytes:
-    out: list[Buffer] = [_bytes(1, request.bookie_id.encode())]
-    for add in request.adds:
-        out.append(_add_prefix(add.recovery, add.token, sum(map(len, add.entry))))
-        out.extend(add.entry)
-    return b"".join(out)
+    packed = m.PackedAddRequest(request.bookie_id, list(map(encode_add, request.adds)))
+    return _encode_packed_add_request(packed)
 
 
 @lru_cache(maxsize=1024)
@@ -163,13 +205,30 @@ def _add_prefix(recovery: bool, token: bytes, length: int) -> bytes:
 
 
 def _decode_add_request(data: memoryview) -> m.AddRequest:
+    """Most adds differ from the one before in their entry's bytes only: where the bytes before the
+    entry are the same, so is what they say."""
     bookie_id, adds = "", []
-    for number, value in _fields(data):
+    at, end = 0, len(data)
+    while at < end:
+        number, value, at = _next_field(data, at)
         if number == 1:
             bookie_id = _text(value)
         elif number == 2:
-            adds.append(_decode_add(value))
+            add = _decode_add(value)
+            adds.append(add)
+            at = _take_likes(data, at, add, adds)
     return m.AddRequest(bookie_id, adds)
+
+
+def _take_likes(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int:
+    """Append the adds from `at` on that are like `add`; returns where another begins."""
+    length = len(add.entry[0])
+    prefix = _add_prefix(add.recovery, add.token, length)
+    size = len(prefix) + length
+    while at + size <= len(data) and data[at : at + len(prefix)] == prefix:
+        adds.append(m.Add((data[at + len(prefix) : at + size],), add.recovery, add.token))
+        at += size
+    return at
 
 
 def _decode_add(data: memoryview) -> m.Add:
@@ -185,6 +244,9 @@ def _decode_add(data: memoryview) -> m.Add:
 
 
 def _encode_add_response(response: m.AddResponse) -> bytes:
+    count = len(response.results)
+    if response.results.count(_ADDED) == count:
+        return _ADDED_BYTES * count
     out = []
     for result in response.results:
         body = _field(1, result.status) + _field(2, result.retry_after_ms)
@@ -194,12 +256,12 @@ def _encode_add_response(response: m.AddResponse) -> bytes:
 
 
 def _decode_add_response(data: memoryview) -> m.AddResponse:
+    count = len(data) // len(_ADDED_BYTES)
+    if data == _ADDED_BYTES * count:
+        return m.AddResponse([_ADDED] * count)
     return m.AddResponse(
         [_decode_add_result(value) for number, value in _fields(data) if number == 1]
     )
-
-
-_ADDED = m.AddResult(Status.OK)
 
 
 def _decode_add_result(data: memoryview) -> m.AddResult:
@@ -214,6 +276,28 @@ def _decode_add_result(data: memoryview) -> m.AddResult:
         elif number == 3:
             reason = _text(value)
     return m.AddResult(status, retry, reason)
+
+
+def glance_at_adds(data: Buffer) -> tuple[int, bool]:
+    """How many adds an AddRequest has, and whether any is recovery's, its entries left unread: for
+    who refuses it. Encoders write fields in their order, so the flag is an add's first.
+
+    Raises BadMessage.
+    """
+    view, at, count, recovery = memoryview(data), 0, 0, False
+    try:
+        while at < len(view):
+            key, at = _read_varint(view, at)
+            length, at = _read_varint(view, at)
+            if key & 7 == _LENGTH:
+                count += key >> 3 == 2
+                recovery = recovery or (key >> 3 == 2 and bytes(view[at : at + 2]) == b"\x08\x01")
+                at += length
+            elif key & 7 != _VARINT:
+                raise BadMessage(f"Add: a field of type {key & 7}")
+    except (ValueError, IndexError) as error:
+        raise BadMessage(f"Add: {error}") from error
+    return count, recovery
 
 
 # -- Read -------------------------------------------------------------------------------------
@@ -246,7 +330,27 @@ def _decode_read_request(data: memoryview) -> m.ReadRequest:
     )
 
 
+def _encode_read_stream_request(request: m.ReadStreamRequest) -> bytes:
+    read = b"" if request.read is None else _encode_read_request(request.read)
+    asked = b"" if request.read is None else _header(1, len(read)) + read
+    return asked + _field(2, request.credit_bytes)
+
+
+def _decode_read_stream_request(data: memoryview) -> m.ReadStreamRequest:
+    read, credit_bytes = None, 0
+    for number, value in _fields(data):
+        if number == 1:
+            read = _decode_read_request(value)
+        elif number == 2:
+            credit_bytes = value
+    return m.ReadStreamRequest(read, credit_bytes)
+
+
 def _encode_read_response(response: m.ReadResponse) -> bytes:
+    return b"".join(_read_response_buffers(response))
+
+
+def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
     out: list[Buffer] = [
         _field(1, response.status)
         + _field(2, response.retry_after_ms)
@@ -259,7 +363,7 @@ def _encode_read_response(response: m.ReadResponse) -> bytes:
         out.append(_header(5, len(prefix) + length) + prefix)
         out.append(result.entry)
     out.append(_field(6, response.stop))
-    return b"".join(out)
+    return out
 
 
 def _decode_read_response(data: memoryview) -> m.ReadResponse:
@@ -360,6 +464,40 @@ def _decode_write_lac_response(data: memoryview) -> m.WriteLacResponse:
     return m.WriteLacResponse(Status(r.status), r.retry_after_ms, r.reason)
 
 
+def _encode_clear_limbo_request(r: m.ClearLimboRequest) -> bytes:
+    return bytes(
+        pb.ClearLimboRequest(
+            bookie_id=r.bookie_id,
+            ledger_id=r.ledger_id,
+            token=r.token,
+            clear=r.clear,
+            revision=r.revision,
+        ).SerializeToString()
+    )
+
+
+def _decode_clear_limbo_request(data: memoryview) -> m.ClearLimboRequest:
+    r = pb.ClearLimboRequest.FromString(bytes(data))
+    return m.ClearLimboRequest(r.bookie_id, r.ledger_id, r.token, r.clear, r.revision)
+
+
+def _encode_clear_limbo_response(r: m.ClearLimboResponse) -> bytes:
+    return bytes(
+        pb.ClearLimboResponse(
+            status=int(r.status),
+            retry_after_ms=r.retry_after_ms,
+            reason=r.reason,
+            limbo=r.limbo,
+            revision=r.revision,
+        ).SerializeToString()
+    )
+
+
+def _decode_clear_limbo_response(data: memoryview) -> m.ClearLimboResponse:
+    r = pb.ClearLimboResponse.FromString(bytes(data))
+    return m.ClearLimboResponse(Status(r.status), r.limbo, r.revision, r.retry_after_ms, r.reason)
+
+
 def _encode_info_request(r: m.InfoRequest) -> bytes:
     return bytes(pb.InfoRequest(bookie_id=r.bookie_id).SerializeToString())
 
@@ -380,6 +518,9 @@ def _encode_info_response(r: m.InfoResponse) -> bytes:
             ledgers=r.ledgers,
             entry_bytes_max=r.entry_bytes_max,
             version=r.version,
+            directories=[pb.DirectoryInfo(**each._asdict()) for each in r.directories],
+            limbo_ledgers=r.limbo_ledgers,
+            reclaim=r.reclaim,
         ).SerializeToString()
     )
 
@@ -396,30 +537,47 @@ def _decode_info_response(data: memoryview) -> m.InfoResponse:
         r.ledgers,
         r.entry_bytes_max,
         r.version,
+        [
+            m.DirectoryInfo(d.path, d.role, d.free_bytes, d.total_bytes, d.full, d.failure)
+            for d in r.directories
+        ],
+        r.limbo_ledgers,
+        r.reclaim,
     )
 
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.AddRequest: _encode_add_request,
+    m.PackedAddRequest: _encode_packed_add_request,
     m.AddResponse: _encode_add_response,
     m.ReadRequest: _encode_read_request,
+    m.ReadStreamRequest: _encode_read_stream_request,
     m.ReadResponse: _encode_read_response,
     m.ReadLacRequest: _encode_read_lac_request,
     m.ReadLacResponse: _encode_read_lac_response,
     m.WriteLacRequest: _encode_write_lac_request,
     m.WriteLacResponse: _encode_write_lac_response,
+    m.ClearLimboRequest: _encode_clear_limbo_request,
+    m.ClearLimboResponse: _encode_clear_limbo_response,
     m.InfoRequest: _encode_info_request,
     m.InfoResponse: _encode_info_response,
+}
+_BUFFER_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
+    m.PackedAddRequest: _packed_add_request_buffers,
+    m.ReadResponse: _read_response_buffers,
 }
 _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.AddRequest: _decode_add_request,
     m.AddResponse: _decode_add_response,
     m.ReadRequest: _decode_read_request,
+    m.ReadStreamRequest: _decode_read_stream_request,
     m.ReadResponse: _decode_read_response,
     m.ReadLacRequest: _decode_read_lac_request,
     m.ReadLacResponse: _decode_read_lac_response,
     m.WriteLacRequest: _decode_write_lac_request,
     m.WriteLacResponse: _decode_write_lac_response,
+    m.ClearLimboRequest: _decode_clear_limbo_request,
+    m.ClearLimboResponse: _decode_clear_limbo_response,
     m.InfoRequest: _decode_info_request,
     m.InfoResponse: _decode_info_response,
 }

@@ -91,13 +91,7 @@ def pack_header(header: EntryHeader) -> bytes:
         VERSION,
         header.flags,
         0,
-        header.ledger_id,
-        header.entry_id,
-        header.last_add_confirmed,
-        header.cumulative_bytes,
-        header.cumulative_rows,
-        header.payload_bytes,
-        header.payload_crc,
+        *header[:-1],  # the fields have the order of the bytes, but for the flags
         0,
     )
     return body + _CRC.pack(crc32c(body))
@@ -137,10 +131,15 @@ def unpack_entry(data: Buffer) -> Entry:
 
     Raises BadEntry when the header or the payload is damaged, or the length differs.
     """
+    return Entry(check_entry(data), memoryview(data)[HEADER_BYTES:])
+
+
+def check_entry(data: Buffer) -> EntryHeader:
+    """`unpack_entry`, for whoever needs the header only. Raises BadEntry."""
     header = unpack_header(data)
-    payload = memoryview(data)[HEADER_BYTES:]
-    if len(payload) != header.payload_bytes:
-        raise BadEntry(f"payload is {len(payload)} bytes, header says {header.payload_bytes}")
-    if crc32c(payload) != header.payload_crc:
+    if len(data) - HEADER_BYTES != header.payload_bytes:
+        size = len(data) - HEADER_BYTES
+        raise BadEntry(f"payload is {size} bytes, header says {header.payload_bytes}")
+    if crc32c(memoryview(data)[HEADER_BYTES:]) != header.payload_crc:
         raise BadEntry(f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match")
-    return Entry(header, payload)
+    return header

@@ -24,6 +24,13 @@ class AddRequest(NamedTuple):
     adds: Sequence[Add]
 
 
+class PackedAddRequest(NamedTuple):
+    """An AddRequest of adds that were encoded before, each by codec.encode_add."""
+
+    bookie_id: str
+    adds: Sequence[Sequence[Buffer]]
+
+
 class AddResult(NamedTuple):
     status: Status
     retry_after_ms: int = 0
@@ -60,6 +67,13 @@ class ReadResponse(NamedTuple):
     reason: str = ""
 
 
+class ReadStreamRequest(NamedTuple):
+    """The range to be read, in the first message, and credit for bytes of responses."""
+
+    read: ReadRequest | None = None
+    credit_bytes: int = 0
+
+
 class ReadLacRequest(NamedTuple):
     bookie_id: str
     ledger_id: int
@@ -90,8 +104,37 @@ class WriteLacResponse(NamedTuple):
     reason: str = ""
 
 
+class ClearLimboRequest(NamedTuple):
+    """With `clear` False it only asks how the ledger stands."""
+
+    bookie_id: str
+    ledger_id: int
+    token: bytes = b""
+    clear: bool = False
+    revision: int = 0
+
+
+class ClearLimboResponse(NamedTuple):
+    status: Status
+    limbo: str = ""
+    revision: int = 0
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
 class InfoRequest(NamedTuple):
     bookie_id: str = ""
+
+
+class DirectoryInfo(NamedTuple):
+    """One directory of a bookie; `role` is "journal" or "ledger", `failure` why it was dropped."""
+
+    path: str
+    role: str
+    free_bytes: int = 0
+    total_bytes: int = 0
+    full: bool = False
+    failure: str = ""
 
 
 class InfoResponse(NamedTuple):
@@ -104,15 +147,30 @@ class InfoResponse(NamedTuple):
     ledgers: int = 0
     entry_bytes_max: int = 0
     version: str = ""
+    directories: Sequence[DirectoryInfo] = ()
+    limbo_ledgers: int = 0
+    reclaim: str = ""
 
 
-Request = AddRequest | ReadRequest | ReadLacRequest | WriteLacRequest | InfoRequest
-Response = AddResponse | ReadResponse | ReadLacResponse | WriteLacResponse | InfoResponse
+Request = (
+    AddRequest | ReadRequest | ReadLacRequest | WriteLacRequest | ClearLimboRequest | InfoRequest
+)
+Response = (
+    AddResponse
+    | ReadResponse
+    | ReadLacResponse
+    | WriteLacResponse
+    | ClearLimboResponse
+    | InfoResponse
+)
 
 METHODS: dict[str, tuple[type, type]] = {
     "Add": (AddRequest, AddResponse),
     "Read": (ReadRequest, ReadResponse),
     "ReadLac": (ReadLacRequest, ReadLacResponse),
     "WriteLac": (WriteLacRequest, WriteLacResponse),
+    "ClearLimbo": (ClearLimboRequest, ClearLimboResponse),
     "Info": (InfoRequest, InfoResponse),
 }
+
+STREAMS: dict[str, tuple[type, type]] = {"ReadStream": (ReadStreamRequest, ReadResponse)}

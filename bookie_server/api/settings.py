@@ -1,6 +1,7 @@
 """How settings are read: a toml file, then overrides, checked against a pydantic class.
 
-Always true: a key that the class does not know is refused with the nearest one that it does; an
+Always true: a key that the class does not know is refused, with the one that was meant if one is
+near; what is wrong is told in one line, with the value that was given and never all of them; an
 override wins over the file, the file over the default; nothing is read from anywhere else.
 """
 
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+VALUE_CHARS_MAX = 80
 
 
 class BadSettings(ValueError):
@@ -32,15 +35,15 @@ def load(kind: type[S], file: Path | None = None, overrides: Mapping[str, Any] |
     Raises BadSettings, with one line per thing that is wrong.
     """
     values = {**(_read(file) if file else {}), **(overrides or {})}
-    source = str(file) if file else "settings"
+    source = f"{file}: " if file else ""
     unknown = [_unknown(key, kind) for key in values if key not in kind.model_fields]
     if unknown:
-        raise BadSettings(f"{source}: " + "; ".join(unknown))
+        raise BadSettings(source + "; ".join(unknown))
     try:
         return kind(**values)
     except ValidationError as error:
         problems = "; ".join(_problem(detail) for detail in error.errors())
-        raise BadSettings(f"{source}: {problems}") from None
+        raise BadSettings(source + problems) from None
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
@@ -64,10 +67,19 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _unknown(key: str, kind: type[Settings]) -> str:
-    near = difflib.get_close_matches(key, kind.model_fields, n=1, cutoff=0.0)
-    return f"unknown setting {key!r}; the nearest is {near[0]!r}" if near else f"unknown {key!r}"
+    near = difflib.get_close_matches(key, kind.model_fields, n=1)
+    return f"unknown setting {key!r}" + (f"; the nearest is {near[0]!r}" if near else "")
 
 
 def _problem(detail: Any) -> str:
-    name = ".".join(str(part) for part in detail["loc"]) or "settings"
-    return f"{name}: {detail['msg']}, got {detail.get('input')!r}"
+    """Of a setting with its value; of several that disagree, what the text says of them."""
+    said = detail["msg"].removeprefix("Value error, ")
+    if not detail["loc"]:
+        return str(said)
+    name = ".".join(str(part) for part in detail["loc"])
+    return f"{name}: {said}, got {_short(detail.get('input'))}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}..."

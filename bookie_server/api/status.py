@@ -2,7 +2,8 @@
 
 The safety of recovery rests on never mixing three classes of answer (docs/protocol.md):
 a *positive* carries data with a valid digest; a *negative* says "I never acknowledged it";
-everything else is *unknown*. A bookie that might have had the entry answers unknown.
+everything else is *unknown*. A bookie that might have had the entry answers unknown. One kind of
+unknown, LIMBO_TORN, has a meaning of its own to recovery's reads (`testimony`).
 """
 
 from enum import Enum, IntEnum
@@ -28,6 +29,7 @@ class Status(IntEnum):
     LEDGER_DELETED = 14
     SHUTTING_DOWN = 15
     METADATA_UNAVAILABLE = 16
+    LIMBO_TORN = 17
 
 
 class Meaning(Enum):
@@ -36,6 +38,7 @@ class Meaning(Enum):
     POSITIVE = "positive"
     NEGATIVE = "negative"
     UNKNOWN = "unknown"
+    TORN = "torn"  # unknown, for no other reason than a torn tail; only `testimony` says it
 
 
 _NEGATIVES = frozenset({Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER})
@@ -46,6 +49,11 @@ def meaning(status: Status) -> Meaning:
     if status is Status.OK:
         return Meaning.POSITIVE
     return Meaning.NEGATIVE if status in _NEGATIVES else Meaning.UNKNOWN
+
+
+def testimony(status: Status) -> Meaning:
+    """Classify the status of an entry for recovery, which alone tells TORN from UNKNOWN."""
+    return Meaning.TORN if status is Status.LIMBO_TORN else meaning(status)
 
 
 class StopReason(IntEnum):

@@ -1,1 +1,1 @@
-"""The way to the bookies: who they are, typed calls, frames of many adds, and gRPC beneath."""
+"""The way to bookies: who they are, typed calls, many adds in one message, by frames or gRPC."""

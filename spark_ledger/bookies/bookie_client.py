@@ -8,15 +8,20 @@ to `quarantine`, which says whom to choose last; "busy" is an answer.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 from bookie_server.api import codec
+from bookie_server.api.entry import Buffer
 from bookie_server.api.messages import (
     Add,
-    AddRequest,
     AddResponse,
     AddResult,
+    ClearLimboRequest,
+    ClearLimboResponse,
+    PackedAddRequest,
     ReadLacRequest,
     ReadLacResponse,
     ReadRequest,
@@ -31,13 +36,25 @@ from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.bookies.quarantine import Quarantine
+from spark_ledger.bookies.read_stream import ReadStream
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
 
-AnyResponse = TypeVar("AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse)
+CallBuffers = Callable[[str, str, Sequence[Buffer], float], Awaitable[Buffer]]
+AnyResponse = TypeVar(
+    "AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse, ClearLimboResponse
+)
+
+
+@dataclass(slots=True)
+class _OneAdd:
+    """An add that is no writer's; see add_lane.Packed."""
+
+    packed: Sequence[Buffer]
+    size: int
 
 
 class BookieClient:
@@ -47,7 +64,9 @@ class BookieClient:
         self._network = network
         self._directory = directory
         self._config = config
-        self._lanes: dict[str, AddLane] = {}
+        scatter: CallBuffers | None = getattr(network, "call_buffers", None)
+        self._call_buffers = scatter or _joining(network)
+        self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
         self.quarantine = Quarantine(
             config.quarantine_failures,
@@ -58,29 +77,31 @@ class BookieClient:
 
     # -- adds ---------------------------------------------------------------------------------
 
-    def lane(self, bookie_id: str) -> AddLane:
-        """The one lane of adds to the bookie, which the adds of all ledgers share."""
-        lane = self._lanes.get(bookie_id)
+    def lane(self, bookie_id: str, *, recovery: bool = False) -> AddLane:
+        """The lane of adds to the bookie, which the adds of all ledgers share; recovery's go in
+        one of their own, and so wait behind no others and share no frame with them."""
+        lane = self._lanes.get((bookie_id, recovery))
         if lane is None:
-            lane = self._lanes[bookie_id] = self._new_lane(bookie_id)
+            lane = self._lanes[bookie_id, recovery] = self._new_lane(bookie_id)
         return lane
 
     async def add(self, bookie_id: str, add: Add) -> AddResult:
         """Send one add and wait for its answer. BUSY is returned, not retried."""
         answer: asyncio.Future[AddResult] = asyncio.get_running_loop().create_future()
 
-        def answered(result: AddResult) -> None:
+        def answered(_: Sequence[_OneAdd], results: Sequence[AddResult]) -> None:
             if not answer.done():
-                answer.set_result(result)
+                answer.set_result(results[0])
 
-        self.lane(bookie_id).submit(add, sum(map(len, add.entry)), answered)
+        one = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
+        self.lane(bookie_id, recovery=add.recovery).submit(one, answered)
         return await answer
 
     def _new_lane(self, bookie_id: str) -> AddLane:
-        async def send(adds: list[Add]) -> list[AddResult]:
-            request = AddRequest(bookie_id, adds)
+        async def send(adds: list[Sequence[Buffer]]) -> Sequence[AddResult]:
+            request = PackedAddRequest(bookie_id, adds)
             response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
-            results = list(cast(AddResponse, response).results)
+            results = cast(AddResponse, response).results
             if len(results) != len(adds):
                 raise NoAnswer(f"{len(results)} answers to {len(adds)} adds")
             return results
@@ -106,6 +127,37 @@ class BookieClient:
         )
         return await self._ask(bookie_id, "Read", request, ReadResponse)
 
+    async def read_stream(
+        self,
+        bookie_id: str,
+        ledger_id: int,
+        first_entry: int,
+        last_entry: int,
+        *,
+        max_bytes: int,
+        credit_bytes: int,
+        token: bytes = b"",
+    ) -> ReadStream:
+        """Begin a stream of the entries; each response has `max_bytes` at most, all that come
+        before more credit is granted `credit_bytes`. Raises NoAnswer when it cannot begin."""
+        address = await self._address(bookie_id)
+        request = ReadRequest(bookie_id, ledger_id, first_entry, last_entry, max_bytes, token=token)
+        try:
+            stream = ReadStream(
+                self._network.stream(address, "ReadStream"), partial(self._told, bookie_id)
+            )
+            await stream.begin(request, credit_bytes)
+        except CallFailed as failure:
+            self.quarantine.failed(bookie_id)
+            raise NoAnswer(f"no answer from {address}: {failure}") from failure
+        return stream
+
+    def _told(self, bookie_id: str, answered: bool) -> None:
+        if answered:
+            self.quarantine.answered(bookie_id)
+        elif not self._closed:
+            self.quarantine.failed(bookie_id)
+
     async def read_lac(
         self,
         bookie_id: str,
@@ -126,6 +178,15 @@ class BookieClient:
         """Tell the bookie the last add confirmed, so that readers hear of it."""
         request = WriteLacRequest(bookie_id, ledger_id, last_add_confirmed, token)
         return await self._ask(bookie_id, "WriteLac", request, WriteLacResponse)
+
+    async def clear_limbo(
+        self, bookie_id: str, ledger_id: int, revision: int | None = None, *, token: bytes = b""
+    ) -> ClearLimboResponse:
+        """Tell the bookie that the ledger was compared with its peers since it told `revision`;
+        without one, ask how the ledger stands there and of which revision that is."""
+        clear = revision is not None
+        request = ClearLimboRequest(bookie_id, ledger_id, token, clear, revision or 0)
+        return await self._ask(bookie_id, "ClearLimbo", request, ClearLimboResponse)
 
     # -- the way there ------------------------------------------------------------------------
 
@@ -159,20 +220,26 @@ class BookieClient:
                 return response
             await asyncio.sleep(pause_s)
 
-    async def _call(
-        self, bookie_id: str, method: str, request: Request, timeout_s: float
-    ) -> Response:
-        """One call. Raises NoAnswer."""
+    async def _address(self, bookie_id: str) -> str:
+        """Raises NoAnswer."""
         try:
             address = self._directory.address(bookie_id) or await self._directory.find(bookie_id)
         except StoreError as failure:
             raise NoAnswer(f"its address cannot be looked up: {failure!r}") from failure
         if address is None:
             raise NoAnswer("it never registered an address")
+        return address
+
+    async def _call(
+        self, bookie_id: str, method: str, request: Request | PackedAddRequest, timeout_s: float
+    ) -> Response:
+        """One call. Raises NoAnswer."""
+        address = await self._address(bookie_id)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            answer = await self._network.call(address, method, codec.encode(request), timeout_s)
+            buffers = codec.encode_buffers(request)
+            answer = await self._call_buffers(address, method, buffers, timeout_s)
             response = codec.decode_response(method, answer)
         except (CallFailed, codec.BadMessage) as failure:
             self.quarantine.failed(bookie_id)
@@ -182,3 +249,14 @@ class BookieClient:
         else:
             self.quarantine.answered(bookie_id)
         return response
+
+
+def _joining(network: Network) -> CallBuffers:
+    """ScatterNetwork.call_buffers of a network that has none."""
+
+    async def call_buffers(
+        address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        return await network.call(address, method, b"".join(request), timeout_s)
+
+    return call_buffers

@@ -28,6 +28,7 @@ class BookieInfo:
     rack: str = ""
     free_bytes: int = 0
     reason: str = ""  # why it is read-only
+    frames: str = ""  # where it speaks frames, "host:port"; empty: nowhere
 
 
 Registrations = dict[str, BookieInfo]
@@ -42,6 +43,7 @@ class BookieDirectory:
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._addresses: dict[str, str] = {}
+        self._frames: dict[str, str] = {}
         self._racks: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
@@ -74,6 +76,10 @@ class BookieDirectory:
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
         return self._addresses.get(bookie_id)
+
+    def frames_at(self, address: str) -> str | None:
+        """Where the bookie at `address` speaks frames, or did when last registered."""
+        return self._frames.get(address)
 
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or what it was when last registered; "" if nobody knows."""
@@ -125,9 +131,19 @@ class BookieDirectory:
         same = _places(writable, readonly) == _places(self._writable, self._readonly)
         self._writable, self._readonly = writable, readonly
         for bookie in (*readonly.values(), *writable.values()):
-            self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
+            self._heard_of(bookie)
         if not same:
             self._tell()
+
+    def _heard_of(self, bookie: BookieInfo) -> None:
+        before = self._addresses.get(bookie.id)
+        if before is not None and before != bookie.address:
+            self._frames.pop(before, None)
+        self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
+        if bookie.frames:
+            self._frames[bookie.address] = bookie.frames
+        else:
+            self._frames.pop(bookie.address, None)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -190,6 +206,7 @@ class BookieDirectory:
                 str(plain.get("rack", "")),
                 int(plain.get("free_bytes", 0)),
                 str(plain.get("reason", "")),
+                str(plain.get("frames", "")),
             )
         except (NoNode, ValueError, KeyError, TypeError, OverflowError):
             return None

@@ -1,23 +1,58 @@
-"""The network as everything above it sees it: one call, bytes for bytes, to an address.
+"""The network as everything above it sees it: a call or a stream, bytes for bytes, to an address.
 
-Always true: an exception says nothing about whether the bookie carried the request out.
+Always true: an exception says nothing about whether the bookie carried the request out; messages of
+a stream arrive in the order they were sent, or not at all, and then nothing after them does.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
+
+from bookie_server.api.entry import Buffer
 
 
 class CallFailed(Exception):
     """No answer came: refused, lost, too late. The request may have been carried out."""
 
 
-class Network(Protocol):
-    """Calls to bookies. Implementations: grpc_network.py, and the simulated one of the tests."""
+class TooLate(CallFailed):
+    """Nothing was heard in the time that the caller allowed."""
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+
+class Stream(Protocol):
+    """Messages in both directions, bytes of bookie.proto; of one task at a time."""
+
+    async def send(self, message: bytes) -> None:
+        """Raises CallFailed."""
+
+    async def receive(self, timeout_s: float) -> Buffer | None:
+        """The next message; None: the bookie has ended the stream. Raises CallFailed (TooLate
+        after `timeout_s`); the stream is over then."""
+
+    def give_up(self) -> None:
+        """Tell the bookie that nobody listens any more. May be called twice, and at the end."""
+
+
+class Network(Protocol):
+    """Calls to bookies. Implementations: grpc_network.py, frame_network.py, best_network.py, which
+    chooses between them, and the simulated one of the tests."""
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
         """Send `request` (bytes of bookie.proto's request of `method`) and return the answer's.
 
         `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
         """
 
+    def stream(self, address: str, method: str) -> Stream:
+        """Begin a stream of `method`; nothing is sent before the first message is."""
+
     async def close(self) -> None:
         """Give connections back; calls under way fail."""
+
+
+class ScatterNetwork(Network, Protocol):
+    """One that sends a request without joining it first."""
+
+    async def call_buffers(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        """`call` with the concatenation of the buffers."""

@@ -1,0 +1,208 @@
+"""Frames: bookie.proto's messages over plain TCP, many calls on one connection. Bytes only, no I/O.
+
+Always true: a frame is a head and a body of as many bytes as the head says; the body of a message
+is the same as in gRPC; a body is received into a buffer of its own, which is made when the head
+says so and whoever receives it admits it; one that is not admitted is passed over and never kept;
+a head that is none makes the connection useless, since nobody knows where the next one begins.
+
+     0        4     5      6        7       8        12            16
+    +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
+    | "SLF1" | ver | kind | method | flags | call   | body length | body
+    +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
+
+All integers are little-endian and unsigned. The bookie sends a HELLO first; then the caller sends
+CALLs, each with a number of his choice that none of his calls under way has, and the bookie one
+ANSWER to each, in any order. CANCEL gives a call or a stream up: no answer is owed any more. A
+stream is begun by its first STREAM; either side's END ends it. Instead of an ANSWER (or a STREAM)
+a BUSY may come: the request was not looked at, its body is the time to wait in ms (4 bytes); or a
+REFUSED, whose body is a text: as if nobody had listened.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+MAGIC = b"SLF1"
+VERSION = 1
+HEAD_BYTES = 16
+SCRATCH_BYTES = 16 << 10  # what is received before a head is known; smaller bodies are copied
+RECOVERY = 1  # flag: recovery's or a fence, which has a reserve of every budget
+
+_HEAD = struct.Struct("<4sBBBBII")
+_WAIT = struct.Struct("<I")
+assert _HEAD.size == HEAD_BYTES
+
+
+class Kind(IntEnum):
+    """What a frame is; the caller sends CALL, CANCEL, STREAM and END, the bookie the others, and
+    STREAM and END too."""
+
+    HELLO = 1
+    CALL = 2
+    ANSWER = 3
+    CANCEL = 4
+    STREAM = 5
+    END = 6
+    BUSY = 7
+    REFUSED = 8
+
+
+METHOD_NUMBERS = {
+    "Add": 1,
+    "Read": 2,
+    "ReadLac": 3,
+    "WriteLac": 4,
+    "ClearLimbo": 5,
+    "Info": 6,
+    "ReadStream": 7,
+}
+METHOD_NAMES = {number: name for name, number in METHOD_NUMBERS.items()}
+_KINDS = {int(kind): kind for kind in Kind}
+_WITH_BODY = (Kind.CALL, Kind.ANSWER, Kind.STREAM, Kind.BUSY, Kind.REFUSED)
+
+
+_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_new_bytearray.restype = ctypes.py_object
+_new_bytearray.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t)
+
+
+class BadFrame(ValueError):
+    """Bytes that are no frame; nothing after them makes sense."""
+
+
+class Head(NamedTuple):
+    """What comes before a body. `method` is 0 where the call's number says it."""
+
+    kind: Kind
+    call: int = 0
+    length: int = 0
+    method: int = 0
+    flags: int = 0
+
+
+class Frame(NamedTuple):
+    """`body` is None when it was not admitted, and so passed over."""
+
+    head: Head
+    body: memoryview | None
+
+
+def pack_head(kind: Kind, call: int = 0, length: int = 0, method: int = 0, flags: int = 0) -> bytes:
+    """The 16 bytes of a head."""
+    return _HEAD.pack(MAGIC, VERSION, kind, method, flags, call, length)
+
+
+def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: int) -> Head:
+    """The head at `at`. Raises BadFrame."""
+    magic, version, kind, method, flags, call, length = _HEAD.unpack_from(data, at)
+    if magic != MAGIC or version != VERSION:
+        raise BadFrame(f"not a frame: {magic!r} version {version}")
+    if kind not in _KINDS:
+        raise BadFrame(f"no kind of frame is {kind}")
+    if length > body_bytes_max:
+        raise BadFrame(f"a body of {length} bytes, {body_bytes_max} is the most")
+    if length and _KINDS[kind] not in _WITH_BODY:
+        raise BadFrame(f"a {_KINDS[kind].name} of {length} bytes")
+    return Head(_KINDS[kind], call, length, method, flags)
+
+
+def pack_wait(wait_ms: int) -> bytes:
+    """The body of a BUSY."""
+    return _WAIT.pack(wait_ms)
+
+
+def unpack_wait(body: memoryview) -> int:
+    """Raises BadFrame."""
+    if len(body) != _WAIT.size:
+        raise BadFrame(f"a BUSY of {len(body)} bytes")
+    wait_ms: int = _WAIT.unpack(body)[0]
+    return wait_ms
+
+
+class FrameReader:
+    """Turns bytes into frames: whoever has some puts them into `buffer()` and calls `received`.
+
+    `admit` is asked once for each head, before a buffer is made for the body.
+    """
+
+    def __init__(self, body_bytes_max: int, admit: Callable[[Head], bool]) -> None:
+        self._body_bytes_max = body_bytes_max
+        self._admit = admit
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch_end = 0
+        self._receiving: Head | None = None  # of the body on its way, if it was admitted
+        self._body = memoryview(b"")
+        self._filled = 0
+        self._passing: Head | None = None
+        self._to_pass = 0
+
+    def give_up(self) -> None:
+        """The connection is lost: a body that is not whole goes now, not when a cycle is found."""
+        self._receiving, self._body = None, memoryview(b"")
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes belong, at least one; some of it may stay empty."""
+        if self._receiving is not None:
+            return self._body[self._filled :]
+        if self._passing is not None:
+            return self._scratch[: self._to_pass]
+        return self._scratch[self._scratch_end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """So many bytes were put into `buffer()`; returns the frames that are whole now.
+
+        Raises BadFrame; the reader is useless then.
+        """
+        if self._receiving is not None:
+            self._filled += count
+            return self._completed() if self._filled == len(self._body) else []
+        if self._passing is not None:
+            self._to_pass -= count
+            return [] if self._to_pass else self._passed()
+        self._scratch_end += count
+        return self._cut()
+
+    def _completed(self) -> list[Frame]:
+        head, body = self._receiving, self._body
+        assert head is not None
+        self._receiving, self._body = None, memoryview(b"")
+        return [Frame(head, body.toreadonly())]
+
+    def _passed(self) -> list[Frame]:
+        head, self._passing = self._passing, None
+        assert head is not None
+        return [Frame(head, None)]
+
+    def _cut(self) -> list[Frame]:
+        """The frames in the scratch buffer; of the last one perhaps only the beginning is there."""
+        frames: list[Frame] = []
+        scratch, at, end = self._scratch, 0, self._scratch_end
+        while end - at >= HEAD_BYTES and self._receiving is None and self._passing is None:
+            head = unpack_head(scratch, at, self._body_bytes_max)
+            at += HEAD_BYTES
+            here = min(end - at, head.length)
+            admitted = self._admit(head)
+            if here == head.length:
+                frames.append(Frame(head, memoryview(bytes(scratch[at : at + here]))))
+                frames[-1] = frames[-1] if admitted else Frame(head, None)
+            elif admitted:
+                self._receiving, self._body = head, memoryview(_new_buffer(head.length))
+                self._body[:here] = scratch[at : at + here]
+                self._filled = here
+            else:
+                self._passing, self._to_pass = head, head.length - here
+            at += here
+        left = end - at
+        if left and at:
+            scratch[:left] = bytes(scratch[at:end])
+        self._scratch_end = left
+        return frames
+
+
+def _new_buffer(length: int) -> bytearray:
+    """A bytearray of whatever the memory holds: bytearray(length) writes zeros first, a tenth of
+    what a bookie does for large adds. Nobody sees it before each byte was received."""
+    made: bytearray = _new_bytearray(None, length)
+    return made

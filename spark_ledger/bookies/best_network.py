@@ -1,0 +1,82 @@
+"""The network that takes the faster way: frames to bookies that speak them, gRPC to the others.
+
+Always true: a call goes over one of the two, once; over gRPC only when nothing of it was sent as
+frames.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from bookie_server.api.entry import Buffer
+from spark_ledger.bookies.frame_network import FrameNetwork, FrameStream, NotConnected
+from spark_ledger.bookies.network import Network, Stream
+
+
+class BestNetwork:
+    """Implements ScatterNetwork. `frames_at` says where the bookie at an address speaks frames."""
+
+    def __init__(
+        self, frames: FrameNetwork, grpc: Network, frames_at: Callable[[str], str | None]
+    ) -> None:
+        self._frames = frames
+        self._grpc = grpc
+        self._frames_at = frames_at
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
+        """See Network.call."""
+        return await self.call_buffers(address, method, (request,), timeout_s)
+
+    async def call_buffers(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        """See ScatterNetwork.call_buffers."""
+        where = self._frames_at(address)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        if where is not None:
+            try:
+                return await self._frames.call_buffers(where, method, request, timeout_s)
+            except NotConnected:
+                timeout_s = deadline - loop.time()
+        return await self._grpc.call(address, method, b"".join(request), timeout_s)
+
+    def stream(self, address: str, method: str) -> Stream:
+        """See Network.stream."""
+        where = self._frames_at(address)
+        if where is None:
+            return self._grpc.stream(address, method)
+        return _BestStream(
+            self._frames.stream(where, method), lambda: self._grpc.stream(address, method)
+        )
+
+    async def close(self) -> None:
+        """See Network.close."""
+        await self._frames.close()
+        await self._grpc.close()
+
+
+class _BestStream:
+    """Frames, until the first message shows that there is no connection."""
+
+    def __init__(self, frames: FrameStream, otherwise: Callable[[], Stream]) -> None:
+        self._stream: Stream = frames
+        self._otherwise: Callable[[], Stream] | None = otherwise
+
+    async def send(self, message: bytes) -> None:
+        """See Stream.send."""
+        try:
+            await self._stream.send(message)
+        except NotConnected:
+            if self._otherwise is None:
+                raise
+            self._stream = self._otherwise()
+            await self._stream.send(message)
+        self._otherwise = None
+
+    async def receive(self, timeout_s: float) -> Buffer | None:
+        """See Stream.receive."""
+        return await self._stream.receive(timeout_s)
+
+    def give_up(self) -> None:
+        """See Stream.give_up."""
+        self._stream.give_up()

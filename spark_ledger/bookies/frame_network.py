@@ -1,0 +1,390 @@
+"""The network over frames (bookie_server/api/frames.py): one TCP connection for all calls to a
+bookie.
+
+Always true: a call that fails, for whatever cause, raises CallFailed, and NotConnected if nothing
+was sent; a bookie counts as connected when it has said HELLO; a call waits for a connection that is
+being made the first time or was lost, CONNECT_S at most, and for no attempt after one that failed:
+those are made in the background; a call that is given up is cancelled at the bookie; a connection
+on which a call was too late and nothing was heard meanwhile is given up, for it may be dead.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.entry import Buffer
+from bookie_server.api.frame_connection import FrameConnection
+from bookie_server.api.frames import (
+    HEAD_BYTES,
+    METHOD_NUMBERS,
+    RECOVERY,
+    BadFrame,
+    Frame,
+    FrameReader,
+    Head,
+    Kind,
+    pack_head,
+    unpack_wait,
+)
+from bookie_server.api.status import Status
+from spark_ledger.bookies.network import CallFailed, TooLate
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+CONNECTIONS_MAX = 256
+UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; answers are read all the time
+CONNECT_S = 1.0
+RETRY_S, RETRY_S_MAX = 0.2, 5.0
+_CALLS = 1 << 32
+
+Answer = tuple[Kind, memoryview]
+
+
+class NotConnected(CallFailed):
+    """There is no connection, so the bookie has not heard of the call."""
+
+
+class FrameNetwork:
+    """Implements Network, for addresses where frames are spoken. Belongs to the event loop it is
+    first used on."""
+
+    def __init__(self) -> None:
+        self._peers: dict[str, _Peer] = {}
+        self._closed = False
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
+        """See Network.call."""
+        return await self.call_buffers(address, method, (request,), timeout_s)
+
+    async def call_buffers(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        """See ScatterNetwork.call_buffers."""
+        wire = await self._connected(address, timeout_s)
+        return await wire.call(method, request, timeout_s)
+
+    def stream(self, address: str, method: str) -> "FrameStream":
+        """See Network.stream."""
+        return FrameStream(lambda: self._connected(address, CONNECT_S), method)
+
+    async def close(self) -> None:
+        """See Network.close."""
+        self._closed = True
+        for peer in list(self._peers.values()):
+            await peer.close()
+        self._peers.clear()
+
+    async def _connected(self, address: str, timeout_s: float) -> "Wire":
+        """Raises NotConnected."""
+        if self._closed:  # whoever is still at work meets it, instead of connecting again
+            raise NotConnected("the connections were closed")
+        peer = self._peers.get(address)
+        if peer is None:
+            await self._give_back_oldest()
+            peer = self._peers.setdefault(address, _Peer(address))
+        wire = peer.wire
+        if wire is not None and not wire.lost:
+            return wire
+        return await peer.connect(timeout_s)
+
+    async def _give_back_oldest(self) -> None:
+        if len(self._peers) >= CONNECTIONS_MAX:
+            idle = (address for address, peer in self._peers.items() if peer.idle)
+            address = next(idle, None) or next(iter(self._peers))
+            await self._peers.pop(address).close()
+
+
+class _Peer:
+    """One address: its connection, and when to try again if there is none."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.wire: Wire | None = None
+        self._attempt: asyncio.Task[Wire] | None = None
+        self._failures = 0
+        self._failure = ""
+        self._next_try_at = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return self._attempt is None and (self.wire is None or self.wire.idle)
+
+    async def connect(self, timeout_s: float) -> "Wire":
+        """Raises NotConnected."""
+        loop = asyncio.get_running_loop()
+        if self._attempt is None and loop.time() >= self._next_try_at:
+            self._attempt = loop.create_task(self._try(), name=f"connects to {self._address}")
+            self._attempt.add_done_callback(self._tried)
+        if self._attempt is None or self._failures:
+            raise NotConnected(self._failure)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._attempt)
+        except (OSError, TimeoutError) as error:
+            raise NotConnected(f"{error}" or "too late") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise NotConnected("the connections were closed") from None
+
+    async def close(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+            await asyncio.gather(self._attempt, return_exceptions=True)
+        if self.wire is not None:
+            self.wire.close()
+
+    async def _try(self) -> "Wire":
+        """Raises OSError (TimeoutError is one)."""
+        async with asyncio.timeout(CONNECT_S):
+            wire = Wire(await _open(self._address))
+            try:
+                await wire.greeted
+            except BaseException:
+                wire.close()
+                raise
+            return wire
+
+    def _tried(self, attempt: "asyncio.Task[Wire]") -> None:
+        self._attempt = None
+        if attempt.cancelled():
+            return
+        error = attempt.exception()
+        if error is None:
+            self.wire, self._failures = attempt.result(), 0
+            return
+        self._failure = f"no frames at {self._address}: {error or 'nobody answers'}"
+        pause_s = min(RETRY_S * 2**self._failures, RETRY_S_MAX)
+        self._failures = min(self._failures + 1, 10)
+        self._next_try_at = asyncio.get_running_loop().time() + pause_s
+
+
+class Wire:
+    """A connection and the calls and streams that are under way on it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        self._numbers = count(1)
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._streams: dict[int, FrameStream] = {}
+        self._connection = FrameConnection(
+            sock,
+            FrameReader(MESSAGE_BYTES_MAX, self._wanted),
+            self._arrived,
+            self._ended,
+            UNSENT_BYTES_MAX,
+        )
+
+    @property
+    def lost(self) -> bool:
+        return self._connection.lost
+
+    @property
+    def idle(self) -> bool:
+        return not self._calls and not self._streams
+
+    async def call(self, method: str, request: Sequence[Buffer], timeout_s: float) -> Buffer:
+        """See Network.call."""
+        if self.lost:
+            raise NotConnected("the connection is lost")
+        number = next(self._numbers) % _CALLS
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._calls[number] = answer
+        began = self._loop.time()
+        flags = RECOVERY if _is_recovery(method, request) else 0
+        self.send(Kind.CALL, number, request, METHOD_NUMBERS[method], flags)
+        timer = self._loop.call_later(timeout_s, _too_late, answer, method, timeout_s)
+        try:
+            kind, body = await answer
+            if kind is Kind.ANSWER:
+                return body
+            if kind is Kind.BUSY:
+                return _busy(method, request, unpack_wait(body))
+            raise CallFailed(str(body, "utf-8", "replace"))
+        except TooLate:
+            self._suspect(began)
+            raise
+        except (BadFrame, codec.BadMessage) as error:
+            raise CallFailed(f"an answer that is none: {error}") from None
+        finally:
+            timer.cancel()
+            if self._calls.pop(number, None) is not None and not _answered(answer):
+                self.send(Kind.CANCEL, number)
+
+    def send(
+        self,
+        kind: Kind,
+        number: int,
+        body: Sequence[Buffer] = (),
+        method: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Send a frame; nothing happens on a connection that is lost."""
+        size = sum(map(len, body))
+        head = pack_head(kind, number, size, method, flags)
+        self._connection.send((head, *body), HEAD_BYTES + size)
+
+    def begin(self, stream: "FrameStream") -> int:
+        """Number a stream; what comes for it is given to it from now on."""
+        number = next(self._numbers) % _CALLS
+        self._streams[number] = stream
+        return number
+
+    def end(self, number: int) -> None:
+        """The stream is over."""
+        if self._streams.pop(number, None) is not None:
+            self.send(Kind.CANCEL, number)
+
+    def close(self) -> None:
+        self._connection.close("the connections were closed")
+
+    def _suspect(self, since: float) -> None:
+        """A call that began then is too late: was anything heard meanwhile?"""
+        if self._connection.heard_at < since:
+            self._connection.close("nothing was heard for too long")
+
+    def _wanted(self, head: Head) -> bool:
+        """Answers to what was given up are passed over."""
+        return head.call in self._calls or head.call in self._streams
+
+    def _arrived(self, frame: Frame) -> None:
+        head = frame.head
+        if head.kind is Kind.HELLO:
+            if not self.greeted.done():
+                self.greeted.set_result(None)
+        elif (answer := self._calls.get(head.call)) is not None:
+            if head.kind not in (Kind.ANSWER, Kind.BUSY, Kind.REFUSED):
+                self._connection.close(f"{head.kind.name} is no answer to a call")
+            elif not answer.done() and frame.body is not None:
+                answer.set_result((head.kind, frame.body))
+        elif (stream := self._streams.get(head.call)) is not None:
+            stream.arrived(frame)
+
+    def _ended(self, why: str) -> None:
+        if not self.greeted.done():
+            self.greeted.set_exception(OSError(why))
+            self.greeted.exception()  # perhaps nobody waits any more
+        for answer in list(self._calls.values()):
+            if not answer.done():
+                answer.set_exception(CallFailed(f"the connection is lost: {why}"))
+        for stream in list(self._streams.values()):
+            stream.broken(why)
+        self._streams.clear()
+
+
+class FrameStream:
+    """Implements Stream."""
+
+    def __init__(self, connected: "Callable[[], Awaitable[Wire]]", method: str) -> None:
+        self._connected = connected
+        self._method = method
+        self._wire: Wire | None = None
+        self._number = 0
+        self._over = ""
+        self._arrived: deque[Frame] = deque()
+        self._news = asyncio.Event()
+
+    async def send(self, message: bytes) -> None:
+        """See Stream.send."""
+        if self._wire is None:
+            self._wire = await self._connected()
+            self._number = self._wire.begin(self)
+        if self._over or self._wire.lost:
+            raise CallFailed(self._over or "the connection is lost")
+        self._wire.send(Kind.STREAM, self._number, (message,), METHOD_NUMBERS[self._method])
+
+    async def receive(self, timeout_s: float) -> Buffer | None:
+        """See Stream.receive."""
+        assert self._wire is not None, "the first message is sent before anything is received"
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._arrived:
+                    if self._over:
+                        raise CallFailed(self._over)
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            self.give_up()
+            raise TooLate(f"silent for {timeout_s} s") from None
+        head, body = self._arrived.popleft()
+        if head.kind is Kind.STREAM:
+            return body
+        self.give_up()
+        if head.kind is Kind.END:
+            return None
+        raise CallFailed(str(body or b"", "utf-8", "replace"))
+
+    def give_up(self) -> None:
+        """See Stream.give_up."""
+        self._over = self._over or "the stream was given up"
+        if self._wire is not None:
+            self._wire.end(self._number)
+
+    def arrived(self, frame: Frame) -> None:
+        """A message for this stream."""
+        self._arrived.append(frame)
+        self._news.set()
+
+    def broken(self, why: str) -> None:
+        """The connection is lost."""
+        self._over = self._over or f"the connection is lost: {why}"
+        self._news.set()
+
+
+def _too_late(answer: asyncio.Future[Answer], method: str, timeout_s: float) -> None:
+    if not answer.done():
+        answer.set_exception(TooLate(f"{method}: no answer within {timeout_s:g} s"))
+
+
+def _answered(answer: asyncio.Future[Answer]) -> bool:
+    """Whether the bookie has spoken its last word on the call."""
+    return answer.done() and not answer.cancelled() and answer.exception() is None
+
+
+def _is_recovery(method: str, request: Sequence[Buffer]) -> bool:
+    """Whether the first add is recovery's (a lane has either kind); small requests need no flag."""
+    if method != "Add":
+        return False
+    beginning = b"".join([bytes(memoryview(part)[:64]) for part in request[:2]])
+    try:
+        return codec.glance_at_adds(beginning)[1]
+    except codec.BadMessage:
+        return False
+
+
+def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
+    """What the bookie would have answered, had it looked at the request."""
+    if method == "Add":
+        adds, _ = codec.glance_at_adds(b"".join(request))
+        return codec.encode(m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * adds))
+    response: m.Response = m.METHODS[method][1](status=Status.BUSY, retry_after_ms=wait_ms)
+    return codec.encode(response)
+
+
+async def _open(address: str) -> socket.socket:
+    """Raises OSError."""
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+    failure = OSError(f"{address} is no address")
+    if not port.isdigit():
+        raise failure
+    for family, kind, protocol, _, where in await loop.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    ):
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, where)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failure
