@@ -1,19 +1,23 @@
 """Runs one bookie: `python -m bookie_server [--config FILE] [--set KEY=VALUE ...]`.
 
-Always true: it serves first and registers last; it says so with one line of JSON on standard
-output ({"bookie_id": ..., "address": ...}) and writes nothing else there. SIGTERM and SIGINT undo
-that in the opposite order: deregister, drain, flush, seal. Exit status:
+Always true: it binds its ports before anything is written, and registers last; it says so with one
+line of JSON on standard output ({"bookie_id": ..., "address": ...}) and writes nothing else there.
+SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. Exit status:
 
     0  stopped          2  a setting is wrong            3  the metadata store is not there
     4  cannot listen    5  the parent is gone            6  a disk failed
-    7  the disks belong to another cluster               8  the disks are no bookie's, or in use
+    7  the disks are another cluster's, another bookie's, in each other's place, or a copy of those
+       of a bookie that runs
+    8  the disks are in use, or damaged, or hold what no bookie wrote
+    9  told twice to stop: it ended at once, and replays its journal when it starts again
+    1  a defect of ours; the log has where
 """
 
 import argparse
 import asyncio
 import contextlib
 import ctypes
-import fcntl
+import gc
 import json
 import logging
 import os
@@ -24,40 +28,63 @@ import time
 import uuid
 from pathlib import Path
 
-from bookie_server import identity as identities
+from bookie_server import layout
 from bookie_server.api.settings import BadSettings, load, parse_overrides
 from bookie_server.bookie import Bookie
-from bookie_server.config import BookieConfig, advertised_address
+from bookie_server.config import (
+    BookieConfig,
+    advertised_address,
+    advertised_frames,
+    frames_listen,
+)
 from bookie_server.disk import DiskFailed
-from bookie_server.identity import BadIdentity, Identity
+from bookie_server.disk_monitor import (
+    degraded_reason,
+    total_space,
+)
+from bookie_server.exit_status import (
+    BAD_CONFIG,
+    BAD_DISKS,
+    CANNOT_LISTEN,
+    DEFECT,
+    DISK_FAILED,
+    HASTENED,
+    NO_METADATA,
+    ORPHANED,
+    STOPPED,
+    WRONG_DISKS,
+    leave,
+)
+from bookie_server.frame_service import FrameService
+from bookie_server.identity import BadIdentity, Identity, WrongDisks
 from bookie_server.journal import JournalFailed
-from bookie_server.os_disk import OsDisk
+from bookie_server.opening import OnDisk
 from bookie_server.registration import Registration, Standing
-from bookie_server.rocks_index import RocksIndex
 from bookie_server.service import BookieService, CannotListen
+from bookie_server.twin import refuse_beside_twin
+from spark_ledger.bookies.bookie_info import ask
+from spark_ledger.bookies.grpc_network import GrpcNetwork
+from spark_ledger.bookies.network import CallFailed
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import cluster
 from spark_ledger.metadata.store import MetadataStore, StoreError
 from spark_ledger.metadata.zookeeper import connect
 
-STOPPED, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 2, 3, 4, 5
-DISK_FAILED, WRONG_CLUSTER, BAD_DISKS = 6, 7, 8
+GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
+TWIN_ANSWERS_S = 3.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 log = logging.getLogger("bookie_server")
 
 
-class WrongCluster(Exception):
-    """The disks belong to another cluster than the one at the service URL."""
-
-
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (BadConfig, BAD_CONFIG),
+    (layout.BadLayout, BAD_CONFIG),
     (Unavailable, NO_METADATA),
     (StoreError, NO_METADATA),
     (CannotListen, CANNOT_LISTEN),
     (DiskFailed, DISK_FAILED),
     (JournalFailed, DISK_FAILED),
-    (WrongCluster, WRONG_CLUSTER),
+    (WrongDisks, WRONG_DISKS),
     (BadIdentity, BAD_DISKS),
 )
 
@@ -67,16 +94,20 @@ def main() -> None:
     try:
         config = load(BookieConfig, arguments.config, parse_overrides(arguments.set))
     except BadSettings as error:
-        _exit(BAD_CONFIG, str(BadConfig(str(error))))
+        leave(BAD_CONFIG, str(BadConfig(str(error))))
     logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(message)s")
     if arguments.parent_pipe:
         threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
     _keep_the_heap_small()
+    gc.set_threshold(GARBAGE_OBJECTS)
     try:
-        asyncio.run(_run(config))
+        asyncio.run(_rebuild(config, arguments.force) if arguments.rebuild_index else _run(config))
     except tuple(kind for kind, _ in _STATUS) as error:
-        _exit(next(status for kind, status in _STATUS if isinstance(error, kind)), str(error))
-    _exit(STOPPED, "stopped")
+        leave(next(status for kind, status in _STATUS if isinstance(error, kind)), str(error))
+    except Exception as error:
+        log.exception("a defect")
+        leave(DEFECT, f"a defect, please report it: {error!r}")
+    leave(STOPPED, "stopped")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,73 +119,126 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--parent-pipe", action="store_true", help="end when standard input is closed"
     )
+    parser.add_argument(
+        "--rebuild-index",
+        action="store_true",
+        help="make indexes that cannot be opened anew from the entry logs, and end. What no other"
+        " index of the bookie knows of its ledgers is lost: then all of them are in limbo, and the"
+        " bookie read-only, until they were compared with their copies on other bookies",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="with --rebuild-index: also when every index can be opened",
+    )
     return parser
+
+
+async def _rebuild(config: BookieConfig, force: bool) -> None:
+    """Raises what `_STATUS` names."""
+    disks = OnDisk(config)
+    if await disks.identity() is None:
+        raise BadIdentity("the directories hold nothing to make an index of")
+    if not force and not await disks.broken_indexes():
+        raise BadConfig(
+            "every index can be opened, so there is none to make anew",
+            "Start the bookie without --rebuild-index; --force makes all of them anew.",
+        )
+    await disks.rebuild_indexes(config)
 
 
 async def _run(config: BookieConfig) -> None:
     """Start, serve until told to stop, stop. Raises what `_STATUS` names."""
-    stop = _stop_signal()
-    journal = _disk(config.journal_directory, "journal")
-    ledgers = _disk(config.ledger_directory, "ledger")
-    _lock(Path(config.journal_directory), Path(config.ledger_directory))
+    stop = _Stop()
+    disks = OnDisk(config)
     async with contextlib.AsyncExitStack() as closing:
+        service = BookieService(None, config.message_bytes_max)
+        port = await service.start(config.listen)
+        frames, frames_at = await _start_frames(config)
+        await disks.test()
         store = await connect(
             config.service_url,
             session_timeout_s=config.session_timeout_s,
             connect_timeout_s=config.connect_timeout_s,
         )
         closing.push_async_callback(store.close)
-        disks = (("journal_directory", journal), ("ledger_directory", ledgers))
         identity = await _identify(disks, store)
-        index = await RocksIndex.open(Path(config.ledger_directory) / "index")
+        address = advertised_address(config, port)
+        await refuse_beside_twin(store, identity.bookie_id, address, _who_is)
+        await disks.make_space(config)
         bookie = await Bookie.start(
-            *(identity.bookie_id, journal, ledgers, index, store, config.storage()),
+            *(identity.bookie_id, await disks.open(), store, config.storage()),
             cluster_id=identity.cluster_id,
         )
-        await _serve(config, bookie, ledgers, store, stop)
+        bookie.phase = "starting"
+        service.serve(bookie)
+        frames.serve(bookie)
+        registration = _registration(config, bookie, port, store, frames_at)
+        await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
-def _disk(directory: str, name: str) -> OsDisk:
-    try:
-        return OsDisk(Path(directory), name)
-    except OSError as error:
-        raise BadConfig(f"{name}_directory {directory} cannot be used: {error.strerror}") from error
+async def _start_frames(config: BookieConfig) -> tuple[FrameService, str]:
+    """The service, and what clients are told of it; empty: it is off. Raises CannotListen."""
+    frames = FrameService(None, config.message_bytes_max)
+    listen = frames_listen(config)
+    if not listen:
+        return frames, ""
+    return frames, advertised_frames(config, await frames.start(listen))
+
+
+def _registration(
+    config: BookieConfig, bookie: Bookie, port: int, store: MetadataStore, frames_at: str
+) -> Registration:
+    address = advertised_address(config, port)
+
+    async def standing() -> Standing:
+        directories = bookie.disks.states
+        return Standing(
+            *total_space(directories), bookie.readonly_reason, degraded_reason(directories)
+        )
+
+    return Registration(
+        *(store, bookie.bookie_id, address, config.rack, standing, config.refresh_s), frames_at
+    )
 
 
 async def _serve(
-    config: BookieConfig, bookie: Bookie, disk: OsDisk, store: MetadataStore, stop: asyncio.Event
+    bookie: Bookie,
+    services: tuple[BookieService, FrameService],
+    registration: Registration,
+    stop: "_Stop",
+    drain_timeout_s: float,
 ) -> None:
-    service = BookieService(bookie, config.message_bytes_max)
-    address = advertised_address(config, await service.start(config.listen))
-
-    async def standing() -> Standing:
-        free, total = await disk.free_bytes(), await disk.total_bytes()
-        return Standing(free, total, bookie.readonly_reason)
-
-    registration = Registration(
-        store, bookie.bookie_id, address, config.rack, standing, config.refresh_s
-    )
+    """Register, go on until told to stop, stop."""
+    bookie.disks.listeners.append(registration.publish_soon)
+    stop.serving = True
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
-    _say_ready(bookie.bookie_id, address)
+    bookie.phase = ""
+    _say_ready(bookie.bookie_id, registration.address)
     try:
         await _until_stopped_or_failed(stop, bookie)
     finally:
+        bookie.phase = "draining"
         await registration.stop()
-    await service.stop(config.drain_timeout_s)
+    bookie.drain()
+    await asyncio.gather(*(service.stop(drain_timeout_s) for service in services))
     await bookie.stop()
 
 
-async def _until_stopped_or_failed(stop: asyncio.Event, bookie: Bookie) -> None:
-    """Returns when told to stop; raises DiskFailed when the storage did: nothing more is kept."""
-    bookie.failed.add_done_callback(lambda _: stop.set())
-    await stop.wait()
-    if bookie.failed.done():
-        raise DiskFailed(f"the storage failed: {bookie.failed.exception()!r}")
+async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
+    """Returns when told to stop. Raises DiskFailed when the storage failed: nothing more is kept;
+    a defect that ended it is raised as it is."""
+    bookie.failed.add_done_callback(lambda _: stop.asked.set())
+    await stop.asked.wait()
+    if bookie.failed.done() and (error := bookie.failed.exception()) is not None:
+        if isinstance(error, DiskFailed | JournalFailed):
+            raise DiskFailed(f"the storage failed: {error}") from error
+        raise error
 
 
-async def _identify(disks: tuple[tuple[str, OsDisk], ...], store: MetadataStore) -> Identity:
+async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
     """Who we are; disks without anything on them are formatted for the cluster at the store."""
-    identity = await identities.read(disks)
+    identity = await disks.identity()
     if identity is None:
         found = await cluster.ensure(store, str(uuid.uuid4()))
         identity = Identity(str(uuid.uuid4()), found.cluster_id)
@@ -163,12 +247,24 @@ async def _identify(disks: tuple[tuple[str, OsDisk], ...], store: MetadataStore)
         existing = await cluster.read(store)
         if existing is None or existing.cluster_id != identity.cluster_id:
             theirs = f"cluster {existing.cluster_id}" if existing else "no cluster"
-            raise WrongCluster(
+            raise WrongDisks(
                 f"the disks of bookie {identity.bookie_id} belong to cluster "
-                f"{identity.cluster_id}, and at the service URL is {theirs}"
+                f"{identity.cluster_id}, and at the service URL is {theirs}; correct service_url, "
+                "or give the bookie empty directories"
             )
-    await identities.write(disks, identity)
+    await disks.format(identity)
     return identity
+
+
+async def _who_is(address: str) -> str:
+    """See twin.WhoIs."""
+    network = GrpcNetwork()
+    try:
+        return (await ask(network, address, TWIN_ANSWERS_S)).bookie_id
+    except CallFailed:
+        return ""
+    finally:
+        await network.close()
 
 
 def _say_ready(bookie_id: str, address: str) -> None:
@@ -176,28 +272,30 @@ def _say_ready(bookie_id: str, address: str) -> None:
     print(json.dumps({"bookie_id": bookie_id, "address": address}), flush=True)
 
 
-def _stop_signal() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
+class _Stop:
+    """What signals ask for. Always true: the first one before `serving` ends the process at once,
+    for there is nothing to hand over; the first one after it sets `asked`; a second one ends the
+    process at once, as a crash would."""
 
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.serving = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._told)
 
-def _lock(*directories: Path) -> None:
-    """One process per disk; the lock goes with the process. Raises BadIdentity."""
-    for directory in dict.fromkeys(directories):
-        fd = os.open(directory / identities.LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadIdentity(f"another bookie is running on {directory}") from None
+    def _told(self) -> None:
+        if self.asked.is_set():
+            leave(HASTENED, "told twice to stop: ended at once; the next start replays the journal")
+        if not self.serving:
+            leave(STOPPED, "stopped while starting")
+        self.asked.set()
 
 
 def _watch_parent() -> None:
     """What is acknowledged is in the journal, so there is nothing to say goodbye to."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    _exit(ORPHANED, "the parent is gone")
+    leave(ORPHANED, "the parent is gone")
 
 
 def _keep_the_heap_small() -> None:
@@ -207,16 +305,6 @@ def _keep_the_heap_small() -> None:
         libc.mallopt(M_ARENA_MAX, 2)
         libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 8 << 20)
-
-
-def _exit(status: int, why: str) -> None:
-    """Leave at once, whatever threads are still at work: what counts has been synced."""
-    with contextlib.suppress(OSError):  # the log may be on the disk that failed
-        if status != STOPPED:
-            print(f"bookie_server: {why}", file=sys.stderr)
-        sys.stderr.flush()
-        logging.shutdown()
-    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Always true:
 
 import asyncio
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from bookie_server.api import messages as m
@@ -18,15 +19,17 @@ from bookie_server.api.entry import (
     BadEntry,
     Buffer,
     EntryHeader,
-    unpack_entry,
+    check_entry,
     unpack_header,
 )
 from bookie_server.api.status import Status
-from bookie_server.journal import Journal, JournalFailed
+from bookie_server.engine import StorageEngine, Undeliverable
+from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
-from bookie_server.ledger_directory import LedgerDirectory, Refused
+from bookie_server.lanes import Lane
 from bookie_server.ledger_handle import LedgerHandle
-from bookie_server.ledger_storage import LedgerStorage, Undeliverable
+from bookie_server.ledger_handles import LedgerHandles, Refused
+from bookie_server.pressure import retry_after_ms
 from bookie_server.storage_config import StorageConfig
 
 _OK = m.AddResult(Status.OK)
@@ -42,68 +45,93 @@ class _Item(NamedTuple):
     entry: Buffer
 
 
+class _Decided(NamedTuple):
+    """By lane: the items that are taken, and the ledgers of those that were stored already."""
+
+    taken: dict[Lane, list[_Item]]
+    repeated: dict[Lane, dict[int, None]]
+
+
 class Adder:
     """The write path from a request to the journal. Adds under way are counted in bytes."""
 
     def __init__(
         self,
-        storage: LedgerStorage,
-        journal: Journal,
-        ledgers: LedgerDirectory,
+        storage: StorageEngine,
+        ledgers: LedgerHandles,
         config: StorageConfig,
     ) -> None:
         self._storage = storage
-        self._journal = journal
         self._ledgers = ledgers
         self._config = config
-        self._busy = m.AddResult(Status.BUSY, config.retry_after_ms)
         self._undecided_bytes = 0
 
-    async def add(self, request: m.AddRequest, readonly_reason: str = "") -> m.AddResponse:
+    async def add(
+        self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
+    ) -> m.AddResponse:
         """One result for each add; OK only after the sync that covers it.
 
-        With a `readonly_reason` only recovery's adds are taken.
+        With a `readonly_reason` only recovery's adds are taken, with `even_recovery` not those.
         """
         results: list[m.AddResult] = [_OK] * len(request.adds)
-        items, admitted_bytes = self._admit(request.adds, results, readonly_reason)
+        items, admitted_bytes = self._admit(request.adds, results, readonly_reason, even_recovery)
         self._undecided_bytes += admitted_bytes
         try:
             handles = await self._meet(items, results)
+            for handle in handles.values():
+                handle.adds += 1
             stored = await self._look_up(items, handles)
-            accepted = self._decide(items, handles, stored, results)
-            durable = self._journal.append(self._records(accepted, admitted_bytes))
+            decided = self._decide(items, handles, stored, results)
+            durable = self._append(decided, admitted_bytes)
         finally:
             self._undecided_bytes -= admitted_bytes
         try:
-            if any(result is _OK for result in results):
-                await asyncio.shield(durable)
+            for done in durable:
+                await asyncio.shield(done)
         except JournalFailed as error:
             failed = m.AddResult(Status.IO_ERROR, reason=str(error))
             results = [failed if result is _OK else result for result in results]
         return m.AddResponse(results)
 
+    @property
+    def retry_after_ms(self) -> int:
+        """When there should be room for what is refused now."""
+        wait_s = self._storage.wait_s
+        return retry_after_ms(wait_s, self._config.retry_after_ms)
+
+    @property
+    def _busy(self) -> m.AddResult:
+        return m.AddResult(Status.BUSY, self.retry_after_ms)
+
     def _admit(
-        self, adds: Sequence[m.Add], results: list[m.AddResult], readonly_reason: str
+        self,
+        adds: Sequence[m.Add],
+        results: list[m.AddResult],
+        readonly_reason: str,
+        even_recovery: bool,
     ) -> tuple[list[_Item], int]:
         """The adds that are well-formed and within the budget, and their bytes."""
         items: list[_Item] = []
         total = 0
-        room = self._config.journal_pending_bytes_max
-        room -= self._journal.pending_bytes + self._undecided_bytes
+        used = self._storage.pending_bytes + self._undecided_bytes
+        room, space = self._config.journal_pending_bytes_max, self._storage.pending_bytes_max
+        recovery_room = min(room + self._config.recovery_reserve_bytes, space) - used
+        room = min(room, space) - used
+        size_max = self._config.entry_bytes_max + HEADER_BYTES
         for index, add in enumerate(adds):
             entry = add.entry[0] if len(add.entry) == 1 else b"".join(add.entry)
             size = len(entry)
-            allowed = room + self._config.recovery_reserve_bytes if add.recovery else room
-            if readonly_reason and not add.recovery:
+            allowed = recovery_room if add.recovery else room
+            if readonly_reason and (even_recovery or not add.recovery):
                 results[index] = m.AddResult(Status.READ_ONLY, reason=readonly_reason)
-            elif size - HEADER_BYTES > self._config.entry_bytes_max:
+            elif size > size_max:
                 reason = f"{size - HEADER_BYTES} bytes > {self._config.entry_bytes_max}"
                 results[index] = m.AddResult(Status.TOO_LARGE, reason=reason)
             elif total + size > allowed:
                 results[index] = self._busy
             else:
                 try:
-                    header = unpack_entry(entry).header
+                    header = check_entry(entry)
                 except BadEntry as error:
                     results[index] = m.AddResult(Status.BAD_DIGEST, reason=str(error))
                     continue
@@ -141,6 +169,7 @@ class Adder:
         """Headers of the frame's entries that are in an entry log already."""
         while wanted := _perhaps_stored(items, handles):
             flushes = self._storage.flushes
+            await self._ledgers.settled(wanted)
             stored: _Stored = {}
             for ledger_id, ids in wanted.items():
                 for entry_id, header in (await self._storage.headers(ledger_id, ids)).items():
@@ -155,19 +184,52 @@ class Adder:
         handles: dict[int, LedgerHandle],
         stored: _Stored,
         results: list[m.AddResult],
-    ) -> list[_Item]:
+    ) -> _Decided:
         """Give each item its result and put those that are taken into the cache. No await."""
-        accepted: list[_Item] = []
-        storage = self._storage
-        for item in items:
-            index, add, header, entry = item
+        decided = _Decided({}, {})
+        for run in _runs(items):
+            _, add, header, _ = run[0]
             handle = handles.get(header.ledger_id)
             if handle is None:
                 continue
             status = handle.refusal_of_add(add.token, add.recovery)
-            if status is None and header.entry_id <= handle.last_entry:
+            if status is not None:
+                for item in run:
+                    results[item.at] = m.AddResult(status)
+            elif not self._take_all(run, handle, decided):
+                self._take_each(run, handle, stored, results, decided)
+        return decided
+
+    def _take_all(self, run: list[_Item], handle: LedgerHandle, decided: _Decided) -> bool:
+        """Take a run of new entries for which there is room; False: nothing was done."""
+        entries = {item.header.entry_id: item.entry for item in run}
+        ids = list(entries)
+        if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
+            return False
+        add, ledger_id = run[0].add, handle.state.ledger_id
+        if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
+            return False
+        handle.heard(max([item.header for item in run], key=_LAC))
+        handle.heard(run[-1].header)
+        decided.taken.setdefault(_lane(add, handle), []).extend(run)
+        return True
+
+    def _take_each(
+        self,
+        run: list[_Item],
+        handle: LedgerHandle,
+        stored: _Stored,
+        results: list[m.AddResult],
+        decided: _Decided,
+    ) -> None:
+        storage, lane = self._storage, _lane(run[0].add, handle)
+        for item in run:
+            index, add, header, entry = item
+            status = None
+            if header.entry_id <= handle.last_entry:
                 status = self._compare(header, stored, add.recovery)
                 if status is Status.OK:
+                    decided.repeated.setdefault(lane, {})[header.ledger_id] = None
                     continue
             if status is not None:
                 results[index] = m.AddResult(status)
@@ -176,8 +238,7 @@ class Adder:
             else:
                 storage.put(header.ledger_id, header.entry_id, entry)
                 handle.heard(header)
-                accepted.append(item)
-        return accepted
+                decided.taken.setdefault(lane, []).append(item)
 
     def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:
         """OK: the same entry is stored. None: none is. Otherwise the refusal.
@@ -196,18 +257,48 @@ class Adder:
             return None if recovery else Status.IO_ERROR
         return Status.OK if known.identity == header.identity else Status.CONFLICTING_ENTRY
 
-    def _records(self, accepted: Sequence[_Item], frame_bytes: int) -> list[Record]:
-        taken_bytes = sum([len(item.entry) for item in accepted])
+    def _append(self, decided: _Decided, frame_bytes: int) -> list[asyncio.Future[None]]:
+        """Give the records to the journal; all futures done: every OK may be said."""
+        taken_bytes = sum([len(item.entry) for items in decided.taken.values() for item in items])
         copy = taken_bytes * 2 < frame_bytes
+        durable = []
+        for lane in Lane:
+            items, after = decided.taken.get(lane, ()), decided.repeated.get(lane, ())
+            if items or after:
+                records = self._records(items, copy)
+                durable.append(self._storage.append(records, lane, list(after)))
+        return durable
+
+    def _records(self, items: Sequence[_Item], copy: bool) -> list[Record]:
         records = []
-        for item in accepted:
-            header, entry = item.header, item.entry
+        for _, _, header, entry in items:
             if copy:
                 entry = self._storage.compact(header.ledger_id, header.entry_id)
             records.append(
                 Record(Kind.ENTRY, header.ledger_id, header.entry_id, entry, header.payload_crc)
             )
         return records
+
+
+_LAC = attrgetter("last_add_confirmed")
+
+
+def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
+    """The items in their order, cut where the ledger, the token or the recovery flag changes:
+    what may be done is decided once for each run."""
+    runs: list[list[_Item]] = []
+    last: tuple[int, bytes, bool] | None = None
+    for item in items:
+        kind = (item.header.ledger_id, item.add.token, item.add.recovery)
+        if kind != last:
+            runs.append([])
+            last = kind
+        runs[-1].append(item)
+    return runs
+
+
+def _lane(add: m.Add, handle: LedgerHandle) -> Lane:
+    return Lane.RECOVERY if add.recovery else handle.lane
 
 
 def _perhaps_stored(

@@ -11,28 +11,35 @@ Always true (docs/protocol.md has the reasons):
 """
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
-from bookie_server import __version__
+from bookie_server import __version__, disk_monitor
 from bookie_server.adder import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Status, StopReason
-from bookie_server.disk import Disk, DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, EntryIndex
-from bookie_server.journal import Journal, JournalFailed
+from bookie_server.cluster_ledgers import ClusterLedgers
+from bookie_server.directory_store import Directories
+from bookie_server.disk import DiskFailed
+from bookie_server.disk_monitor import DiskMonitor, Role, Watched
+from bookie_server.engine import Range, StorageEngine, Undeliverable
+from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
-from bookie_server.ledger_directory import LedgerDirectory, Refused
+from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledger_handle import LedgerHandle
-from bookie_server.ledger_storage import LedgerStorage, Range, Undeliverable
-from bookie_server.replay import open_journal
+from bookie_server.ledger_handles import LedgerHandles, Refused
+from bookie_server.limbo import LOST, Limbo, absence, worse
+from bookie_server.patience import PatientDisk, PatientIndex
+from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
+from bookie_server.reclaim import Reclaim
+from bookie_server.replay import open_engine
 from bookie_server.storage_config import StorageConfig
-from bookie_server.tombstones import Tombstones
 from spark_ledger.metadata.store import MetadataStore
 
 RESULTS_MAX = 16384  # statuses in one reply of Read, whatever the range
 WAIT_MS_MAX = 60_000
+LONG_POLLS_MAX = 8192  # a few KiB each; beyond it the answer is BUSY
 
 
 class Bookie:
@@ -41,9 +48,8 @@ class Bookie:
     def __init__(
         self,
         bookie_id: str,
-        disk: Disk,
-        storage: LedgerStorage,
-        journal: Journal,
+        disks: DiskMonitor,
+        storage: StorageEngine,
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
@@ -51,49 +57,113 @@ class Bookie:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with an exception when journal or storage failed: the process must exit."""
-        self._disk = disk
+        self.disks = disks
+        self.phase = ""
+        """What Info says of the state instead: "starting" until whoever made the node has
+        registered it."""
         self._storage = storage
-        self._journal = journal
         self._config = config
-        self._ledgers = LedgerDirectory(storage, journal, metadata)
-        self._adder = Adder(storage, journal, self._ledgers, config)
+        self._ledgers = LedgerHandles(storage, metadata, bookie_id)
+        self._adder = Adder(storage, self._ledgers, config)
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
-        self._read_bytes = 0
+        self.received = Budget(config.receive_bytes_max, config.recovery_reserve_bytes)
+        """Requests that came and are not answered."""
+        self.replies = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
+        """Answers that are being read from disk, or sent."""
+        self._long_polls = 0
         self._storage_task = asyncio.ensure_future(storage.run())
-        self._sweeping = asyncio.ensure_future(self._sweep(metadata, cluster_id))
-        for task in (self._storage_task, journal.task, self._sweeping):
+        self.reclaim = Reclaim(storage, self._ledgers, metadata, config, bookie_id, cluster_id)
+        self._reclaiming = asyncio.ensure_future(self.reclaim.run())
+        records = ClusterLedgers(metadata, cluster_id)
+        self._limbo = Limbo(
+            *(bookie_id, self._ledgers, metadata, records, config.limbo_check_s),
+            self._standing_changed,
+        )
+        disks.listeners.append(self._limbo.wake)
+        storage.on_doubt = self._standing_changed
+        self._doubting = asyncio.ensure_future(self._doubt(cluster_id))
+        self._watching = asyncio.ensure_future(disks.run())
+        for task in (
+            *(self._storage_task, storage.journals_ended, self._reclaiming, self._watching),
+            self._doubting,
+        ):
             task.add_done_callback(self._on_task_end)
 
     @classmethod
     async def start(
         cls,
         bookie_id: str,
-        journal_disk: Disk,
-        ledger_disk: Disk,
-        index: EntryIndex,
+        directories: Directories,
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
     ) -> "Bookie":
-        """Replay what the journal holds beyond the checkpoint; ready to serve when it returns.
+        """Replay what the journals hold beyond the checkpoint; ready to serve when it returns.
 
         A node that is not told the id of its cluster never takes a ledger for deleted.
         Raises DiskFailed.
         """
-        storage = await LedgerStorage.open(ledger_disk, index, config)
-        journal = await open_journal(journal_disk, ledger_disk, storage, config)
-        return cls(bookie_id, ledger_disk, storage, journal, metadata, config, cluster_id)
+        limit_s = config.disk_hang_s
+        watched = [
+            Watched(
+                *(each.id, each.name, role, PatientDisk(each.disk, limit_s)),
+                each.file_system,
+            )
+            for role, several in (
+                (Role.JOURNAL, directories.journals),
+                (Role.LEDGER, directories.ledgers),
+            )
+            for each in several
+        ]
+        names = directories.failed_names
+        lost = {names.get(each, each): why for each, why in directories.failed.items()}
+        disks = DiskMonitor(watched, config, lost)
+        await disks.look()  # first: replay may need the reserve
+        storage = await open_engine(
+            Directories(
+                [replace(each, disk=disks.disk(each.id)) for each in directories.journals],
+                [
+                    replace(each, disk=disks.disk(each.id), index=PatientIndex(each.index, limit_s))
+                    for each in directories.ledgers
+                ],
+                directories.failed,
+            ),
+            config,
+            disks,
+        )
+        disks.attach(storage.failure, storage.drop)
+        return cls(bookie_id, disks, storage, metadata, config, cluster_id)
 
     @property
     def readonly_reason(self) -> str:
         """Why normal adds are refused by this node as a whole; empty when it is writable."""
-        every = self._storage.state(EVERY_LEDGER)
-        if every is not None and every.limbo:
+        if self.failed.done():
+            return f"the storage failed: {self.failed.exception()}"
+        return disk_monitor.readonly_reason(self.disks.states, self._limbo_reason)
+
+    @property
+    def _limbo_reason(self) -> str:
+        if self._ledgers.every().limbo == LOST:
             return "acknowledged data may have been lost here; every ledger is in limbo"
-        return ""
+        return self._storage.damage
+
+    @property
+    def _is_exhausted(self) -> bool:
+        unflushed_bytes = self._storage.unflushed_bytes
+        return disk_monitor.exhausted(self.disks.states, unflushed_bytes, self._config)
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When whoever is refused because of pending adds should come again."""
+        return self._adder.retry_after_ms
+
+    @property
+    def long_polls(self) -> int:
+        """How many wait for news of a last add confirmed; each is an object, none a thread."""
+        return self._long_polls
 
     async def handle(self, request: m.Request) -> m.Response:
         """Carry out any request of api.messages. Never raises for a bad request."""
@@ -101,12 +171,13 @@ class Bookie:
             request.bookie_id or not isinstance(request, m.InfoRequest)
         ):
             return _refuse_all(request, Status.WRONG_BOOKIE, f"this is {self.bookie_id}")
-        if self._stopping:
+        if self._stopping and not isinstance(request, m.InfoRequest):
             return _refuse_all(request, Status.SHUTTING_DOWN, "the bookie is stopping")
         if self.failed.done():
             return _refuse_all(request, Status.IO_ERROR, str(self.failed.exception()))
         self._under_way += 1
         self._idle.clear()
+        lane = travelling.set(Lane.RECOVERY if _is_recovery(request) else Lane.BULK)
         try:
             return await self._dispatch(request)
         except (JournalFailed, DiskFailed) as error:
@@ -114,55 +185,71 @@ class Bookie:
         except Refused as error:
             return _refuse_all(request, error.status, error.reason)
         finally:
+            travelling.reset(lane)
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
 
+    def drain(self) -> None:
+        """Take nothing new; what is under way gets its answer, long polls at once, and nothing
+        waits for disk space any more."""
+        self._stopping = True
+        self.phase = "draining"
+        self._ledgers.wake_all()
+        self._storage.hurry()
+
     async def stop(self) -> None:
-        """Drain what is under way, flush, seal the journal, close the index.
+        """Drain what is under way, flush, seal the journals, close the index.
 
         Raises JournalFailed or DiskFailed when the node had failed or fails now.
         """
-        self._stopping = True
-        self._sweeping.cancel()
-        self._ledgers.wake_all()
+        self.drain()
+        self._reclaiming.cancel()
+        self._doubting.cancel()
+        self._watching.cancel()
         await self._idle.wait()
         self._storage.stop()
         await self._storage_task
-        await self._journal.append([])
-        await self._storage.flush()
-        await self._journal.close()
         await self._storage.close()
 
     def abandon(self) -> None:
         """End at once, as a crash would: nothing is flushed, nobody is answered."""
         self._stopping = True
-        self._sweeping.cancel()
+        self._reclaiming.cancel()
+        self._doubting.cancel()
+        self._watching.cancel()
         self._storage_task.cancel()
-        self._journal.abandon()
+        self._storage.abandon()
 
-    async def _sweep(self, metadata: MetadataStore, cluster_id: str) -> None:
+    def _standing_changed(self) -> None:
+        for listener in self.disks.listeners:
+            listener()
+
+    async def _doubt(self, cluster_id: str) -> None:
+        """A node that does not know its cluster cannot tell which ledgers it may have had."""
         if cluster_id:
-            sweep_s = self._config.tombstone_sweep_s
-            await Tombstones(self._ledgers, metadata, cluster_id, sweep_s).run()
+            await self._limbo.run()
 
-    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Future[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # whoever watches `failed` hears of it; nobody must
+            self._standing_changed()
 
     async def _dispatch(self, request: m.Request) -> m.Response:
         if isinstance(request, m.AddRequest):
-            if self.readonly_reason:
-                return await self._adder.add(request, self.readonly_reason)
-            return await self._adder.add(request)
+            reason = self.readonly_reason
+            exhausted = bool(reason) and self._is_exhausted
+            return await self._adder.add(request, reason, even_recovery=exhausted)
         if isinstance(request, m.ReadRequest):
             return await self._read(request)
         if isinstance(request, m.ReadLacRequest):
             return await self._read_lac(request)
         if isinstance(request, m.WriteLacRequest):
             return await self._write_lac(request)
+        if isinstance(request, m.ClearLimboRequest):
+            return await self._limbo.answer(request)
         return await self._info()
 
     # -- read --
@@ -180,27 +267,26 @@ class Bookie:
         if request.fence:
             await self._fence(handle)
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
-        with self._reading(bytes_max, reserve=request.fence) as admitted:
-            if not admitted:
-                wait = self._config.retry_after_ms
-                return m.ReadResponse(Status.BUSY, retry_after_ms=wait)
+        caller = calling.get()
+        if not self.replies.has_room(bytes_max, recovery=request.fence, caller=caller):
+            return m.ReadResponse(Status.BUSY, retry_after_ms=self._config.retry_after_ms)
+        self.replies.take(bytes_max, caller)  # nobody knows better before it is read
+        try:
             last = min(last, first + RESULTS_MAX - 1)
-            found = await self._storage.read(request.ledger_id, first, last, max(bytes_max, 1))
+            found = await self._look(request.ledger_id, first, last, max(bytes_max, 1))
+        finally:
+            self.replies.give_back(bytes_max, caller)
         return self._read_response(request, handle, found)
 
-    @contextlib.contextmanager
-    def _reading(self, bytes_max: int, *, reserve: bool) -> Iterator[bool]:
-        """Count a reply's bytes while it is read; yields whether there is room for it."""
-        limit = self._config.read_pending_bytes_max
-        limit += self._config.recovery_reserve_bytes if reserve else 0
-        if self._read_bytes and self._read_bytes + bytes_max > limit:
-            yield False
-            return
-        self._read_bytes += bytes_max
-        try:
-            yield True
-        finally:
-            self._read_bytes -= bytes_max
+    async def _look(self, ledger_id: int, first: int, last: int, max_bytes: int) -> Range:
+        """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
+        before: then it is looked up again. Raises DiskFailed."""
+        while True:
+            doubt = self._storage.limbo(ledger_id)
+            found = await self._storage.read(ledger_id, first, last, max_bytes)
+            now = self._storage.limbo(ledger_id)
+            if worse(doubt, now) == now:
+                return found
 
     def _read_response(
         self, request: m.ReadRequest, handle: LedgerHandle, found: Range
@@ -225,18 +311,17 @@ class Bookie:
 
     def _absence(self, handle: LedgerHandle) -> Status:
         """What an entry that is not stored is answered with: the node must know to say no."""
-        limbo = handle.state.limbo or bool(self.readonly_reason)
-        return Status.LIMBO if limbo else Status.NO_SUCH_ENTRY
+        return absence(self._storage.limbo(handle.state.ledger_id))
 
     # -- fence, last add confirmed --
 
     async def _fence(self, handle: LedgerHandle) -> None:
         """Returns when the fence is durable. Raises JournalFailed."""
-        if not handle.state.fenced:
-            state = handle.fence()
-            self._storage.set_state(state)
+        lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
+        if lost or not handle.state.fenced:  # lost: with a journal, and others go on
+            state = handle.state = self._storage.set_state(handle.fence())
             record = Record(Kind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
-            handle.fence_durable = self._journal.append([record])
+            handle.fence_durable = self._storage.append([record], Lane.RECOVERY)
         if handle.fence_durable is not None:  # None: fenced in an earlier run, durable since
             await asyncio.shield(handle.fence_durable)
 
@@ -249,7 +334,13 @@ class Bookie:
         if request.fence:
             await self._fence(handle)
         wait_ms = 0 if self._stopping else min(request.wait_ms, WAIT_MS_MAX)
-        await handle.wait_beyond(request.previous_lac, wait_ms / 1000)
+        if wait_ms > 0 and self._long_polls >= LONG_POLLS_MAX:
+            return m.ReadLacResponse(Status.BUSY, retry_after_ms=RETRY_AFTER_MS_MAX)
+        self._long_polls += 1
+        try:
+            await handle.wait_beyond(request.previous_lac, wait_ms / 1000)
+        finally:
+            self._long_polls -= 1
         lac, fenced = handle.last_add_confirmed, handle.state.fenced
         return m.ReadLacResponse(Status.OK, lac, fenced)
 
@@ -261,27 +352,43 @@ class Bookie:
             return m.WriteLacResponse(Status.UNAUTHORIZED)
         if handle.state.deleted:
             return m.WriteLacResponse(Status.LEDGER_DELETED)
-        state = handle.explicit_lac(request.last_add_confirmed)
-        self._storage.set_state(state)
+        lac = handle.explicit_lac(request.last_add_confirmed)
+        state = handle.state = self._storage.set_state(lac)
         record = Record(Kind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
-        await asyncio.shield(self._journal.append([record]))
+        await asyncio.shield(self._storage.append([record]))
         return m.WriteLacResponse(Status.OK)
 
     async def _info(self) -> m.InfoResponse:
         return m.InfoResponse(
             Status.OK,
             self.bookie_id,
-            "readonly" if self.readonly_reason else "writable",
+            self.phase or ("readonly" if self.readonly_reason else "writable"),
             self.readonly_reason,
-            await self._disk.free_bytes(),
-            await self._disk.total_bytes(),
+            *disk_monitor.total_space(self.disks.states),
             self._storage.ledger_count,
             self._config.entry_bytes_max,
             __version__,
+            [
+                m.DirectoryInfo(each.name, each.role.value, *each.space, each.full, each.failure)
+                for each in self.disks.states
+            ],
+            len(self._ledgers.in_limbo()) + bool(self._ledgers.every().limbo),
+            self.reclaim.describe(),
         )
 
 
+def _has_failed(done: asyncio.Future[None]) -> bool:
+    return done.done() and not done.cancelled() and done.exception() is not None
+
+
 _UNDELIVERABLE = m.EntryResult(Status.IO_ERROR)
+
+
+def _is_recovery(request: m.Request) -> bool:
+    """Whether it travels in recovery's lane; a frame of adds goes by its first."""
+    if isinstance(request, m.AddRequest):
+        return bool(request.adds) and request.adds[0].recovery
+    return isinstance(request, m.ReadRequest | m.ReadLacRequest) and request.fence
 
 
 def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
@@ -295,4 +402,6 @@ def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
         return m.ReadLacResponse(status, reason=reason)
     if isinstance(request, m.WriteLacRequest):
         return m.WriteLacResponse(status, reason=reason)
+    if isinstance(request, m.ClearLimboRequest):
+        return m.ClearLimboResponse(status, reason=reason)
     return m.InfoResponse(status, reason=reason)

@@ -1,17 +1,23 @@
 """Every setting of a bookie, with its unit, default and meaning; conf/bookie.toml lists them.
 
 Always true: the limits of the storage engine have their defaults in storage_config.py, and its
-rules hold for what is set here.
+rules hold for what is set here; a directory is named where it is given, or not at all.
 """
 
+import re
+import tomllib
 from dataclasses import fields
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from bookie_server.api.settings import Settings
 from bookie_server.storage_config import MIB, StorageConfig
 
+MESSAGE_OVERHEAD_BYTES = 64 * 1024  # what a message has beside the payload of an entry
 _STORAGE = StorageConfig()
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]")
+_RACK = re.compile(r"/?[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_NOT_AT_ENDS = "[]'\""
 
 
 class BookieConfig(Settings):
@@ -38,8 +44,20 @@ class BookieConfig(Settings):
         "",
         description="host or host:port that clients are told; empty: as in listen.",
     )
+    frames_listen: str = Field(
+        "auto",
+        description="host:port for frames, the fast way for adds and reads; auto: the host of"
+        " listen and a free port; empty: gRPC only.",
+    )
+    frames_advertised: str = Field(
+        "",
+        description="host or host:port for frames that clients are told; empty: the host they are"
+        " told for gRPC.",
+    )
     rack: str = Field(
-        "", description="Where the machine stands; copies are spread over racks. Empty: unknown."
+        "",
+        description="Where the machine stands, as r1 or /hall/r1; copies are spread over racks."
+        " Empty: unknown.",
     )
     refresh_s: float = Field(
         30.0, gt=0, description="How often the registration's free space is brought up to date."
@@ -54,8 +72,14 @@ class BookieConfig(Settings):
     journal_directory: str = Field(
         "data/journal", description="Folder of the journal; the fastest disk to sync."
     )
+    journal_directories: list[str] = Field(
+        [], description="Instead of journal_directory: several, best one on each disk."
+    )
     ledger_directory: str = Field(
         "data/ledgers", description="Folder of entry logs and index; may be another disk."
+    )
+    ledger_directories: list[str] = Field(
+        [], description="Instead of ledger_directory: several, best one on each disk."
     )
 
     journal_bytes_max: int = Field(
@@ -76,7 +100,8 @@ class BookieConfig(Settings):
     recovery_reserve_bytes: int = Field(
         _STORAGE.recovery_reserve_bytes,
         ge=0,
-        description="What recovery's adds may use beyond the pending and cache budgets.",
+        description="What recovery may use beyond each of the budgets; it must hold the largest"
+        " entry.",
     )
     write_cache_bytes: int = Field(
         _STORAGE.write_cache_bytes,
@@ -121,6 +146,110 @@ class BookieConfig(Settings):
         gt=0,
         description="Pause between two looks for ledgers that were deleted, which take no adds.",
     )
+    page_cache_sync_s: float = Field(
+        _STORAGE.page_cache_sync_s,
+        gt=0,
+        description="Longest time that entries of page-cache ledgers stay unsynced.",
+    )
+    receive_bytes_max: int = Field(
+        _STORAGE.receive_bytes_max,
+        gt=0,
+        description="Bytes of requests received and not decided; beyond it the answer is busy.",
+    )
+    read_cache_bytes: int = Field(
+        _STORAGE.read_cache_bytes,
+        ge=0,
+        description="Entries read from entry logs and kept, read-ahead included; 0: no read cache.",
+    )
+    read_ahead_bytes: int = Field(
+        _STORAGE.read_ahead_bytes,
+        ge=0,
+        description="Most bytes read beyond what a sequential reader asked for; 0: no read-ahead.",
+    )
+    gc_interval_s: float = Field(
+        _STORAGE.gc_interval_s,
+        gt=0,
+        description="Pause between two passes that reclaim the space of deleted ledgers.",
+    )
+    overreplicated_wait_s: float = Field(
+        _STORAGE.overreplicated_wait_s,
+        gt=0,
+        description="Pause between two looks for closed ledgers whose copies here are surplus.",
+    )
+    minor_compaction_share: float = Field(
+        _STORAGE.minor_compaction_share,
+        ge=0,
+        lt=1,
+        description="Minor compaction takes the entry logs with a smaller share of live bytes.",
+    )
+    minor_compaction_s: float = Field(
+        _STORAGE.minor_compaction_s,
+        gt=0,
+        description="Pause between two minor compactions.",
+    )
+    major_compaction_share: float = Field(
+        _STORAGE.major_compaction_share,
+        ge=0,
+        lt=1,
+        description="Major compaction takes the entry logs with a smaller share of live bytes.",
+    )
+    major_compaction_s: float = Field(
+        _STORAGE.major_compaction_s,
+        gt=0,
+        description="Pause between two major compactions.",
+    )
+    compaction_bytes_per_s: int = Field(
+        _STORAGE.compaction_bytes_per_s,
+        gt=0,
+        description="Most bytes that compaction copies in a second.",
+    )
+    scrub_interval_s: float = Field(
+        _STORAGE.scrub_interval_s,
+        gt=0,
+        description="Time in which the scrub reads every entry log once.",
+    )
+    scrub_bytes_per_s: int = Field(
+        _STORAGE.scrub_bytes_per_s,
+        gt=0,
+        description="Most bytes that the scrub reads in a second.",
+    )
+    disk_usage_high: float = Field(
+        _STORAGE.disk_usage_high,
+        gt=0,
+        le=1,
+        description="Used share of a disk beyond which it is full: the node becomes read-only.",
+    )
+    disk_usage_low: float = Field(
+        _STORAGE.disk_usage_low,
+        gt=0,
+        le=1,
+        description="Used share below which a full disk is writable again.",
+    )
+    disk_free_bytes_min: int = Field(
+        _STORAGE.disk_free_bytes_min,
+        ge=0,
+        description="Free bytes below which a disk is full, whatever its used share.",
+    )
+    disk_reserve_bytes: int = Field(
+        _STORAGE.disk_reserve_bytes,
+        ge=0,
+        description="Reserved in each directory for fences, recovery's adds and compaction.",
+    )
+    disk_check_s: float = Field(
+        _STORAGE.disk_check_s,
+        gt=0,
+        description="Pause between two looks at free space; each new file is a look too.",
+    )
+    disk_hang_s: float = Field(
+        _STORAGE.disk_hang_s,
+        gt=0,
+        description="Longest time that a call to a disk may take; then its directory has failed.",
+    )
+    limbo_check_s: float = Field(
+        _STORAGE.limbo_check_s,
+        gt=0,
+        description="Pause between two looks at the ledgers that the node has listed as in limbo.",
+    )
     log_level: str = Field(
         "INFO", description="What is logged to standard error: DEBUG, INFO, WARNING or ERROR."
     )
@@ -129,13 +258,61 @@ class BookieConfig(Settings):
         """The part that the storage engine takes."""
         return StorageConfig(**{part.name: getattr(self, part.name) for part in fields(_STORAGE)})
 
-    @field_validator("listen")
+    def directories(self, kind: str) -> list[str]:
+        """Of that kind: "journal" or "ledger"."""
+        several: list[str] = getattr(self, f"{kind}_directories")
+        return several or [getattr(self, f"{kind}_directory")]
+
+    @field_validator("journal_directories", "ledger_directories", mode="before")
     @classmethod
-    def _host_and_port(cls, listen: str) -> str:
+    def _one_after_the_other(cls, given: object) -> object:
+        """A text is a list as in TOML, or names with commas between them."""
+        return _names(given) if isinstance(given, str) else given
+
+    @field_validator("journal_directories", "ledger_directories")
+    @classmethod
+    def _all_named(cls, names: list[str]) -> list[str]:
+        return [_named(name) for name in names]
+
+    @field_validator("journal_directory", "ledger_directory")
+    @classmethod
+    def _is_named(cls, name: str) -> str:
+        return _named(name)
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> "BookieConfig":
+        for kind in ("journal", "ledger"):
+            one = f"{kind}_directory"
+            default = type(self).model_fields[one].default
+            if getattr(self, f"{kind}_directories") and getattr(self, one) != default:
+                raise ValueError(f"give either {one} or {kind}_directories")
+        return self
+
+    @field_validator("listen", "frames_listen")
+    @classmethod
+    def _host_and_port(cls, listen: str, field: ValidationInfo) -> str:
+        if field.field_name == "frames_listen" and listen in ("", "auto"):
+            return listen
         host, colon, port = listen.rpartition(":")
-        if not (host and colon and port.isdigit() and int(port) < 65536):
+        if not (_is_host(host) and colon and _is_port(port)):
             raise ValueError("must be host:port")
         return listen
+
+    @field_validator("advertised", "frames_advertised")
+    @classmethod
+    def _host_or_host_and_port(cls, advertised: str) -> str:
+        host, colon, port = advertised.rpartition(":")
+        with_port = _is_host(host) and colon and _is_port(port)
+        if advertised and not (with_port or _is_host(advertised)):
+            raise ValueError("must be host or host:port, an IPv6 address in brackets")
+        return advertised
+
+    @field_validator("rack")
+    @classmethod
+    def _a_path_of_names(cls, rack: str) -> str:
+        if rack and not _RACK.fullmatch(rack):
+            raise ValueError("must be names of letters, digits, '_', '-', '.', with '/' between")
+        return rack
 
     @field_validator("log_level")
     @classmethod
@@ -147,12 +324,78 @@ class BookieConfig(Settings):
     @model_validator(mode="after")
     def _limits_agree(self) -> "BookieConfig":
         self.storage()
+        largest = self.entry_bytes_max + MESSAGE_OVERHEAD_BYTES
+        if self.message_bytes_max < largest:
+            raise ValueError(
+                f"message_bytes_max must hold an entry of entry_bytes_max: at least {largest},"
+                f" got {self.message_bytes_max}"
+            )
+        if self.minor_compaction_share > self.major_compaction_share:
+            raise ValueError(
+                f"minor_compaction_share {self.minor_compaction_share} must not be above"
+                f" major_compaction_share {self.major_compaction_share}"
+            )
         return self
+
+
+def _names(text: str) -> list[object]:
+    """Raises ValueError for a list that is none, and for one without names."""
+    text = text.strip()
+    if not text.startswith("["):
+        return [name.strip() for name in text.split(",")]
+    try:
+        found = tomllib.loads(f"names = {text}")
+    except tomllib.TOMLDecodeError:
+        found = {}
+    names = found.get("names")
+    if not isinstance(names, list) or len(found) > 1:
+        raise ValueError("""must be a,b or ["a", "b"], with quotes as in TOML""")
+    if not names:
+        raise ValueError("must name at least one directory")
+    return names
+
+
+def _named(name: str) -> str:
+    """Raises ValueError for what was hardly meant as a directory's name."""
+    if not name.strip():
+        raise ValueError("must name a directory")
+    if name[0] in _NOT_AT_ENDS or name[-1] in _NOT_AT_ENDS:
+        raise ValueError(
+            f"a directory's name does not begin or end with a quote or bracket, as {name} does;"
+            """ several are given as a,b or ["a", "b"]"""
+        )
+    return name
+
+
+def _is_host(text: str) -> bool:
+    return _HOST.fullmatch(text) is not None
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and int(text) < 65536
 
 
 def advertised_address(config: BookieConfig, port: int) -> str:
     """What clients are told, given the port that was bound."""
-    host, _, named = (config.advertised or config.listen).rpartition(":")
+    return _told(config.advertised, config.listen, port)
+
+
+def frames_listen(config: BookieConfig) -> str:
+    """host:port to speak frames on; empty: nowhere."""
+    if config.frames_listen != "auto":
+        return config.frames_listen
+    return f"{config.listen.rpartition(':')[0]}:0"
+
+
+def advertised_frames(config: BookieConfig, port: int) -> str:
+    """What clients are told of frames, given the port that was bound for them."""
+    host, _, named = (config.advertised or frames_listen(config)).rpartition(":")
+    host = host if host and named.isdigit() else config.advertised
+    return _told(config.frames_advertised or host, "", port)
+
+
+def _told(advertised: str, listen: str, port: int) -> str:
+    host, _, named = (advertised or listen).rpartition(":")
     if not host:
-        return f"{config.advertised}:{port}"
-    return f"{host}:{int(named) or port}" if named.isdigit() else f"{config.advertised}:{port}"
+        return f"{advertised}:{port}"
+    return f"{host}:{int(named) or port}" if named.isdigit() else f"{advertised}:{port}"

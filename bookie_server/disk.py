@@ -18,6 +18,10 @@ class DiskFailed(Exception):
     """The operating system refused a write, a sync or a read (EIO, ENOSPC ...)."""
 
 
+class DiskFull(DiskFailed):
+    """There is no space for it (ENOSPC, EDQUOT); of a file that was to be made nothing is left."""
+
+
 class NoSuchFile(DiskFailed):
     """There is no file of that name."""
 
@@ -55,7 +59,7 @@ class Disk(Protocol):
 
         `direct` promises that every append is a multiple of 4096 bytes; they then go past the
         page cache where the system can do that. Such a file is read by opening it. Raises
-        DiskFailed, also when the file exists. Call `sync_dir` to make its name durable.
+        DiskFull; DiskFailed, also when the file exists. Call `sync_dir` to make its name durable.
         """
 
     async def open(self, path: str) -> File:
@@ -76,6 +80,9 @@ class Disk(Protocol):
     async def sync_dir(self, folder: str = "") -> None:
         """Make the names in the folder durable. Raises DiskFailed."""
 
-    async def free_bytes(self) -> int: ...
+    async def free_bytes(self) -> int:
+        """What can be written here still. Raises DiskFailed."""
 
-    async def total_bytes(self) -> int: ...
+    async def total_bytes(self) -> int:
+        """What is used of the file system, by anybody, and what is free to us; not what it keeps
+        for others. Raises DiskFailed."""

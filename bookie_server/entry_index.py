@@ -1,17 +1,22 @@
 """The entry index as the storage engine sees it: where each entry lies, and each ledger's state.
 
-Always true of an implementation: what `put` and `put_ledgers` were given is durable when they
-return; a later put of the same key replaces the earlier one; any failure is DiskFailed.
-docs/formats.md pictures the keys.
+Always true of an implementation: what was put, moved or deleted is visible when the call returns
+and durable when the next `sync` returns (before that it may be lost, in part too: the journal
+covers it); what was synced is found again, or the index fails: it never denies it; a later put of
+the same key replaces the earlier one; any failure is DiskFailed, and one of a write or sync is
+final: a sync that follows it would be no proof. docs/formats.md pictures the keys.
 """
 
 import json
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from bookie_server.api.entry import NO_ENTRY
+from bookie_server.disk import DiskFailed
 from spark_ledger.metadata.ledger_record import Verifiers, shallow
 
 EVERY_LEDGER = -1  # a state with this id speaks of all ledgers this bookie may have served
@@ -33,8 +38,14 @@ class LedgerState:
     """What a bookie knows of a ledger besides its entries, and must not forget.
 
     fenced: normal adds are refused, for ever. explicit_lac: highest LAC written by WriteLac.
-    limbo: entries may have been lost here, so its negatives are unknown. deleted: a tombstone.
+    limbo: why entries may have been lost here, so that its negatives are unknown: "torn" (what
+    was not synced when the node last died), "lost" (acknowledged data), or "".
+    deleted: a tombstone.
     met: the verifiers were read from the metadata (not so only when the journal was damaged).
+    directories: ids of the ledger directories that may hold entries of it; the last one takes new
+    ones. given_up: ids of those that were lost and are not missed any more, each with the revision
+    from which on what it may hold of the ledger is garbage.
+    revision: counted up with each change, so that of two states the later one is known.
     """
 
     ledger_id: int
@@ -42,9 +53,61 @@ class LedgerState:
     durability: str = "synced"
     fenced: bool = False
     explicit_lac: int = NO_ENTRY
-    limbo: bool = False
+    limbo: str = ""
     deleted: bool = False
     met: bool = True
+    directories: tuple[str, ...] = ()
+    given_up: tuple[tuple[str, int], ...] = ()
+    revision: int = 0
+
+
+LIMBO_REASONS = ("", "torn", "lost")  # the later, the more is unknown
+
+
+def merged(one: LedgerState, other: LedgerState) -> LedgerState:
+    """What two states of a ledger say together: the later revision is right, and nothing that was
+    ever set for good (fence, tombstone, explicit LAC) is taken back; a directory with entries only
+    by a later state that gave it up."""
+    late, early = (one, other) if one.revision >= other.revision else (other, one)
+    limbo = late.limbo
+    if one.revision == other.revision:
+        limbo = max(one.limbo, other.limbo, key=LIMBO_REASONS.index)
+    met = late if late.met or not early.met else early
+    given_up = dict(sorted((*early.given_up, *late.given_up), key=itemgetter(1)))
+    forgotten = [
+        each
+        for each in early.directories
+        if each not in late.directories and given_up.get(each, 0) <= early.revision
+    ]
+    return replace(
+        late,
+        verifiers=met.verifiers,
+        durability=met.durability,
+        met=met.met,
+        fenced=late.fenced or early.fenced,
+        explicit_lac=max(late.explicit_lac, early.explicit_lac),
+        limbo=limbo,
+        deleted=late.deleted or early.deleted,
+        directories=(*forgotten, *late.directories),
+        given_up=tuple(sorted(given_up.items())),
+    )
+
+
+class IndexDamaged(DiskFailed):
+    """The index found that bytes of its own cannot be right."""
+
+
+def brought_back(known: LedgerState, away: LedgerState) -> LedgerState:
+    """What is known of a ledger, and what a directory says of it that was away meanwhile.
+
+    Nothing that was ever set for good is taken back, and a directory given up stays so. Else what
+    is known is right even if `away` has the higher revision: that one counted what the others had
+    no flush of. Of their reasons to doubt the worse counts then: nobody knows which came later.
+    """
+    both = merged(known, replace(away, revision=0))
+    if away.revision < known.revision:
+        return both
+    return replace(both, limbo=max(known.limbo, away.limbo, key=LIMBO_REASONS.index))
 
 
 class BadIndexRecord(ValueError):
@@ -72,6 +135,13 @@ def encode_location(location: Location) -> bytes:
     return _ENTRY_VALUE.pack(location.log_id, location.position, location.entry_bytes)
 
 
+def encode_locations(locations: Sequence[Location]) -> Iterator[tuple[bytes, bytes]]:
+    """`entry_key` and `encode_location` of each, at less than a step of Python for each field."""
+    ledger_ids, entry_ids, *places = zip(*locations, strict=True)
+    keys = map(_ENTRY_KEY.pack, repeat(ENTRY_PREFIX), ledger_ids, entry_ids)
+    return zip(keys, map(_ENTRY_VALUE.pack, *places), strict=True)
+
+
 def decode_location(key: bytes, value: bytes) -> Location:
     """Raises BadIndexRecord when key or value have another size."""
     try:
@@ -84,6 +154,8 @@ def encode_ledger_state(state: LedgerState) -> bytes:
     """JSON with sorted keys; also the body of the journal's ledger record."""
     plain = shallow(state)
     plain["verifiers"] = None if state.verifiers is None else shallow(state.verifiers)
+    if not state.given_up:
+        del plain["given_up"]
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -93,6 +165,10 @@ def decode_ledger_state(value: bytes) -> LedgerState:
         plain: dict[str, Any] = json.loads(value)
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
+        if isinstance(plain["limbo"], bool):  # written before limbo had reasons
+            plain["limbo"] = "lost" if plain["limbo"] else ""
+        plain["directories"] = tuple(plain.get("directories", ()))
+        plain["given_up"] = tuple((name, at) for name, at in plain.get("given_up", ()))
         return LedgerState(**plain)
     except (KeyError, TypeError, ValueError) as error:
         raise BadIndexRecord(f"not a ledger state: {error}") from error
@@ -101,8 +177,14 @@ def decode_ledger_state(value: bytes) -> LedgerState:
 class EntryIndex(Protocol):
     """(ledger, entry) to location, and ledger id to state. All raise DiskFailed."""
 
+    on_damage: Callable[[IndexDamaged], None]
+    """Called before IndexDamaged is raised, each time."""
+
     async def put(self, locations: Sequence[Location]) -> None:
-        """Durable when it returns. An entry put again lies at the new place."""
+        """An entry put again lies at the new place."""
+
+    async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
+        """Each (old, new): the entry lies at the new place, if it still lay at the old one."""
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None: ...
 
@@ -117,10 +199,21 @@ class EntryIndex(Protocol):
     async def last(self, ledger_id: int) -> int | None:
         """The highest entry id of the ledger."""
 
-    async def put_ledgers(self, states: Sequence[LedgerState]) -> None:
-        """Durable when it returns."""
+    async def ledger_ids(self) -> list[int]:
+        """Every ledger that has a location here, ascending."""
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Forget where its entries lie; its state stays."""
+
+    async def put_ledgers(self, states: Sequence[LedgerState]) -> None: ...
+
+    async def delete_states(self, ledger_ids: Sequence[int]) -> None: ...
 
     async def ledgers(self) -> list[LedgerState]:
         """Every ledger state, by ledger id."""
 
-    async def close(self) -> None: ...
+    async def sync(self) -> None:
+        """Everything that came before is durable when it returns."""
+
+    async def close(self) -> None:
+        """Promises nothing about what was not synced."""

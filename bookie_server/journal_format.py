@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from bookie_server.api import entry as entry_format
 from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
 
 BLOCK_BYTES = 4096
@@ -31,6 +32,11 @@ _FILE = struct.Struct("<4sHHQ")
 _BATCH = struct.Struct("<4sHHQQQQQIII")
 _RECORD = struct.Struct("<4sBBHqqQQQIII")
 _CRC = struct.Struct("<I")
+_WHOLE = struct.Struct("<8sqqQQQII8x5s3xqq24xII8x")  # headers of record and entry together
+_WHOLE_RECORD = _RECORD.pack(RECORD_MAGIC, VERSION, 1, *[0] * 9)[:8]
+_WHOLE_ENTRY = struct.pack("<4sB", entry_format.MAGIC, entry_format.VERSION)
+_CHECKED = crc32c(bytes(4) + _CRC.pack(crc32c(bytes(4))))  # of any bytes and then their CRC
+assert _WHOLE.size == RECORD_HEADER_BYTES + entry_format.HEADER_BYTES
 assert _BATCH.size + _CRC.size == BATCH_HEADER_BYTES
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 
@@ -184,7 +190,7 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
     suspects: list[Suspect] = []
     where = Position(batch.file_id, batch.offset)
     at, end = BATCH_HEADER_BYTES, BATCH_HEADER_BYTES + batch.records_bytes
-    while at < end:
+    while (at := _take_entries(view, at, end, batch, records)) < end:
         try:
             record, length = _decode_record_header(view[at:end], batch, at)
         except BadJournal as error:
@@ -198,6 +204,46 @@ def decode_records(data: Buffer, batch: BatchHeader) -> tuple[list[Record], list
         else:
             records.append(record)
     return records, suspects
+
+
+def _take_entries(
+    view: memoryview, at: int, end: int, batch: BatchHeader, records: list[Record]
+) -> int:
+    """Take the whole entries from `at` on; where something else begins is returned.
+
+    A journal is nearly all whole entries, so this is made of few steps and says no more than yes:
+    whatever is not as usual in any field or CRC is left to the caller, who judges it. All three
+    CRCs are needed: none covers what another one does (record header, entry header, payload).
+    """
+    unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, Kind.ENTRY
+    shift, file_id, batch_no = batch.offset, batch.file_id, batch.batch_no
+    last = min(end, len(view)) - _WHOLE.size
+    while at <= last:
+        (
+            record_head, ledger_id, entry_id, file, offset, number, length, crc,
+            entry_head, ledger, entry, payload_bytes, payload_crc,
+        ) = unpack(view, at)  # fmt: skip
+        header, payload = at + RECORD_HEADER_BYTES, at + _WHOLE.size
+        after = header + length
+        if not (
+            record_head == _WHOLE_RECORD
+            and offset == shift + at
+            and file == file_id
+            and number == batch_no
+            and entry_head == _WHOLE_ENTRY
+            and ledger == ledger_id
+            and entry == entry_id
+            and payload_bytes == after - payload
+            and after <= end
+            and crc32c(view[at:header]) == _CHECKED
+            and crc32c(view[header:payload]) == _CHECKED
+            and len(body := view[header:after]) == length
+            and crc32c(view[payload:after]) == payload_crc
+        ):
+            break
+        records.append(new(Record, (entry_kind, ledger_id, entry_id, body, crc)))
+        at = after
+    return at
 
 
 def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tuple[Record, int]:

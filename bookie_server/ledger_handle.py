@@ -11,8 +11,10 @@ from dataclasses import replace
 from bookie_server.api.entry import EntryHeader
 from bookie_server.api.status import Status
 from bookie_server.entry_index import LedgerState
+from bookie_server.lanes import Lane
 from spark_ledger.metadata import tokens
 
+PAGE_CACHE = "page-cache"  # a ledger's durability: acknowledged before the sync
 _TOKENS_REMEMBERED_MAX = 8
 
 
@@ -21,6 +23,9 @@ class LedgerHandle:
 
     def __init__(self, state: LedgerState, last_entry: int, last_add_confirmed: int) -> None:
         self.state = state
+        self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
+        self.forgotten = False
+        self.adds = 0  # frames that came
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
@@ -43,6 +48,8 @@ class LedgerHandle:
         """Why an add may not be taken, whatever its entry is; None when it may."""
         if not self.allows("recover" if recovery else "add", token):
             return Status.UNAUTHORIZED
+        if self.forgotten:
+            return Status.BUSY  # again, please: it is met anew
         if recovery:
             return None
         if self.state.deleted:
@@ -77,6 +84,11 @@ class LedgerHandle:
         waiting for news of it."""
         assert state.deleted
         self.state = state
+        self.end_waiting()
+
+    def forget(self) -> None:
+        """The node knows nothing of the ledger any more; nothing is taken by this handle."""
+        self.forgotten = True
         self.end_waiting()
 
     async def wait_beyond(self, previous_lac: int, wait_s: float) -> None:

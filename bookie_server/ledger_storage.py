@@ -1,124 +1,251 @@
-"""Where entries and ledger states go after the journal: write cache, entry logs, index.
+"""Where entries and ledger states go after the journals: write cache, entry logs, indexes.
 
 Always true:
-- a flush goes: take the journal's synced position and swap the cache in one step; entries sorted
-  by (ledger, entry) to the entry log; sync; index (synced); ledger states (synced); checkpoint;
-  only then are journal segments removed;
-- the checkpoint is computed here and nowhere else, moves only after everything before it, fences
-  and explicit LACs included, is durable in its final place, and never back;
-- the first failure ends all flushing: what was not flushed stays in the journal, and the
-  checkpoint stays where it is;
-- an entry is looked for in the active half, the flushing half, then in index and log: in that
-  order a flush under way can never hide it.
-
-What later issues add has its place here: a read cache between cache and index, removal of deleted
-ledgers and compaction beside `_flush`, several disks as several EntryLogs.
+- a flush goes: take the journals' synced positions and swap the cache in one step; entries sorted
+  by (ledger, entry) to the entry logs of their directories, index, ledger states, all synced;
+  checkpoint; only then are journal segments removed;
+- the checkpoint is computed here and nowhere else, moves only after every living directory has
+  everything before it, fences and explicit LACs included, in its final place, and never back;
+- a directory that fails is dropped, and its part of the flush goes to another before the
+  checkpoint moves; the failure of the last one ends all flushing: what was not flushed stays in
+  the journals, and the checkpoint stays where it is (bookie.md 3.2.3);
+- an entry is looked for in the active half, the flushing half, then in read cache, index and log:
+  in that order a flush under way can never hide it.
 """
 
 import asyncio
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from bookie_server import checkpoint
-from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
-from bookie_server.disk import Disk, DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, EntryIndex, LedgerState, Location
-from bookie_server.entry_log import BadEntryLog, EntryLogs
-from bookie_server.journal import Journal
-from bookie_server.journal_format import Position
+from bookie_server.api.entry import Buffer, EntryHeader
+from bookie_server.checkpoint import Mark, Marks
+from bookie_server.directory_store import Directories, DirectoryStore
+from bookie_server.disk import DiskFailed, DiskFull
+from bookie_server.engine import Range, Undeliverable
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.entry_reader import EntryReader
+from bookie_server.journal import SPACE_PAUSE_S
+from bookie_server.journal_format import Kind, Position, Record, body_crc
+from bookie_server.journals import Journals
+from bookie_server.lanes import Lane
+from bookie_server.ledger_states import Changes, LedgerStates
+from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
+from bookie_server.stores import Space, Stores
 from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, WriteCache
-
-_EVERYTHING = 1 << 62
-_log = logging.getLogger(__name__)
-
-
-class Undeliverable(NamedTuple):
-    """An entry that the index knows and the disk cannot give: it exists, or existed."""
-
-    why: str
-    entry_bytes: int
-
-
-Found = Buffer | Undeliverable
-
-
-class Range(NamedTuple):
-    """What a ranged read found: by entry id, ascending; what is not there up to and including
-    entry `known_through` is not stored, what lies beyond was not looked at."""
-
-    entries: dict[int, Found]
-    known_through: int
 
 
 class _Flush(NamedTuple):
-    """What one flush carries to its final place; `mark` is None while replaying."""
+    """What one flush carries to its final place: `parts` says which ledgers go to which directory;
+    `marks` is None while replaying."""
 
     half: CacheHalf
-    states: list[LedgerState]
-    mark: Position | None
-    done: asyncio.Future[None]
+    parts: dict[str, list[int]]
+    changes: Changes
+    marks: dict[str, Position] | None
+    reliefs: Sequence[asyncio.Future[None]]
 
 
 class LedgerStorage:
-    """All stores of one ledger disk. Made by `open`; `run` is its background task."""
+    """The engine (engine.StorageEngine). Made by replay.open_engine; `run` is its task."""
 
-    def __init__(
-        self, disk: Disk, logs: EntryLogs, index: EntryIndex, config: StorageConfig
-    ) -> None:
-        self._disk = disk
-        self._logs = logs
-        self._index = index
+    def __init__(self, stores: Stores, config: StorageConfig) -> None:
+        self._stores = stores
         self._config = config
         self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
-        self._journal: Journal | None = None
-        self._mark = Position(0, 0)
-        self._states: dict[int, LedgerState] = {}
-        self._dirty: dict[int, None] = {}  # ledgers whose state the index does not have yet
+        self._states = LedgerStates()
+        self._reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
+        stores.on_drop = self._reader.lost_directory
+        stores.on_damage = lambda: self.on_doubt()
+        self.on_doubt: Callable[[], None] = lambda: None
+        self.replayed: Mapping[int, None] | None = {}
+        self._journals = Journals({}, self.record)
+        self._marks: dict[str, Mark] = {}
+        self._attached = False
+        self._hurried = False
         self._flush_begun: _Flush | None = None
+        self._flushing = Work()
         self.flushes = 0  # completed ones
         self._wake = asyncio.Event()
         self._stopping = False
 
     @classmethod
-    async def open(cls, disk: Disk, index: EntryIndex, config: StorageConfig) -> "LedgerStorage":
-        """Raises DiskFailed."""
-        storage = cls(disk, await EntryLogs.open(disk, config), index, config)
-        storage._states = {state.ledger_id: state for state in await index.ledgers()}
-        return storage
+    async def open(
+        cls, directories: Directories, config: StorageConfig, space: Space | None = None
+    ) -> tuple["LedgerStorage", Marks | None]:
+        """The stores as they are on disk, and the checkpoint (None: there never was one). What the
+        journals hold beyond it is still to be replayed. Raises DiskFailed."""
+        storage = cls(await Stores.open(directories, config), config)
+        storage._stores.space = space
+        copies, away, marks = await storage._stores.read(directories.journals[0].id)
+        storage._states.load(copies, away)
+        await storage._stores.purge(storage._states.all())
+        storage._marks = dict(marks or {})
+        return storage, marks
 
-    async def attach(self, journal: Journal, damaged: Sequence[int] = ()) -> None:
-        """All that the journal's earlier segments hold is flushed: the checkpoint moves past them.
+    async def attach(
+        self, journals: Journals, damaged: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
 
-        It is durable when this returns, and the old segments are gone; the `damaged` ones are
-        kept under another name. From here on every flush moves the checkpoint.
+        It is durable when this returns, and the old segments are gone; the `damaged` ones, by
+        directory, are kept under another name. From here on every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
-        self._journal = journal
-        self._mark = journal.synced
-        await checkpoint.write(self._disk, self._mark)
-        for file_id in damaged:
-            await journal.set_aside(file_id)
-        await journal.forget_before(self._mark)
+        await self._stores.purge(self._states.all())
+        self._journals, self._attached = journals, True
+        journals.on_failure = self._on_journal_failure
+        gone = [i for i in self._marks if i not in journals.live]
+        self._marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
+        self._marks.update({i: Mark(position) for i, position in journals.synced().items()})
+        await self._stores.write_checkpoint(self._marks)
+        for journal_id, file_ids in (damaged or {}).items():
+            for file_id in file_ids:
+                await journals.set_aside(journal_id, file_id)
+        await journals.forget_before(journals.synced())
+        self._stores.tell_missing(self._states.all())
+
+    # -- directories --
+
+    @property
+    def stores(self) -> list[DirectoryStore]:
+        """The ledger directories that live."""
+        return self._stores.live
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Directories of either kind that were lost, by id: why."""
+        return {**self._stores.failures, **self._journals.failures}
+
+    def failure(self, directory_id: str) -> str:
+        """Why the directory was lost; empty while it lives."""
+        stores, journals = self._stores.failures, self._journals.failures
+        return journals.get(directory_id) or stores.get(directory_id, "")
+
+    def drop(self, directory_id: str, error: DiskFailed) -> None:
+        """The directory was found to be lost: not used any more."""
+        self._stores.drop(directory_id, error)
+        self._journals.fail(directory_id, error)
+        self._wake.set()
+
+    def is_whole(self, state: LedgerState) -> bool:
+        """Whether every directory that may hold entries of the ledger is there."""
+        return self._stores.is_whole(state)
+
+    def missing(self, state: LedgerState) -> int:
+        """See engine.StorageEngine."""
+        return self._stores.missing(state)
+
+    def without_missing(self, state: LedgerState) -> LedgerState:
+        """See engine.StorageEngine."""
+        return self._stores.without_missing(state)
+
+    @property
+    def is_complete(self) -> bool:
+        """See engine.StorageEngine."""
+        return not self._stores.failures and all(map(self.is_whole, self._states.all()))
+
+    def _stores_of(self, ledger_id: int) -> list[DirectoryStore]:
+        return self._stores.of(self._states.get(ledger_id))
 
     # -- ledger states --
 
     @property
     def ledger_count(self) -> int:
-        return len(self._states) - (EVERY_LEDGER in self._states)
+        return len(self._states)
 
     def state(self, ledger_id: int) -> LedgerState | None:
         return self._states.get(ledger_id)
 
     def states(self) -> list[LedgerState]:
         """What is known of every ledger, and of EVERY_LEDGER, by id."""
-        return [self._states[ledger_id] for ledger_id in sorted(self._states)]
+        return self._states.all()
 
-    def set_state(self, state: LedgerState) -> None:
-        """Known from now on; durable with the caller's journal record or the next flush."""
-        self._states[state.ledger_id] = state
-        self._dirty[state.ledger_id] = None
+    def set_state(self, state: LedgerState) -> LedgerState:
+        """See engine.StorageEngine."""
+        if state.met and not self._stores.has_home(state) and state.ledger_id != EVERY_LEDGER:
+            state = self._stores.settled(state)
+        return self._states.set(state)
+
+    def restore_state(self, state: LedgerState) -> LedgerState:
+        """As `set_state`, of something that happened in an earlier run: it is no new revision."""
+        known = self._states.get(state.ledger_id)
+        if known is not None and known.directories != state.directories:
+            state = self._stores.back_again(state, known)
+        return self._states.restore(state)
+
+    def limbo(self, ledger_id: int) -> str:
+        """See engine.StorageEngine."""
+        every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
+        reasons = [each.limbo for each in (every, state) if each is not None]
+        lost = state is not None and not self._stores.is_whole(state)
+        return "lost" if lost or "lost" in reasons else max(reasons, default="")
+
+    def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
+        """See engine.StorageEngine."""
+        state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
+        if state.limbo != "lost" and not state.deleted:
+            self.set_state(replace(state, limbo="lost"))
+            if self._attached and (record := self.record(ledger_id)) is not None:
+                self.append([record])
+            self.on_doubt()
+
+    @property
+    def damage(self) -> str:
+        """See engine.StorageEngine."""
+        return self._stores.damage
+
+    def record(self, ledger_id: int) -> Record | None:
+        """The journal's record of what is known of the ledger now."""
+        state = self._states.get(ledger_id)
+        if state is None:
+            return None
+        body = encode_ledger_state(state)
+        return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+
+    def forget(self, ledger_id: int) -> None:
+        """See engine.StorageEngine."""
+        assert not self.in_cache(ledger_id)
+        self._states.forget(ledger_id)
+        self._journals.forget(ledger_id)
+        self._reader.deleted(ledger_id)
+
+    def dropped(self, ledger_id: int) -> None:
+        """See engine.StorageEngine."""
+        self._reader.deleted(ledger_id)
+
+    # -- journals --
+
+    def append(
+        self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
+    ) -> asyncio.Future[None]:
+        """See engine.StorageEngine."""
+        return self._journals.append(records, lane, after)
+
+    @property
+    def journals_ended(self) -> asyncio.Future[None]:
+        """Fails when no journal is left."""
+        return self._journals.ended
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._journals.pending_bytes
+
+    @property
+    def pending_bytes_max(self) -> int:
+        """See engine.StorageEngine."""
+        return self._journals.room_bytes
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there should be room again: in journals and write cache."""
+        return max(self._journals.wait_s, self.flush_left_s)
+
+    def _on_journal_failure(self) -> None:
+        """What the journal had goes to its final place as soon as can be."""
+        if self._flush_begun is None:
+            self.begin_flush()
 
     # -- entries --
 
@@ -129,9 +256,20 @@ class LedgerStorage:
             self.begin_flush()
         return self._cache.has_room(needed, reserve=reserve)
 
+    def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
+        """See StorageEngine.put_all."""
+        needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
+        if not self.has_room(needed, reserve=reserve):
+            return False
+        self._cache.active.put_all(ledger_id, entries)
+        if self._cache.half_used and self._flush_begun is None:
+            self.begin_flush()
+        return True
+
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         """Readable from now on; durable with the caller's journal record."""
         self._cache.active.put(ledger_id, entry_id, entry)
+        self._reader.overwritten(ledger_id, entry_id)
         if self._cache.half_used and self._flush_begun is None:
             self.begin_flush()
 
@@ -142,79 +280,61 @@ class LedgerStorage:
     def cached(self, ledger_id: int, entry_id: int) -> Buffer | None:
         return self._cache.get(ledger_id, entry_id)
 
+    def in_cache(self, ledger_id: int) -> bool:
+        """Whether entries of the ledger are still to be flushed."""
+        return self._cache.last(ledger_id) is not None
+
     async def last_entry(self, ledger_id: int) -> int | None:
         """The highest entry id stored of the ledger. Raises DiskFailed."""
-        cached = self._cache.last(ledger_id)
-        stored = await self._index.last(ledger_id)
-        return max((e for e in (cached, stored) if e is not None), default=None)
+        return await self._reader.last_entry(ledger_id)
+
+    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """See engine.StorageEngine."""
+        return await self._reader.stored(ledger_id, first_entry, last_entry)
 
     async def read(
         self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
     ) -> Range:
-        """The entries between first and last, both included, each checked.
-
-        Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when the
-        index cannot be read.
-        """
-        cached = self._cache.range(ledger_id, first_entry, last_entry)
-        found: dict[int, Found] = dict(cached)
-        if len(cached) <= last_entry - first_entry:
-            places = await self._index.range(ledger_id, first_entry, last_entry, max_bytes)
-            found.update(await self._from_logs([p for p in places if p.entry_id not in cached]))
-        return _cut(found, last_entry, max_bytes)
+        """See EntryReader.read."""
+        return await self._reader.read(ledger_id, first_entry, last_entry, max_bytes)
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:
-        """Headers of those of the entries that are stored. An answer taken while `flushes` moved
-        on may miss an entry that moved. Raises DiskFailed when the index cannot be read."""
-        found: dict[int, Found] = {}
-        for entry_id in dict.fromkeys(entry_ids):
-            if (entry := self.cached(ledger_id, entry_id)) is not None:
-                found[entry_id] = entry
-        missing = [entry_id for entry_id in dict.fromkeys(entry_ids) if entry_id not in found]
-        found.update(await self._from_logs(await self._places(ledger_id, missing)))
-        return {
-            entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
-            for entry_id, entry in found.items()
-        }
-
-    async def _places(self, ledger_id: int, entry_ids: Sequence[int]) -> list[Location]:
-        """One look-up for entries that lie close together, as in a repeated frame."""
-        if not entry_ids:
-            return []
-        first, last = min(entry_ids), max(entry_ids)
-        if last - first < 4 * len(entry_ids):
-            wanted = set(entry_ids)
-            places = await self._index.range(ledger_id, first, last, _EVERYTHING)
-            return [place for place in places if place.entry_id in wanted]
-        found = [await self._index.get(ledger_id, entry_id) for entry_id in entry_ids]
-        return [place for place in found if place is not None]
-
-    async def _from_logs(self, places: Sequence[Location]) -> dict[int, Found]:
-        entries: dict[int, Found] = {}
-        for place, entry in zip(places, await self._logs.read(places), strict=True):
-            if isinstance(entry, BadEntryLog | DiskFailed):
-                _log.error("entry %d:%d: %s", place.ledger_id, place.entry_id, entry)
-                entries[place.entry_id] = Undeliverable(str(entry), place.entry_bytes)
-            else:
-                entries[place.entry_id] = entry
-        return entries
+        """See EntryReader.headers. An answer taken while `flushes` moved on may miss an entry
+        that moved."""
+        return await self._reader.headers(ledger_id, entry_ids)
 
     # -- flush --
 
     @property
+    def flush_left_s(self) -> float:
+        """Seconds until the flush under way should end and make room in the write cache."""
+        return self._flushing.left_s(asyncio.get_running_loop().time())
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush was begun and has not ended."""
+        return self._flush_begun is not None
+
+    @property
     def has_unflushed(self) -> bool:
-        return bool(self._cache.active.bytes or self._dirty)
+        return bool(self._cache.active.bytes or self._states.has_changes)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """What the entry logs are still to take."""
+        return self._cache.bytes
 
     def begin_flush(self) -> None:
         """Swap the halves; `run` (or `flush`) carries the full one out. None may be under way."""
         assert self._flush_begun is None, "one flush at a time"
-        mark = self._journal.synced if self._journal is not None else None
-        states = [self._states[ledger_id] for ledger_id in self._dirty]
-        self._dirty = {}
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flush_begun = _Flush(self._cache.swap(), states, mark, done)
+        self._flushing.begun(self._cache.active.bytes, asyncio.get_running_loop().time())
+        marks = self._journals.synced() if self._attached else None
+        half = self._cache.swap()
+        parts = self._parts(list(half.ledgers))
+        changes = self._states.take_changes()
+        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs())
         self._wake.set()
 
     def stop(self) -> None:
@@ -228,6 +348,7 @@ class LedgerStorage:
         Raises DiskFailed.
         """
         while not self._stopping:
+            self._stores.check()
             try:
                 async with asyncio.timeout(self._config.flush_interval_s):
                     await self._wake.wait()
@@ -237,50 +358,88 @@ class LedgerStorage:
                         continue
                     self.begin_flush()
             self._wake.clear()
-            await self._carry_out()
+            await self.carry_out()
 
     async def flush(self) -> None:
         """Everything stored so far is in its final place. Only while `run` does not run."""
         if self._flush_begun is not None:
-            await self._carry_out()
+            await self.carry_out()
         self.begin_flush()
-        await self._carry_out()
+        await self.carry_out()
+
+    def hurry(self) -> None:
+        """See engine.StorageEngine."""
+        self._hurried = True
+        self._journals.hurry()
 
     async def close(self) -> None:
-        await self._logs.close()
-        await self._index.close()
+        """Write everything to its final place, seal the journals, close the stores. Only after
+        `run` has ended. Raises JournalFailed, DiskFailed."""
+        await asyncio.shield(self._journals.append([]))
+        await self.flush()
+        await self._journals.close()
+        if self._attached and not self.has_unflushed:
+            retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
+            await self._stores.write_checkpoint(retired)
+        await self._reader.close()
+        await self._stores.close()
 
-    async def _carry_out(self) -> None:
+    def abandon(self) -> None:
+        """End at once, as a crash would."""
+        self._journals.abandon()
+
+    def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
+        """Which of the ledgers go to which directory; one that has none yet is given one."""
+        parts: dict[str, list[int]] = {}
+        for ledger_id in ledger_ids:
+            state = self._states.get(ledger_id)
+            if state is not None and (settled := self._stores.settled(state)) != state:
+                state = self._states.set(settled)
+            parts.setdefault(self._stores.home(state), []).append(ledger_id)
+        return parts
+
+    async def carry_out(self) -> None:
+        """Of the flush that was begun, if one was. Raises DiskFailed."""
         flush = self._flush_begun
         if flush is None:
             return
-        locations = await self._logs.write(flush.half.in_order())
-        if locations:
-            await self._index.put(locations)
-        if flush.states:
-            await self._index.put_ledgers(flush.states)
+        try:
+            await self._write(flush)
+        except DiskFailed as error:
+            self._journals.relieve(flush.reliefs, error)
+            raise
         self._cache.drop_flushed()
         self._flush_begun = None
+        self._flushing.ended(asyncio.get_running_loop().time())
         self.flushes += 1
-        if flush.mark is not None:
-            await self._move_checkpoint(flush.mark)
+        if flush.marks is not None:
+            await self._move_checkpoint(flush)
 
-    async def _move_checkpoint(self, mark: Position) -> None:
-        assert self._journal is not None
-        assert mark >= self._mark, "the checkpoint never moves back"
-        if mark == self._mark:
-            return
-        await checkpoint.write(self._disk, mark)
-        self._mark = mark
-        await self._journal.forget_before(mark)
+    async def _write(self, flush: _Flush) -> None:
+        """Every part is in a directory that lives when it returns; while none has space it waits,
+        and the node is read-only. Raises DiskFailed."""
+        parts, changes = flush.parts, flush.changes
+        while homeless := await self._stores.write(flush.half, parts, changes):
+            parts, changes = self._parts(homeless), self._states.take_changes()
+            if not all(map(self._stores.has_space, parts)):
+                if self._hurried or not self._attached:
+                    raise DiskFull("no ledger directory has space for what the journals hold")
+                await asyncio.sleep(SPACE_PAUSE_S)
 
-
-def _cut(found: dict[int, Found], last_entry: int, max_bytes: int) -> Range:
-    """In order of entry id, up to the entry that brings the bytes to `max_bytes`."""
-    kept: dict[int, Found] = {}
-    for entry_id in sorted(found):
-        entry = kept[entry_id] = found[entry_id]
-        max_bytes -= entry.entry_bytes if isinstance(entry, Undeliverable) else len(entry)
-        if max_bytes <= 0:
-            return Range(kept, entry_id)
-    return Range(kept, last_entry)
+    async def _move_checkpoint(self, flush: _Flush) -> None:
+        """Each mark to where its journal was synced when the flush began. A journal that had
+        failed by then has nothing any more that is not in its final place."""
+        assert flush.marks is not None
+        marks = {i: Mark(position) for i, position in flush.marks.items()}
+        gone = [i for i in self._marks if i in self._journals.failures and i not in marks]
+        marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
+        marks = {**self._marks, **marks}
+        for journal_id, mark in self._marks.items():
+            assert marks[journal_id] >= mark, "a mark never moves back"
+        if marks != self._marks:
+            await self._stores.write_checkpoint(marks)
+            self._marks = marks
+            await self._journals.forget_before(flush.marks)
+        self._journals.relieve(flush.reliefs)
+        if self._journals.reliefs() and self._flush_begun is None:
+            self.begin_flush()

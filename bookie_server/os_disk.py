@@ -9,20 +9,26 @@ ordinary file. Threads carry the disk's name and their work ("journal-write_0").
 """
 
 import asyncio
+import contextlib
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import Disk, DiskFailed, File, NoSuchFile
+from bookie_server.disk import Disk, DiskFailed, DiskFull, File, NoSuchFile
+from bookie_server.lanes import in_recovery
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
+_JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
+_READERS = 8  # what a disk serves best is asked of it at once: docs/performance.md
+_RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
 T = TypeVar("T")
 _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
 
@@ -33,13 +39,17 @@ class OsDisk(Disk):
     def __init__(self, root: Path, name: str = "disk") -> None:
         self._root = root
         self._writers = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-write")
-        self._readers = ThreadPoolExecutor(4, thread_name_prefix=f"{name}-read")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix=f"{name}-read")
+        self._recovery = ThreadPoolExecutor(
+            _RECOVERY_READERS, thread_name_prefix=f"{name}-recovery"
+        )
         root.mkdir(parents=True, exist_ok=True)
 
     def shut_down(self) -> None:
         """End the threads; calls under way end first."""
         self._writers.shutdown()
         self._readers.shutdown()
+        self._recovery.shutdown()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         fd, is_direct = await self._write(_create, self._root / path, reserve_bytes, direct)
@@ -77,13 +87,14 @@ class OsDisk(Disk):
 
     async def _space(self) -> tuple[int, int]:
         space = await self._read(os.statvfs, self._root)
-        return space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
+        used = space.f_blocks - space.f_bfree
+        return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
 
     async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
         return await _run(self._writers, call, *arguments)
 
     async def _read(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await _run(self._readers, call, *arguments)
+        return await _run(self._recovery if in_recovery() else self._readers, call, *arguments)
 
 
 class OsFile(File):
@@ -140,7 +151,8 @@ async def _run(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any
     except FileNotFoundError as error:
         raise NoSuchFile(str(error)) from error
     except OSError as error:
-        raise DiskFailed(str(error)) from error
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+        raise kind(str(error)) from error
 
 
 def _close_unwanted(opening: "asyncio.Future[tuple[int, int]]") -> None:
@@ -161,6 +173,8 @@ def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
             return _reopened_direct(path, fd)
     except BaseException:
         os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # it may hold all the space there was
         raise
     return fd, False
 
@@ -183,8 +197,16 @@ def _reserve(fd: int, length: int) -> None:
 
 
 def _open(path: Path) -> tuple[int, int]:
+    """Files are read in pieces as large as the caller wants them: the kernel's own read-ahead
+    would cut these up, and bring what nobody asked for."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return fd, os.fstat(fd).st_size
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):  # it opens, and then no block of it can be read
+        os.close(fd)
+        raise OSError(errno.EISDIR, "not a file", str(path))
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd, found.st_size
 
 
 def _list(folder: Path) -> list[str]:
@@ -227,6 +249,8 @@ class _DirectWriter:
 
     def append(self, fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
         staged = 0
+        if sum(map(len, buffers)) < _JOINED_BYTES_MAX * len(buffers):
+            buffers = [b"".join(buffers)]  # many small ones: a copy costs less than a step for each
         for buffer in buffers:
             left = memoryview(buffer)
             while left:

@@ -1,9 +1,11 @@
 """How a bookie is found: its node in the metadata store, kept true while it serves.
 
-Always true: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays, and it is
-owned by our session; a node left by an earlier session of this bookie is replaced (the lock on
-its disks proves that the earlier one is dead); a lost session is made good as soon as there is a
-new one. /bookies/known/<id> is written once and never deleted here.
+Always true: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays, it is owned
+by our session, and the new one is there before the old one goes; what changes is published at
+once, free space every `refresh_s`; a node left by an earlier session of this bookie is replaced
+(twin.py has asked who that is); one that names another address once we are registered is told as an
+error: somebody serves from a copy of our directories; a lost session is made good as soon as
+there is a new one. /bookies/known/<id> is written once and never deleted here.
 """
 
 import asyncio
@@ -13,7 +15,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from bookie_server import __version__
 from bookie_server.disk import DiskFailed
+from bookie_server.twin import registered_address
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     MetadataStore,
@@ -31,15 +35,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What changes while a bookie runs. `readonly_reason` is empty when it is writable."""
+    """What changes while a bookie runs. Space is that of the ledger directories that live;
+    `readonly_reason` is empty when it is writable, `degraded` names the directories it lost."""
 
     free_bytes: int
     total_bytes: int
     readonly_reason: str = ""
+    degraded: str = ""
 
 
 class Registration:
-    """The registration of one bookie. `address` is where clients reach it."""
+    """The registration of one bookie. `address` is where clients reach it; `frames`, where they
+    may speak frames instead of gRPC, empty: nowhere."""
 
     def __init__(
         self,
@@ -49,14 +56,16 @@ class Registration:
         rack: str,
         standing: Callable[[], Awaitable[Standing]],
         refresh_s: float,
+        frames: str = "",
     ) -> None:
         self._store = store
         self._id = bookie_id
-        self._address = address
+        self.address = address
         self._rack = rack
         self._standing = standing
         self._refresh_s = refresh_s
-        self._session_is_back = asyncio.Event()
+        self._frames = frames
+        self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self, first_seen_ms: int) -> None:
@@ -65,6 +74,10 @@ class Registration:
         self._store.add_session_listener(self._heard_of_session)
         await self._publish()
         self._keeper = asyncio.create_task(self._keep(), name="registration")
+
+    def publish_soon(self) -> None:
+        """What `standing` says has changed: do not wait for the next refresh."""
+        self._changed.set()
 
     async def stop(self) -> None:
         """Nobody is sent here any more; gives up after DEREGISTER_TIMEOUT_S."""
@@ -84,14 +97,15 @@ class Registration:
 
     def _heard_of_session(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
-            self._session_is_back.set()
+            self.publish_soon()
 
     async def _keep(self) -> None:
         pause_s = self._refresh_s
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._session_is_back.wait(), pause_s)
-            self._session_is_back.clear()
+                async with asyncio.timeout(pause_s):  # wait_for may forget that it was cancelled
+                    await self._changed.wait()
+            self._changed.clear()
             try:
                 await self._publish()
                 pause_s = self._refresh_s
@@ -110,14 +124,19 @@ class Registration:
 
     def _record(self, standing: Standing) -> bytes:
         record = {
-            "address": self._address,
+            "address": self.address,
             "rack": self._rack,
             "free_bytes": standing.free_bytes,
             "total_bytes": standing.total_bytes,
             "version": VERSION,
+            "server_version": __version__,
         }
+        if self._frames:
+            record["frames"] = self._frames
         if standing.readonly_reason:
             record["reason"] = standing.readonly_reason
+        if standing.degraded:
+            record["degraded"] = standing.degraded
         return _json(record)
 
     async def _put(self, path: str, value: bytes) -> None:
@@ -127,10 +146,20 @@ class Registration:
             await self._store.create(path, value, ephemeral=True, parents=True)
             return
         if found.owner != self._store.session_id:
+            self._look_for_twin(registered_address(found.value))
             await self._store.delete(path, found.version)
             await self._store.create(path, value, ephemeral=True)
         elif found.value != value:
             await self._store.set(path, value, found.version)
+
+    def _look_for_twin(self, address: str) -> None:
+        if self._keeper is not None and address not in ("", self.address):
+            log.error(
+                "another process registered as this bookie %s, at %s: it serves from a copy of"
+                " our directories; stop one of the two now, readers may be told of lost entries",
+                self._id,
+                address,
+            )
 
     async def _remove(self, folder: str) -> None:
         with contextlib.suppress(NoNode):
@@ -138,7 +167,7 @@ class Registration:
 
     async def _remember(self, first_seen_ms: int) -> None:
         path = f"{paths.BOOKIES_KNOWN}/{self._id}"
-        known = {"address": self._address, "first_seen_ms": first_seen_ms}
+        known = {"address": self.address, "first_seen_ms": first_seen_ms}
         try:
             await self._store.create(path, _json(known), parents=True)
         except NodeExists:

@@ -1,10 +1,11 @@
-"""At start: what the journal holds beyond the checkpoint goes to the stores, and damage is judged.
+"""At start: what the journals hold beyond the checkpoint goes to the stores, and damage is judged.
 
 Always true:
 - every whole record is applied, also those of a batch that was torn: applying what was never
   acknowledged is allowed, forgetting what was is not; applying twice changes nothing;
-- bytes beyond the last position known to be synced that cannot be read are a torn write: nothing
-  in them was acknowledged, they are cut and the node serves;
+- bytes beyond the last position known to be synced that cannot be read are a torn write, or rot in
+  the last one, which looks the same: they are cut and the node serves; whose they are known is in
+  torn limbo itself, open or closed, and every ledger is until limbo.py has found those concerned;
 - bytes below it that cannot be read are damage: whose they are known puts that ledger in limbo
   (and fences it, unless the record was an entry: it may have been a fence); whose they are
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
@@ -12,107 +13,192 @@ Always true:
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from bookie_server import checkpoint
-from bookie_server.disk import Disk
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, decode_ledger_state
-from bookie_server.journal import FOLDER, Journal, Replay
-from bookie_server.journal_format import Kind, Position, Record, Suspect
+from bookie_server.checkpoint import Mark, Marks
+from bookie_server.directory_store import Directories
+from bookie_server.disk import Disk, DiskFailed
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState
+from bookie_server.journal import FOLDER, Journal, Replay, segment_ids
+from bookie_server.journal_format import Kind, Position, Suspect
+from bookie_server.journals import Journals
 from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.limbo import TORN, doubt_the_tail
+from bookie_server.replayed import Replayed
 from bookie_server.storage_config import StorageConfig
+from bookie_server.stores import Space
 
+_FIRST = Position(1, 0)
 _log = logging.getLogger(__name__)
 
 
-async def open_journal(
-    journal_disk: Disk, ledger_disk: Disk, storage: LedgerStorage, config: StorageConfig
-) -> Journal:
-    """Replay, flush, and begin a new segment; the checkpoint is at its start when this returns.
+async def open_engine(
+    directories: Directories, config: StorageConfig, space: Space | None = None
+) -> LedgerStorage:
+    """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.
 
-    Raises DiskFailed.
+    The checkpoint is at their start when this returns. `space` says which ledger directories new
+    ledgers go to. Raises DiskFailed.
     """
-    await journal_disk.make_folder(FOLDER)
-    mark = await _mark(ledger_disk, storage)
-    replay = Replay(journal_disk, mark)
-    async for records in replay.records():
-        for record in records:
-            await _apply(record, storage)
-    _judge(replay, storage)
+    storage, marks = await LedgerStorage.open(directories, config, space)
+    every = storage.state(EVERY_LEDGER)
+    unfinished = every is not None and bool(every.limbo)
+    lost = _lost_before_replay(directories, storage, marks)
+    replayed = Replayed(storage)
+    try:
+        endings = await _replay_all(directories, marks, replayed, lost)
+    finally:
+        replayed.cancel()
+    storage.replayed = None if unfinished else replayed.ledgers
+    for each in endings.values():  # what was logged earlier must not take back what is found now
+        _judge(each.replay, storage)
+    for why in lost:
+        _lost(storage, why)
     await storage.flush()
-    known = [replay.end.file_id, *replay.file_ids]
-    journal = await Journal.open(journal_disk, config, max(known) + 1, replay.end)
-    await storage.attach(journal, sorted({s.position.file_id for s in replay.damage}))
-    return journal
+    journals = await _begin(directories, endings, config, storage)
+    damaged = {i: end.damaged for i, end in endings.items() if i in journals.live}
+    await storage.attach(journals, damaged)
+    return storage
 
 
-async def _mark(ledger_disk: Disk, storage: LedgerStorage) -> Position | None:
-    """The checkpoint. A damaged one means replaying every segment there is, which is harmless.
+async def _replay_all(
+    directories: Directories, marks: Marks | None, replayed: Replayed, lost: list[str]
+) -> dict[str, "_End"]:
+    """What each journal ended with; why one of several cannot be read is added to `lost`."""
+    endings: dict[str, _End] = {}
+    for directory in directories.journals:
+        mark = (marks or {}).get(directory.id)
+        try:
+            if mark is None and marks and await segment_ids(directory.disk):
+                mark = Mark(_FIRST)  # it came and was used since: all of it has to be there
+            endings[directory.id] = await _replay(directory.disk, mark, replayed)
+        except DiskFailed as error:
+            if len(directories.journals) == 1:
+                raise
+            lost.append(f"journal directory {directory.name} cannot be read: {error}")
+    await replayed.end()
+    return endings
+
+
+async def _begin(
+    directories: Directories,
+    endings: Mapping[str, "_End"],
+    config: StorageConfig,
+    storage: LedgerStorage,
+) -> Journals:
+    """New segments in all directories that can be written. What the others had is flushed by now.
+
+    Raises DiskFailed when none can.
+    """
+    journals: dict[str, Journal] = {}
+    failures: dict[str, str] = {}
+    for directory in directories.journals:
+        end = endings.get(directory.id)
+        try:
+            if end is None:
+                raise DiskFailed("it could not be read at the start")
+            opened = Journal.open(directory.disk, config, end.file_id, end.synced)
+            journals[directory.id] = await opened
+        except DiskFailed as error:
+            failures[directory.id] = str(error)
+            _log.error("journal directory %s is left out: %s", directory.name, error)
+    if not journals:
+        raise DiskFailed(f"no journal directory can be written: {failures}")
+    found = Journals(journals, storage.record)
+    found.failures.update(failures)
+    return found
+
+
+class _End(NamedTuple):
+    """Of a journal that was replayed: where it goes on, up to where it is durable, and the
+    segments to set aside."""
+
+    file_id: int
+    synced: Position
+    damaged: list[int]
+    replay: Replay | None
+
+
+def _lost_before_replay(
+    directories: Directories, storage: LedgerStorage, marks: Marks | None
+) -> list[str]:
+    """What the checkpoint says about all ledgers: why any of them may have lost something.
 
     The index carries the state of EVERY_LEDGER from a node's first start on: a checkpoint
-    without it means that the index was lost, and nothing is known of any ledger.
+    without it means that the index was lost, and nothing is known of any ledger. A journal that it
+    names, does not call retired, and is not there takes what was acknowledged last along.
     """
-    had_mark = True
-    mark: Position | None = None
-    try:
-        mark = await checkpoint.read(ledger_disk)
-        had_mark = mark is not None
-    except checkpoint.BadCheckpoint as error:
-        _log.error("%s; the whole journal is replayed", error)
+    lost = []
     if storage.state(EVERY_LEDGER) is None:
-        if had_mark:
-            _log.error("the entry index is empty although there is a checkpoint")
-        storage.set_state(LedgerState(EVERY_LEDGER, limbo=had_mark))
-    return mark
+        storage.set_state(LedgerState(EVERY_LEDGER))
+        if marks is not None or any(store.logs.sealed() for store in storage.stores):
+            lost.append("the entry index is empty although there is a checkpoint or a log")
+        elif storage.failures:
+            lost.append("no ledger directory that is left knows of any ledger")
+    present = [directory.id for directory in directories.journals]
+    for journal_id, mark in (marks or {}).items():
+        if journal_id not in present and not mark.retired:
+            lost.append(f"journal directory {journal_id} is missing")
+    return lost
 
 
-async def _apply(record: Record, storage: LedgerStorage) -> None:
-    state = storage.state(record.ledger_id)
-    if record.kind is Kind.LEDGER:
-        storage.set_state(_merged(decode_ledger_state(bytes(record.body)), state))
+def _lost(storage: LedgerStorage, why: str) -> None:
+    _log.error("%s: every ledger is in limbo", why)
+    state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
+    storage.set_state(replace(state, limbo="lost"))
+
+
+async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
+    """Raises DiskFailed."""
+    await disk.make_folder(FOLDER)
+    there = await segment_ids(disk)
+    if mark is not None and mark.retired and not _was_used_since(mark, there):
+        newest = max([mark.position.file_id, *there])
+        _log.info("journal: 0 records replayed")
+        return _End(newest + 1, mark.position, [], None)
+    replay = Replay(disk, mark.position if mark is not None else None)
+    count = 0
+    async for records in replay.records():
+        await replayed.apply(records)
+        count += len(records) - (bool(records) and records[-1].kind is Kind.SEAL)
+    _log.info("journal: %d records replayed", count)
+    newest = max([replay.end.file_id, *replay.file_ids])
+    damaged = sorted({suspect.position.file_id for suspect in replay.damage})
+    return _End(newest + 1, replay.end, damaged, replay)
+
+
+def _was_used_since(mark: Mark, there: list[int]) -> bool:
+    """A journal that is closed or given up keeps the segment in which that happened, until a later
+    run begins new ones: then the mark is of a directory that was away since."""
+    return bool(there) and mark.position.file_id not in there
+
+
+def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
+    if replay is None:
         return
-    if record.kind is Kind.SEAL:
-        return
-    if state is None:  # its ledger record is among what is damaged
-        state = LedgerState(record.ledger_id, limbo=True, met=False)
-        storage.set_state(state)
-    if record.kind is Kind.FENCE:
-        storage.set_state(replace(state, fenced=True))
-    elif record.kind is Kind.LAC:
-        lac = max(state.explicit_lac, record.entry_id)
-        storage.set_state(replace(state, explicit_lac=lac))
-    else:
-        if not storage.has_room(len(record.body)):
-            await storage.flush()
-        storage.put(record.ledger_id, record.entry_id, record.body)
-
-
-def _merged(logged: LedgerState, stored: LedgerState | None) -> LedgerState:
-    """A ledger record is of first contact or of a burial; what is known already may be of later,
-    and nothing that was ever set is taken back."""
-    if stored is None:
-        return logged
-    return replace(
-        logged,
-        fenced=logged.fenced or stored.fenced,
-        explicit_lac=max(logged.explicit_lac, stored.explicit_lac),
-        limbo=logged.limbo or stored.limbo,
-        deleted=logged.deleted or stored.deleted,
-    )
-
-
-def _judge(replay: Replay, storage: LedgerStorage) -> None:
     for torn in replay.torn:
         _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
+        if torn.ledger_id is not None:
+            _doubt(torn.ledger_id, torn.kind is Kind.FENCE, storage)
     for suspect in replay.damage:
         _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
         _put_in_limbo(suspect, storage)
+    doubt_the_tail(replay.ending, storage)
+
+
+def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
+    """What was torn of the ledger may have been acknowledged: rot looks the same."""
+    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
+    if not state.deleted:
+        fenced = state.fenced or fence
+        storage.set_state(replace(state, limbo=state.limbo or TORN, fenced=fenced))
 
 
 def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
-    if suspect.ledger_id is None:
-        storage.set_state(LedgerState(EVERY_LEDGER, limbo=True))
-        return
-    state = storage.state(suspect.ledger_id) or LedgerState(suspect.ledger_id, met=False)
-    fenced = state.fenced or suspect.kind is not Kind.ENTRY
-    storage.set_state(replace(state, limbo=True, fenced=fenced))
+    ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
+    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
+    known = suspect.ledger_id is not None
+    fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
+    storage.set_state(replace(state, limbo="lost", fenced=fenced))

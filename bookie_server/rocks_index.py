@@ -1,106 +1,189 @@
 """The entry index in RocksDB; the only file that imports rocksdict.
 
-Always true: a put returns after RocksDB's own log was synced; memory is bounded by the constants
-below (about 40 MiB); all calls run in the threads named "index-write" and "index-read", and any
-error of RocksDB is DiskFailed.
+Always true: RocksDB's own log is not used, for a flipped bit in it silently drops all that follows
+(the journal covers what was not synced); `sync` makes a table of what memory holds, and RocksDB
+checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is not opened;
+memory is bounded by the constants below (about 40 MiB); all calls run in the threads named
+"<name>-write" and "<name>-read", any error of RocksDB is DiskFailed, and what it calls corruption
+IndexDamaged: the tables are not to be trusted, and `--rebuild-index` makes them anew.
 """
 
 import asyncio
+import os
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
+    BadIndexRecord,
     EntryIndex,
+    IndexDamaged,
     LedgerState,
     Location,
     decode_ledger_state,
     decode_location,
     encode_ledger_state,
     encode_location,
+    encode_locations,
     entry_key,
     ledger_key,
 )
+from bookie_server.lanes import in_recovery
 
 _MIB = 1 << 20
 _WRITE_BUFFER_BYTES = 8 * _MIB
 _BLOCK_CACHE_BYTES = 16 * _MIB
-_LOG_BYTES_MAX = 32 * _MIB
 _OPEN_FILES_MAX = 256
 _PUTS_PER_WRITE = 4096
 _ID_MAX = 2**63 - 1
+_SYNCS_KEY = b"s"
+GUARD_FILE = "SYNCS"
+_SLOT_PITCH = 4096
+_COUNT, _CRC = struct.Struct("<Q"), struct.Struct("<I")
+_SLOT_BYTES = _COUNT.size + _CRC.size
+REBUILD = "python -m bookie_server --rebuild-index (with the usual --config and --set)"
+_CORRUPTION = "Corruption"  # how RocksDB's errors of that kind begin
 T = TypeVar("T")
 
 
 class RocksIndex(EntryIndex):
     """See entry_index.EntryIndex. Made by `open`."""
 
-    def __init__(self, db: Any) -> None:
+    def __init__(self, db: Any, guard: "_Guard", syncs: int, name: str) -> None:
         self._db = db
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="index-write")
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix="index-read")
+        self._guard = guard
+        self._syncs = syncs
+        self._failure: DiskFailed | None = None  # of a write or sync
+        self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-write")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-read")
+        self._recovery = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-recovery")
 
     @classmethod
-    async def open(cls, folder: Path) -> "RocksIndex":
-        """Open or make the index in `folder`. Raises DiskFailed."""
+    async def open(cls, folder: Path, name: str = "index") -> "RocksIndex":
+        """Open or make the index in `folder`. Raises DiskFailed, which says what to do."""
         try:
-            return cls(await asyncio.to_thread(_open, folder))
+            return cls(*await asyncio.to_thread(_open, folder), name)
         except Exception as error:
-            raise DiskFailed(f"the entry index in {folder} cannot be opened: {error}") from error
+            raise DiskFailed(
+                f"the entry index in {folder} cannot be opened: {error}; make it again from the"
+                f" entry logs: {REBUILD}"
+            ) from error
 
     async def put(self, locations: Sequence[Location]) -> None:
-        pairs = ((entry_key(e.ledger_id, e.entry_id), encode_location(e)) for e in locations)
-        await self._run(self._writer, self._write, pairs)
+        await self._run(self._writer, self._put, locations)
+
+    async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
+        await self._run(self._writer, self._move, moves)
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None:
-        return await self._run(self._readers, self._get, entry_key(ledger_id, entry_id))
+        return await self._look_up(self._get, entry_key(ledger_id, entry_id))
 
     async def range(
         self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
     ) -> list[Location]:
-        return await self._run(
-            self._readers, self._range, ledger_id, first_entry, last_entry, max_bytes
-        )
+        return await self._look_up(self._range, ledger_id, first_entry, last_entry, max_bytes)
 
     async def last(self, ledger_id: int) -> int | None:
-        return await self._run(self._readers, self._last, ledger_id)
+        return await self._look_up(self._last, ledger_id)
+
+    async def ledger_ids(self) -> list[int]:
+        return await self._run(self._readers, self._ledger_ids)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        span = entry_key(ledger_id, 0), entry_key(ledger_id, _ID_MAX)
+        await self._run(self._writer, self._delete_range, *span)
 
     async def put_ledgers(self, states: Sequence[LedgerState]) -> None:
         pairs = ((ledger_key(state.ledger_id), encode_ledger_state(state)) for state in states)
         await self._run(self._writer, self._write, pairs)
 
+    async def delete_states(self, ledger_ids: Sequence[int]) -> None:
+        await self._run(self._writer, self._delete, [ledger_key(each) for each in ledger_ids])
+
     async def ledgers(self) -> list[LedgerState]:
         return await self._run(self._readers, self._ledgers)
 
+    async def sync(self) -> None:
+        await self._run(self._writer, self._sync)
+
     async def close(self) -> None:
-        await self._run(self._writer, self._db.close)
+        await self._run(self._writer, self._close)
         self._writer.shutdown()
         self._readers.shutdown()
+        self._recovery.shutdown()
+
+    async def _look_up(self, call: Callable[..., T], *arguments: Any) -> T:
+        pool = self._recovery if in_recovery() else self._readers
+        return await self._run(pool, call, *arguments)
 
     async def _run(self, pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
+        writes = pool is self._writer and call != self._close
+        if writes and self._failure is not None:
+            raise DiskFailed(f"entry index: an earlier write failed: {self._failure}")
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
         except Exception as error:
-            raise DiskFailed(f"entry index: {error}") from error
+            failed = _judged(error)
+            if writes:
+                self._failure = failed
+            if isinstance(failed, IndexDamaged):
+                self.on_damage(failed)
+            raise failed from error
 
     # -- what runs in the threads --
 
     def _write(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-        """Earlier writes are covered by the last one's sync: they lie before it in the log."""
-        batch, options = WriteBatch(raw_mode=True), WriteOptions()
+        batch = WriteBatch(raw_mode=True)
         for key, value in pairs:
             if batch.len() >= _PUTS_PER_WRITE:
-                self._db.write(batch, options)
+                self._db.write(batch, _unlogged())
                 batch = WriteBatch(raw_mode=True)
             batch.put(key, value)
-        options.sync = True
-        self._db.write(batch, options)
+        self._db.write(batch, _unlogged())
+
+    def _put(self, locations: Sequence[Location]) -> None:
+        for start in range(0, len(locations), _PUTS_PER_WRITE):
+            batch = WriteBatch(raw_mode=True)
+            for key, value in encode_locations(locations[start : start + _PUTS_PER_WRITE]):
+                batch.put(key, value)
+            self._db.write(batch, _unlogged())
+
+    def _move(self, moves: Sequence[tuple[Location, Location]]) -> None:
+        """Nothing is written between look and put: there is one writing thread."""
+        keys = [(entry_key(old.ledger_id, old.entry_id), old, new) for old, new in moves]
+        self._write((key, encode_location(new)) for key, old, new in keys if self._get(key) == old)
+
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for key in keys:
+            batch.delete(key)
+        self._db.write(batch, _unlogged())
+
+    def _delete_range(self, first: bytes, last: bytes) -> None:
+        batch = WriteBatch(raw_mode=True)
+        batch.delete_range(first, last)
+        batch.delete(last)
+        self._db.write(batch, _unlogged())
+
+    def _sync(self) -> None:
+        """The count goes with what it counts: into the same table, and then beside the index."""
+        self._syncs += 1
+        self._db.put(_SYNCS_KEY, _COUNT.pack(self._syncs), write_opt=_unlogged())
+        self._db.flush(True)
+        self._guard.write(self._syncs)
+
+    def _close(self) -> None:
+        self._db.close()
+        self._guard.close()
 
     def _get(self, key: bytes) -> Location | None:
         value = self._db.get(key)
@@ -128,6 +211,18 @@ class RocksIndex(EntryIndex):
         location = decode_location(cursor.key(), cursor.value())
         return location.entry_id if location.ledger_id == ledger_id else None
 
+    def _ledger_ids(self) -> list[int]:
+        """One seek for each ledger."""
+        found: list[int] = []
+        cursor = self._db.iter()
+        cursor.seek(ENTRY_PREFIX)
+        while cursor.valid() and cursor.key().startswith(ENTRY_PREFIX):
+            ledger_id = decode_location(cursor.key(), cursor.value()).ledger_id
+            found.append(ledger_id)
+            cursor.seek(entry_key(ledger_id, _ID_MAX) + b"\0")
+        cursor.status()
+        return found
+
     def _ledgers(self) -> list[LedgerState]:
         states = []
         cursor = self._db.iter()
@@ -139,8 +234,75 @@ class RocksIndex(EntryIndex):
         return states
 
 
-def _open(folder: Path) -> Any:
+def _judged(error: Exception) -> DiskFailed:
+    if isinstance(error, BadIndexRecord) or _CORRUPTION in str(error):
+        return IndexDamaged(
+            f"the entry index is damaged: {error}; stop the bookie and make it again from the entry"
+            f" logs: {REBUILD}"
+        )
+    return DiskFailed(f"entry index: {error}")
+
+
+class _Guard:
+    """How often the index was synced, in a file of ours: two slots in turn, each a count (8
+    bytes, little-endian) and its CRC32C, so that one survives a write that was torn.
+
+    Why: of what a flipped bit leaves of RocksDB's manifest it may drop the end without a word.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read(self) -> int:
+        """The count; 0 when there is none."""
+        slots = [os.pread(self._fd, _SLOT_BYTES, at * _SLOT_PITCH) for at in (0, 1)]
+        return max(_count(slot) for slot in slots)
+
+    def write(self, count: int) -> None:
+        body = _COUNT.pack(count)
+        data = body + _CRC.pack(crc32c(body))
+        os.pwrite(self._fd, data, count % 2 * _SLOT_PITCH)
+        os.fdatasync(self._fd) if hasattr(os, "fdatasync") else os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _count(slot: bytes) -> int:
+    if len(slot) < _SLOT_BYTES or _CRC.unpack_from(slot, 8)[0] != crc32c(slot[:8]):
+        return 0
+    return int(_COUNT.unpack_from(slot)[0])
+
+
+def _unlogged() -> Any:
+    options: Any = WriteOptions()
+    options.disable_wal = True
+    return options
+
+
+def _open(folder: Path) -> tuple[Any, _Guard, int]:
+    """The database, its guard, and how often it was synced."""
     folder.mkdir(parents=True, exist_ok=True)
+    guard = _Guard(folder / GUARD_FILE)
+    try:
+        db = Rdict(str(folder), _options())
+        found = db.get(_SYNCS_KEY)
+        syncs = _COUNT.unpack(found)[0] if found is not None else 0
+        if syncs < (known := guard.read()):
+            db.close()
+            raise OSError(f"it was synced {known} times and holds {syncs}: its end is missing")
+    except BaseException:
+        guard.close()
+        raise
+    return db, guard, syncs
+
+
+def _options() -> Any:
     blocks = BlockBasedOptions()
     blocks.set_block_cache(Cache(_BLOCK_CACHE_BYTES))
     blocks.set_bloom_filter(10, False)
@@ -150,9 +312,8 @@ def _open(folder: Path) -> Any:
     options.set_block_based_table_factory(blocks)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_write_buffer_number(2)
-    options.set_max_total_wal_size(_LOG_BYTES_MAX)
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * _MIB)
-    return Rdict(str(folder), options)
+    return options

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 _SPARE = 64 * 1024  # headers and padding around the largest entry
+_LITTLE = 4096  # the same without padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class StorageConfig:
     journal_bytes_max: size of one journal segment; it is reserved when the segment is made.
     journal_batch_bytes_max: most bytes of one group commit (a larger entry goes alone).
     journal_pending_bytes_max: adds taken and not yet answered; beyond it the answer is BUSY.
-    recovery_reserve_bytes: what recovery adds may use beyond the pending and cache budgets.
+    recovery_reserve_bytes: what recovery may use beyond each of the budgets; holds any entry.
     write_cache_bytes: both halves of the write cache together.
     flush_interval_s: longest time an entry waits in the write cache before a flush begins.
     flush_chunk_bytes: bytes given to the disk at once by a flush.
@@ -24,12 +25,32 @@ class StorageConfig:
     read_pending_bytes_max: replies being read from disk; beyond it the answer is BUSY.
     retry_after_ms: how long a refused caller waits before it asks again.
     tombstone_sweep_s: pause between two looks for ledgers that were deleted (tombstones.py).
+    page_cache_sync_s: longest time that entries of page-cache ledgers stay unsynced.
+    receive_bytes_max: bytes of requests received and not decided; beyond it the answer is BUSY.
+    read_cache_bytes: entries read from the entry logs and kept, read-ahead included; 0: none.
+    read_ahead_bytes: most bytes read beyond what a sequential reader asked for; 0: none.
+    gc_interval_s: pause between two passes that reclaim space.
+    overreplicated_wait_s: pause between two looks for closed ledgers whose copies are surplus.
+    minor_compaction_share: a log with a smaller live share is compacted by a minor compaction.
+    minor_compaction_s: pause between two minor compactions.
+    major_compaction_share: a log with a smaller live share is compacted by a major compaction.
+    major_compaction_s: pause between two major compactions.
+    compaction_bytes_per_s: most bytes that compaction copies in a second.
+    scrub_interval_s: time in which the scrub reads every entry log once.
+    scrub_bytes_per_s: most bytes that the scrub reads in a second.
+    disk_usage_high: used share of a directory's disk beyond which it is full.
+    disk_usage_low: used share below which it is not full any more.
+    disk_free_bytes_min: free bytes below which a disk is full, whatever its share.
+    disk_reserve_bytes: reserved in each directory for fences, recovery adds, compaction.
+    disk_check_s: pause between two looks at the free space (each new file looks too).
+    disk_hang_s: longest time a call to a disk or index may take; then its directory has failed.
+    limbo_check_s: pause between two looks at what the node lists as in limbo.
     """
 
     journal_bytes_max: int = 64 * MIB
     journal_batch_bytes_max: int = 8 * MIB
     journal_pending_bytes_max: int = 32 * MIB
-    recovery_reserve_bytes: int = 8 * MIB
+    recovery_reserve_bytes: int = 20 * MIB
     write_cache_bytes: int = 96 * MIB
     flush_interval_s: float = 5.0
     flush_chunk_bytes: int = 4 * MIB
@@ -39,6 +60,26 @@ class StorageConfig:
     read_pending_bytes_max: int = 64 * MIB
     retry_after_ms: int = 20
     tombstone_sweep_s: float = 300.0
+    page_cache_sync_s: float = 1.0
+    receive_bytes_max: int = 128 * MIB
+    read_cache_bytes: int = 48 * MIB
+    read_ahead_bytes: int = 4 * MIB
+    gc_interval_s: float = 60.0
+    overreplicated_wait_s: float = 3600.0
+    minor_compaction_share: float = 0.2
+    minor_compaction_s: float = 3600.0
+    major_compaction_share: float = 0.5
+    major_compaction_s: float = 86_400.0
+    compaction_bytes_per_s: int = 32 * MIB
+    scrub_interval_s: float = 604_800.0
+    scrub_bytes_per_s: int = 8 * MIB
+    disk_usage_high: float = 0.95
+    disk_usage_low: float = 0.90
+    disk_free_bytes_min: int = 256 * MIB
+    disk_reserve_bytes: int = 32 * MIB
+    disk_check_s: float = 10.0
+    disk_hang_s: float = 30.0
+    limbo_check_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raises ValueError when the largest entry would not fit a budget."""
@@ -48,6 +89,11 @@ class StorageConfig:
             ("journal_pending_bytes_max", self.journal_pending_bytes_max),
             ("write_cache_bytes / 2", self.write_cache_bytes // 2),
             ("read_pending_bytes_max", self.read_pending_bytes_max),
+            ("receive_bytes_max", self.receive_bytes_max),
         ):
             if budget < entry:
                 raise ValueError(f"{name} must leave {entry} bytes for an entry, got {budget}")
+        if self.recovery_reserve_bytes < self.entry_bytes_max + _LITTLE:
+            raise ValueError("recovery_reserve_bytes must hold an entry of entry_bytes_max")
+        if self.disk_usage_low >= self.disk_usage_high:
+            raise ValueError("disk_usage_low must be below disk_usage_high, or nodes flap")

@@ -23,6 +23,11 @@ class CacheHalf:
         self.ledgers.setdefault(ledger_id, {})[entry_id] = entry
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
+    def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
+        """`put` of entries; one that is here already is counted again."""
+        self.ledgers.setdefault(ledger_id, {}).update(entries)
+        self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
+
     def in_order(self) -> Iterator[tuple[int, int, Buffer]]:
         """(ledger, entry id, entry), sorted by ledger and entry id."""
         for ledger_id in sorted(self.ledgers):
@@ -44,6 +49,11 @@ class WriteCache:
         """Whether the active half takes an entry; with `reserve`, from the recovery's share too."""
         limit = self._half_bytes_max + (self._reserve_bytes if reserve else 0)
         return self.active.bytes == 0 or self.active.bytes + entry_bytes <= limit
+
+    @property
+    def bytes(self) -> int:
+        """Of both halves."""
+        return self.active.bytes + (self.flushing.bytes if self.flushing is not None else 0)
 
     @property
     def half_used(self) -> bool:

@@ -1,0 +1,106 @@
+"""What the metadata store says of ledgers to those who remove something because of it.
+
+Always true: an answer counts only if the store, after a sync, held the cluster (id and epoch) that
+this node serves before and after it was read; an error or a time-out is a StoreError and no
+answer; reads are paced (READS_PER_S) and on nobody's way.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata.cluster import Cluster
+from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
+from spark_ledger.metadata.store import MetadataStore, NoNode
+
+READS_PER_S = 200
+READS_AT_ONCE = 20
+_log = logging.getLogger(__name__)
+
+
+class ClusterLedgers:
+    """The ledgers of the cluster with the id `cluster_id`."""
+
+    def __init__(self, metadata: MetadataStore, cluster_id: str) -> None:
+        self._metadata = metadata
+        self._cluster_id = cluster_id
+        self._served: Cluster | None = None  # as it was found first
+
+    async def is_known(self) -> bool:
+        """Whether the store was ours once in this run; it is asked if it was not yet."""
+        return self._served is not None or await self.store_is_ours()
+
+    async def absent(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that have no record, as far as a replica knows that may lag behind."""
+        absent = []
+        for count, ledger_id in enumerate(ledger_ids, 1):
+            try:
+                await self._metadata.get(paths.ledger(ledger_id))
+            except NoNode:
+                absent.append(ledger_id)
+            await _pause(count)
+        return absent
+
+    async def confirmed_absent(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those that have no record after a sync; none in a store that is not our cluster's."""
+        if not ledger_ids or not await self.store_is_ours():
+            return []
+        absent = await self.absent(ledger_ids)
+        return absent if absent and await self.store_is_ours() else []
+
+    async def confirmed_elsewhere(self, ledger_ids: Sequence[int], bookie_id: str) -> list[int]:
+        """Those that are CLOSED and whose every copy is, after a sync, another bookie's. (A store
+        that knows of none as it is asked first is asked for nothing more.)"""
+        found = await self._elsewhere(ledger_ids, bookie_id)
+        if not found or not await self.store_is_ours():
+            return []
+        found = await self._elsewhere(found, bookie_id)
+        return found if found and await self.store_is_ours() else []
+
+    async def _elsewhere(self, ledger_ids: Sequence[int], bookie_id: str) -> list[int]:
+        """As far as a replica knows that may lag behind."""
+        found = []
+        for count, ledger_id in enumerate(ledger_ids, 1):
+            record = await self._record(ledger_id)
+            if record is not None and record.closed and not names(record, bookie_id):
+                found.append(ledger_id)
+            await _pause(count)
+        return found
+
+    async def store_is_ours(self) -> bool:
+        """After a sync: the cluster is ours, and the folder of its ledgers is there."""
+        found = await cluster.read(self._metadata)
+        if found is None or found.cluster_id != self._cluster_id:
+            _log.error("the metadata store holds %s, not cluster %s", found, self._cluster_id)
+            return False
+        self._served = self._served or found
+        if found != self._served:
+            _log.error("the metadata store holds %s, it was %s", found, self._served)
+            return False
+        try:
+            await self._metadata.get(paths.LEDGERS)
+        except NoNode:
+            _log.error("the metadata store has no folder %s", paths.LEDGERS)
+            return False
+        return True
+
+    async def _record(self, ledger_id: int) -> LedgerRecord | None:
+        """None: there is none, or none that can be understood."""
+        try:
+            return ledger_record.decode((await self._metadata.get(paths.ledger(ledger_id))).value)
+        except NoNode:
+            return None
+        except BadLedgerRecord as error:
+            _log.error("ledger %d: %s", ledger_id, error)
+            return None
+
+
+def names(record: LedgerRecord, bookie_id: str) -> bool:
+    """Whether any fragment of the ledger is kept by the bookie."""
+    return any(bookie_id in fragment.ensemble for fragment in record.fragments)
+
+
+async def _pause(count: int) -> None:
+    if count % READS_AT_ONCE == 0:
+        await asyncio.sleep(READS_AT_ONCE / READS_PER_S)

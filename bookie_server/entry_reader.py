@@ -1,0 +1,355 @@
+"""The reading half of the storage: write cache, read cache, index, entry log; and read-ahead.
+
+Always true:
+- an entry is taken from where it is newest: the active half of the write cache, the flushing one,
+  the read cache, then the logs by the index; a flush under way can never hide it;
+- what comes from a disk is checked whole (header, digest, place) before anybody sees it. What is
+  bad is told to `quarantine` and answered as Undeliverable, never as absent; the other entries of
+  the same read are served;
+- a log that went while it was read may have been compacted: its entries are looked up once more
+  before they are called undeliverable;
+- read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
+  only where it is reading just what the request needs.
+
+What is under way is bounded: for requests by the callers (Bookie counts replies), ahead of them by
+AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the read
+cache and counts there.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
+from bookie_server.bad_entries import BadEntries
+from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.engine import Found, Range, Undeliverable
+from bookie_server.entry_index import EntryIndex, Location
+from bookie_server.entry_log import BadEntryLog, EntryLogs, run_bytes, runs
+from bookie_server.lanes import in_recovery
+from bookie_server.read_ahead import Ahead, ReadAhead
+from bookie_server.read_cache import ReadCache
+from bookie_server.storage_config import StorageConfig
+from bookie_server.write_cache import WriteCache
+
+RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
+AHEAD_RUNS = 2  # at a time for a ledger
+_EVERYTHING = 1 << 62
+_ID_MAX = 2**63 - 1
+_log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """What is read of one ledger directory."""
+
+    @property
+    def index(self) -> EntryIndex: ...
+
+    @property
+    def logs(self) -> EntryLogs: ...
+
+
+class _Place(NamedTuple):
+    """Where an entry lies, and in which directory."""
+
+    store: Store
+    location: Location
+
+
+Stores = Callable[[int], Sequence[Store]]
+"""The living directories that may hold a ledger's entries; of two that hold the same one the later
+is right."""
+Quarantine = Callable[[int, int, str], None]
+"""(ledger, entry, why): the copy here is bad."""
+
+
+class EntryReader:
+    """Reads entries for LedgerStorage, which tells it what changes."""
+
+    def __init__(
+        self, cache: WriteCache, stores: Stores, quarantine: Quarantine, config: StorageConfig
+    ) -> None:
+        self._cache = cache
+        self._stores = stores
+        self._quarantine = quarantine
+        self._read_cache = ReadCache(config.read_cache_bytes)
+        self._ahead = ReadAhead()
+        self._bad_entries = BadEntries()
+        self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
+        self._bringing: dict[asyncio.Task[None], None] = {}
+
+    # -- what changes -------------------------------------------------------------------------
+
+    def overwritten(self, ledger_id: int, entry_id: int) -> None:
+        """Called with every `put` to the write cache, before any await that follows it."""
+        self._read_cache.drop(ledger_id, entry_id)
+
+    def deleted(self, ledger_id: int) -> None:
+        """The ledger's entries are not in the index any more."""
+        self._read_cache.drop_ledger(ledger_id)
+
+    def lost_directory(self) -> None:
+        """What was read there is no copy any more: who compares must not take it for one."""
+        self._read_cache.clear()
+
+    async def close(self) -> None:
+        """End what is under way ahead of requests."""
+        tasks = list(self._bringing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._read_cache.clear()
+
+    # -- what is read -------------------------------------------------------------------------
+
+    @property
+    def cached_bytes(self) -> int:
+        """What the read cache holds."""
+        return self._read_cache.bytes
+
+    @property
+    def hits(self) -> int:
+        return self._read_cache.hits
+
+    async def read(
+        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
+    ) -> Range:
+        """The entries between first and last, both included, each checked.
+
+        Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
+        index cannot be read.
+        """
+        ahead = self._ahead.under_way(ledger_id)
+        if ahead is not None and not in_recovery():
+            await ahead.arrives(first_entry)
+        found: dict[int, Found] = dict(self._cache.range(ledger_id, first_entry, last_entry))
+        at, left, through = first_entry, max_bytes, last_entry
+        if not found:
+            found.update(self._read_cache.range(ledger_id, first_entry, last_entry, max_bytes))
+            at += len(found)
+            left -= sum(map(_size, found.values()))
+        if at <= last_entry and left > 0 and len(found) <= last_entry - first_entry:
+            places, through = await self._range(ledger_id, at, last_entry, left)
+            places = [place for place in places if place.location.entry_id not in found]
+            found.update(await self._fetch(ledger_id, places))
+        answer = _cut(found, through, max_bytes)
+        self._go_ahead(ledger_id, first_entry, answer.known_through)
+        return answer
+
+    async def headers(
+        self, ledger_id: int, entry_ids: Sequence[int]
+    ) -> dict[int, EntryHeader | Undeliverable]:
+        """Headers of those of the entries that are stored. An answer taken while a flush ended
+        may miss an entry that moved. Raises DiskFailed when an index cannot be read."""
+        found: dict[int, Found] = {}
+        for entry_id in dict.fromkeys(entry_ids):
+            if (entry := self._cache.get(ledger_id, entry_id)) is not None:
+                found[entry_id] = entry
+        missing = [entry_id for entry_id in dict.fromkeys(entry_ids) if entry_id not in found]
+        found.update(await self._fetch(ledger_id, await self._places(ledger_id, missing)))
+        return {
+            entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
+            for entry_id, entry in found.items()
+        }
+
+    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """Which of the entries are in cache or index. Raises DiskFailed."""
+        found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
+        for store in self._stores(ledger_id):
+            places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
+            found.update((place.entry_id, None) for place in places)
+        return found
+
+    async def last_entry(self, ledger_id: int) -> int | None:
+        """The highest entry id stored of the ledger. Raises DiskFailed."""
+        stored = [await store.index.last(ledger_id) for store in self._stores(ledger_id)]
+        stored.append(self._cache.last(ledger_id))
+        return max((entry_id for entry_id in stored if entry_id is not None), default=None)
+
+    # -- ahead of readers ---------------------------------------------------------------------
+
+    def _go_ahead(self, ledger_id: int, first_entry: int, through: int) -> None:
+        """A read was answered: bring what its reader is going to ask for."""
+        if not self._ahead_bytes or in_recovery():
+            return
+        ahead = self._ahead.was_read(ledger_id, first_entry, through)
+        if ahead is not None:
+            task = asyncio.ensure_future(self._bring(ledger_id, ahead))
+            self._bringing[task] = None
+            task.add_done_callback(self._bringing.pop)
+
+    async def _bring(self, ledger_id: int, ahead: Ahead) -> None:
+        first = through = ahead.passed
+        try:
+            places, _ = await self._range(ledger_id, first, _ID_MAX, self._ahead_bytes)
+            every = list(_runs(places))
+            for at in range(0, len(every), AHEAD_RUNS):
+                several = every[at : at + AHEAD_RUNS]
+                await self._bring_runs(ledger_id, ahead, several)
+                through = several[-1][1][-1].entry_id
+        except DiskFailed as error:
+            _log.warning("ledger %d is not read ahead: %s", ledger_id, error)
+        finally:
+            self._ahead.brought(ledger_id, first, through)
+
+    async def _bring_runs(
+        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[Store, list[Location]]]
+    ) -> None:
+        """Those of the runs that nobody has asked for meanwhile, that are not in memory and that
+        the read cache will take: others would be read for nothing."""
+        wanted = [
+            (store, run)
+            for store, run in several
+            if run[0].entry_id >= ahead.passed
+            and self._read_cache.takes(run_bytes(run), len(run))
+            and not any(self._in_memory(ledger_id, location.entry_id) for location in run)
+        ]
+        if wanted:
+            ahead.begin(range(wanted[0][1][0].entry_id, wanted[-1][1][-1].entry_id + 1))
+            await _all([self._read_run(store, run, uses=0) for store, run in wanted])
+            ahead.end()
+
+    def _in_memory(self, ledger_id: int, entry_id: int) -> bool:
+        if self._cache.get(ledger_id, entry_id) is not None:
+            return True
+        return self._read_cache.has(ledger_id, entry_id)
+
+    # -- where entries lie --------------------------------------------------------------------
+
+    async def _range(
+        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
+    ) -> tuple[list[_Place], int]:
+        """The places of the entries that are stored, ascending, and through which entry every
+        index was looked at: one stops when it has found `max_bytes`."""
+        found: dict[int, _Place] = {}
+        through = last_entry
+        stores = self._stores(ledger_id)
+        for store in stores:
+            places = await store.index.range(ledger_id, first_entry, last_entry, max_bytes)
+            found.update((place.entry_id, _Place(store, place)) for place in places)
+            if sum([place.entry_bytes for place in places]) >= max_bytes:
+                through = min(through, places[-1].entry_id)
+        ids = found if len(stores) == 1 else sorted(found)
+        return [found[entry_id] for entry_id in ids if entry_id <= through], through
+
+    async def _places(self, ledger_id: int, entry_ids: Sequence[int]) -> list[_Place]:
+        """One look-up for entries that lie close together, as in a repeated frame."""
+        if not entry_ids:
+            return []
+        first, last = min(entry_ids), max(entry_ids)
+        if last - first < 4 * len(entry_ids):
+            wanted = dict.fromkeys(entry_ids)
+            places, _ = await self._range(ledger_id, first, last, _EVERYTHING)
+            return [place for place in places if place.location.entry_id in wanted]
+        found = [await self._place(ledger_id, entry_id) for entry_id in entry_ids]
+        return [place for place in found if place is not None]
+
+    async def _place(self, ledger_id: int, entry_id: int) -> _Place | None:
+        for store in reversed(self._stores(ledger_id)):
+            if (location := await store.index.get(ledger_id, entry_id)) is not None:
+                return _Place(store, location)
+        return None
+
+    # -- what lies there ----------------------------------------------------------------------
+
+    async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Found]:
+        """The entries at the places: those in the read cache from there, those that are just
+        being read ahead when they have arrived, the others by many reads of the disk at once."""
+        found, absent = self._among(ledger_id, places)
+        ahead = None if in_recovery() else self._ahead.under_way(ledger_id)  # it is bulk reading
+        coming = range(0)
+        if ahead is not None and places:
+            ahead.passed = max(ahead.passed, places[-1].location.entry_id + 1)
+            coming = ahead.run
+        now = [place for place in absent if place.location.entry_id not in coming]
+        for entries in await _all([self._read_run(store, run) for store, run in _runs(now)]):
+            found.update(entries)
+        if ahead is not None and len(now) < len(absent):
+            late = [place for place in absent if place.location.entry_id in coming]
+            await ahead.arrives(late[0].location.entry_id)
+            arrived, lost = self._among(ledger_id, late)
+            found.update(arrived)
+            for entries in await _all([self._read_run(store, run) for store, run in _runs(lost)]):
+                found.update(entries)
+        return found
+
+    def _among(
+        self, ledger_id: int, places: Sequence[_Place]
+    ) -> tuple[dict[int, Found], list[_Place]]:
+        """The entries that are in the read cache, and the places of the others."""
+        ids = [place.location.entry_id for place in places]
+        found: dict[int, Found] = dict(self._read_cache.among(ledger_id, ids))
+        return found, [place for place in places if place.location.entry_id not in found]
+
+    async def _read_run(
+        self, store: Store, run: Sequence[Location], *, uses: int = 1
+    ) -> dict[int, Found]:
+        """One read of the disk. What is good is kept in the read cache."""
+        ledger_id = run[0].ledger_id
+        ticket = self._read_cache.begin(ledger_id)
+        found: dict[int, Found] = {}
+        good: dict[int, Buffer] = {}
+        try:
+            for location, entry in zip(run, await store.logs.read_run(run), strict=True):
+                if isinstance(entry, BadEntryLog | DiskFailed):
+                    bad = await self._look_again(_Place(store, location), entry)
+                    if bad is not None:
+                        found[location.entry_id] = bad
+                else:
+                    found[location.entry_id] = good[location.entry_id] = entry
+            self._read_cache.put(ticket, good, run_bytes(run), uses=uses)
+        finally:
+            self._read_cache.end(ticket)
+        return found
+
+    async def _look_again(self, place: _Place, error: Exception) -> Found | None:
+        """Compaction, recovery or deletion may have moved the entry since it was looked up; None:
+        it was deleted."""
+        ledger_id, entry_id = place.location.ledger_id, place.location.entry_id
+        if (cached := self._cache.get(ledger_id, entry_id)) is not None:
+            return cached
+        now = await self._place(ledger_id, entry_id)
+        if now is None:
+            return self._cache.get(ledger_id, entry_id)
+        if now != place:
+            (entry,) = await now.store.logs.read_run([now.location])
+            if not isinstance(entry, BadEntryLog | DiskFailed):
+                return entry
+            error = entry
+        self._bad_entries.found(ledger_id, entry_id, str(error))
+        if isinstance(error, BadEntryLog | NoSuchFile):
+            self._quarantine(ledger_id, entry_id, str(error))
+        return Undeliverable(str(error), place.location.entry_bytes)
+
+
+def _runs(places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:
+    """Neighbours on one disk, in the order of the places."""
+    for store, group in itertools.groupby(places, key=lambda place: place.store):
+        for run in runs([place.location for place in group], RUN_BYTES_MAX):
+            yield store, run
+
+
+async def _all(reads: Sequence[Coroutine[Any, Any, dict[int, Found]]]) -> list[dict[int, Found]]:
+    if len(reads) == 1:
+        return [await reads[0]]
+    return list(await asyncio.gather(*reads))
+
+
+def _size(entry: Found) -> int:
+    return entry.entry_bytes if isinstance(entry, Undeliverable) else len(entry)
+
+
+def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
+    """In order of entry id, up to the entry that brings the bytes to `max_bytes`, `through` at
+    most: what lies beyond was not looked at everywhere."""
+    kept: dict[int, Found] = {}
+    for entry_id in sorted(found):
+        if entry_id > through:
+            break
+        entry = kept[entry_id] = found[entry_id]
+        max_bytes -= _size(entry)
+        if max_bytes <= 0:
+            return Range(kept, entry_id)
+    return Range(kept, through)

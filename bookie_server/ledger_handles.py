@@ -1,0 +1,310 @@
+"""The handles of all ledgers this node has met, and first contact with a ledger.
+
+Always true: there is one handle per ledger; a ledger is met once, however many requests come for
+it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
+ledger record in the journal) before anything else of that ledger is; a ledger that was buried
+(tombstones.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
+for a fence it may have had here was forgotten with it (garbage_collector.py).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from bookie_server.api.entry import NO_ENTRY
+from bookie_server.api.status import Status
+from bookie_server.cluster_ledgers import names
+from bookie_server.disk import DiskFailed
+from bookie_server.engine import StorageEngine, Undeliverable
+from bookie_server.entry_index import (
+    EVERY_LEDGER,
+    LIMBO_REASONS,
+    LedgerState,
+    encode_ledger_state,
+)
+from bookie_server.journal_format import Kind, Record, body_crc
+from bookie_server.lanes import Lane, travelling
+from bookie_server.ledger_handle import LedgerHandle
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+
+_MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
+_COUNTED_AT_ONCE = 4096
+METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
+
+
+class Refused(Exception):
+    """First contact did not come about; `status` is what the caller answers."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class LedgerHandles:
+    """Ledger id to handle."""
+
+    def __init__(self, storage: StorageEngine, metadata: MetadataStore, bookie_id: str) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._bookie_id = bookie_id
+        self._handles: dict[int, LedgerHandle] = {}
+        self._meeting: dict[int, asyncio.Task[LedgerHandle]] = {}
+        self._fences: dict[int, asyncio.Future[None]] = {}  # set by `doubt`, not durable yet
+        self._going: dict[int, asyncio.Future[None]] = {}
+
+    def known(self, ledger_id: int) -> bool:
+        """Whether this node ever met the ledger. In every-ledger limbo nobody can say no."""
+        every = self._storage.state(EVERY_LEDGER)
+        return self._storage.state(ledger_id) is not None or bool(every and every.limbo)
+
+    def get(self, ledger_id: int) -> LedgerHandle | None:
+        return self._handles.get(ledger_id)
+
+    async def meet(self, ledger_id: int) -> LedgerHandle:
+        """The ledger's handle, after first contact if need be. Raises Refused."""
+        while (handle := self._handles.get(ledger_id)) is None:
+            task = self._meeting.get(ledger_id)
+            if task is None:
+                task = self._meeting[ledger_id] = asyncio.ensure_future(self._meet(ledger_id))
+                task.add_done_callback(lambda done: self._met(ledger_id, done))
+            handle = await asyncio.shield(task)
+            if not handle.forgotten:  # else it was forgotten in the moment it was met
+                break
+        return handle
+
+    def forget(self, ledger_id: int) -> bool:
+        """Nothing of the ledger is stored here, or will be by a handle of before: who comes next
+        meets it anew. False when it is just being met: then it is not forgotten."""
+        if ledger_id in self._meeting or ledger_id in self._fences:
+            return False
+        handle = self._handles.pop(ledger_id, None)
+        if handle is not None:
+            handle.forget()
+        return True
+
+    def adds(self, ledger_id: int) -> int:
+        """Counts up with each frame of adds for the ledger that came."""
+        handle = self._handles.get(ledger_id)
+        return 0 if handle is None else handle.adds
+
+    @contextlib.contextmanager
+    def going(self, ledger_id: int) -> Iterator[None]:
+        """While the ledger's entries leave an index: what is found there is as good as gone."""
+        done = self._going[ledger_id] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._going[ledger_id]
+            done.set_result(None)
+
+    async def settled(self, ledger_ids: Iterable[int]) -> None:
+        """Wait until nothing of these ledgers is just leaving an index."""
+        for ledger_id in ledger_ids:
+            while (done := self._going.get(ledger_id)) is not None:
+                await asyncio.shield(done)
+
+    def alive(self) -> list[int]:
+        """Every ledger that this node knows of and that is not buried, by id."""
+        return [
+            state.ledger_id
+            for state in self._storage.states()
+            if not state.deleted and state.ledger_id != EVERY_LEDGER
+        ]
+
+    async def bury(self, ledger_ids: Sequence[int]) -> None:
+        """Take no normal add of these ledgers from now on; durable when it returns.
+
+        Raises JournalFailed.
+        """
+        records = []
+        for ledger_id in ledger_ids:
+            handle = self._handles.get(ledger_id)
+            known = handle.state if handle is not None else self._storage.state(ledger_id)
+            if known is None:  # it was forgotten while the metadata was asked
+                continue
+            state = self._storage.set_state(replace(known, deleted=True))
+            if handle is not None:
+                handle.bury(state)
+            records.append(_ledger_record(state))
+        if records:
+            await asyncio.shield(self._storage.append(records))
+
+    # -- limbo (limbo.py decides) --
+
+    def every(self) -> LedgerState:
+        """What is known of all ledgers at once."""
+        return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
+
+    def limbo(self, ledger_id: int) -> tuple[str, int]:
+        """Why the ledger itself is in limbo, "" if it is not, and the revision that says so. A
+        directory of it that goes is another revision."""
+        state = self._storage.state(ledger_id)
+        if state is None:
+            return "", 0
+        missing = self._storage.missing(state) << _MISSING_SHIFT
+        return self._reason(state), state.revision | missing & _INT64_MAX
+
+    def in_limbo(self) -> dict[int, str]:
+        """The ledgers that are in limbo themselves, by id, and why."""
+        return {
+            state.ledger_id: reason
+            for state in self._storage.states()
+            if state.ledger_id != EVERY_LEDGER and (reason := self._reason(state))
+        }
+
+    def _reason(self, state: LedgerState) -> str:
+        """A directory that is not there took along what it had."""
+        return state.limbo if self._storage.is_whole(state) else LIMBO_REASONS[-1]
+
+    def read_from_disk(self, ledger_id: int) -> None:
+        """What is read of the ledger from now on is as good as it lies there now."""
+        self._storage.dropped(ledger_id)
+
+    async def lacks(self, record: LedgerRecord) -> bool:
+        """Whether an entry that a CLOSED ledger's record says belongs here is not here. Counted
+        where it may be any: for ledgers that the journals held something of at start; of others
+        only the last one may have gone with the end of a journal. Raises DiskFailed."""
+        assert record.last_entry is not None
+        replayed = self._storage.replayed
+        counted = replayed is None or record.ledger_id in replayed
+        for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
+            for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
+                window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
+                kept = [each for each in reversed(window) if keeps(record, slot, each)]
+                kept = kept if counted else kept[:1]
+                if kept:
+                    here = await self._storage.stored(record.ledger_id, kept[-1], kept[0])
+                    if any(each not in here for each in kept):
+                        return True
+                    if not counted:
+                        return False
+        return False
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether it is buried."""
+        state = self._storage.state(ledger_id)
+        return state is not None and state.deleted
+
+    async def renew(self, ledger_id: int) -> None:
+        """How the ledger stands is a new revision, durably: what was told before, in an earlier
+        run say, when other directories were there, does not clear it. Raises JournalFailed."""
+        if (known := self._storage.state(ledger_id)) is None:
+            return
+        state = self._storage.set_state(known)
+        if (handle := self._handles.get(ledger_id)) is not None:
+            handle.state = state
+        await asyncio.shield(self._storage.append([_ledger_record(state)]))
+
+    async def doubt(self, judged: Sequence[tuple[int, str, bool]]) -> None:
+        """(ledger, reason, fence): from now on it is in limbo for that reason too ("": for none),
+        and fenced if it is to be and is known or doubted; durable when this returns.
+
+        Raises JournalFailed.
+        """
+        changed = []
+        for ledger_id, limbo, fence in judged:
+            known = self._storage.state(ledger_id)
+            if known is not None or limbo:
+                base = known or LedgerState(ledger_id, met=False)
+                reason = max(base.limbo, limbo, key=LIMBO_REASONS.index)
+                state = replace(base, limbo=reason, fenced=base.fenced or fence)
+                changed += self._changed(state, known)
+        await asyncio.gather(*changed)
+
+    async def clear_limbo(self, ledger_id: int) -> None:
+        """The ledger, or EVERY_LEDGER, is not in limbo any more; see `doubt`. What directories had
+        that are not there is not missed any more."""
+        known = self._storage.state(ledger_id)
+        if known is not None:
+            state = self._storage.without_missing(replace(known, limbo=""))
+            await asyncio.gather(*self._changed(state, known))
+
+    def _changed(self, state: LedgerState, known: LedgerState | None) -> list[asyncio.Future[None]]:
+        """Make a state known that was `known` in this same step; what is done when it is durable.
+        One that was so already may not be yet: its journal failed, say, and a flush is to make
+        that good."""
+        if state == known:
+            return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
+        ledger_id, state = state.ledger_id, self._storage.set_state(state)
+        done = self._storage.append([_ledger_record(state)])
+        handle = self._handles.get(ledger_id)
+        if handle is not None and state.fenced and not handle.state.fenced:
+            handle.fence()
+            handle.fence_durable = done
+        if handle is not None:
+            handle.state = state
+        if state.fenced and not (known and known.fenced):
+            self._fences[ledger_id] = done
+            done.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
+        return [asyncio.shield(done)]
+
+    def wake_all(self) -> None:
+        """The node stops: nobody is kept waiting."""
+        for handle in self._handles.values():
+            handle.end_waiting()
+
+    def _met(self, ledger_id: int, done: asyncio.Task[LedgerHandle]) -> None:
+        del self._meeting[ledger_id]
+        if not done.cancelled():
+            done.exception()  # whoever waited has it; perhaps all were cancelled
+
+    async def _meet(self, ledger_id: int) -> LedgerHandle:
+        travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whoever began it
+        state = self._storage.state(ledger_id)
+        if state is None or not state.met:
+            state = await self._first_contact(ledger_id, state)
+        try:
+            last, lac = await self._last(ledger_id)
+        except DiskFailed as error:
+            raise Refused(Status.IO_ERROR, str(error)) from error
+        state = self._storage.state(ledger_id) or state  # it may have been buried meanwhile
+        handle = self._handles[ledger_id] = LedgerHandle(state, last, lac)
+        handle.fence_durable = self._fences.get(ledger_id)
+        return handle
+
+    async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> LedgerState:
+        """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
+        path = paths.ledger(ledger_id)
+        try:
+            async with asyncio.timeout(METADATA_WAIT_S):
+                await self._metadata.sync(path)
+                found = ledger_record.decode((await self._metadata.get(path)).value)
+        except NoNode as error:
+            raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+        except TimeoutError as error:
+            reason = f"the metadata store did not answer within {METADATA_WAIT_S} s"
+            raise Refused(Status.METADATA_UNAVAILABLE, reason) from error
+        except (StoreError, ledger_record.BadLedgerRecord) as error:
+            raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
+        damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
+        known = damaged or LedgerState(ledger_id)
+        surplus = bool(self._bookie_id) and found.closed and not names(found, self._bookie_id)
+        state = replace(
+            known,
+            verifiers=found.verifiers,
+            durability=found.durability,
+            met=True,
+            fenced=known.fenced or surplus,
+        )
+        state = self._storage.set_state(state)
+        self._storage.append([_ledger_record(state)])
+        return state
+
+    async def _last(self, ledger_id: int) -> tuple[int, int]:
+        """The highest entry stored, and the last add confirmed that its header carries."""
+        last = await self._storage.last_entry(ledger_id)
+        if last is None:
+            return NO_ENTRY, NO_ENTRY
+        header = (await self._storage.headers(ledger_id, [last])).get(last)
+        if header is None or isinstance(header, Undeliverable):
+            return last, NO_ENTRY
+        return last, header.last_add_confirmed
+
+
+def _ledger_record(state: LedgerState) -> Record:
+    body = encode_ledger_state(state)
+    return Record(Kind.LEDGER, state.ledger_id, NO_ENTRY, body, body_crc(body))

@@ -1,0 +1,102 @@
+"""How a node pushes back: what is under way is counted in bytes, and who is refused is told when to
+ask again.
+
+Always true: recovery has a reserve beyond every budget, and so finds room however much the others
+send; one request fits a budget of which nothing is used; the time to ask again is between the
+least and RETRY_AFTER_MS_MAX, and the longer, the more is in the way.
+"""
+
+RETRY_AFTER_MS_MAX = 1000
+CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps nobody else out
+_WEIGHT = 0.3  # of what was done last in the estimate
+
+
+class Budget:
+    """Bytes that are under way, of which there may be `bytes_max`; for recovery more."""
+
+    def __init__(self, bytes_max: int, reserve_bytes: int) -> None:
+        self.used = 0
+        self._bytes_max = bytes_max
+        self._reserve_bytes = reserve_bytes
+        self._by_caller: dict[str, int] = {}
+
+    def has_room(self, count: int, *, recovery: bool = False, caller: str = "") -> bool:
+        """Whether so many bytes more may be taken; by a `caller` who is known, for bulk, no more
+        than his share."""
+        limit = self._bytes_max + (self._reserve_bytes if recovery else 0)
+        his = self._by_caller.get(caller, 0)
+        if his and not recovery and his + count > CALLER_SHARE * self._bytes_max:
+            return False
+        return not self.used or self.used + count <= limit
+
+    def fits(self, count: int, *, recovery: bool = False) -> bool:
+        """Whether so many bytes that were taken could have been, by has_room."""
+        self.used -= count
+        room = self.has_room(count, recovery=recovery)
+        self.used += count
+        return room
+
+    def take(self, count: int, caller: str = "") -> None:
+        self.used += count
+        self._count(caller, count)
+
+    def give_back(self, count: int, caller: str = "") -> None:
+        self.used -= count
+        assert self.used >= 0, "what was taken is given back once"
+        self._count(caller, -count)
+
+    def _count(self, caller: str, count: int) -> None:
+        if caller and count:
+            self._by_caller[caller] = self._by_caller.get(caller, 0) + count
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
+
+
+class Throughput:
+    """Bytes that something does in a second, from what it did lately."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = 0.0
+
+    def did(self, count: int, seconds: float) -> None:
+        rate = count / max(seconds, 1e-4)
+        old = self._bytes_per_s
+        self._bytes_per_s = old + _WEIGHT * (rate - old) if old else rate
+
+    def seconds_for(self, count: int) -> float | None:
+        """None: nobody knows, it did nothing yet."""
+        return count / self._bytes_per_s if self._bytes_per_s else None
+
+
+class Work:
+    """One piece of work after the other (flushes), and when the one under way should end."""
+
+    def __init__(self) -> None:
+        self._throughput = Throughput()
+        self._bytes = 0
+        self._begun_s: float | None = None
+
+    def begun(self, count: int, now_s: float) -> None:
+        self._bytes, self._begun_s = count, now_s
+
+    def ended(self, now_s: float) -> None:
+        assert self._begun_s is not None
+        if self._bytes:
+            self._throughput.did(self._bytes, now_s - self._begun_s)
+        self._begun_s = None
+
+    def left_s(self, now_s: float, behind_bytes: int = 0) -> float:
+        """Seconds until the work under way and so many bytes behind it should be done. What takes
+        longer than expected, or is the first of its kind, is expected to take half as long again
+        as it took already."""
+        behind_s = self._throughput.seconds_for(behind_bytes) or 0.0
+        if self._begun_s is None:
+            return behind_s
+        passed_s = now_s - self._begun_s
+        expected_s = self._throughput.seconds_for(self._bytes) or 0.0
+        return behind_s + max(expected_s - passed_s, passed_s / 2)
+
+
+def retry_after_ms(wait_s: float, least_ms: int) -> int:
+    """What a caller is told who would have to wait so long."""
+    return max(least_ms, min(round(wait_s * 1000), RETRY_AFTER_MS_MAX))

@@ -1,0 +1,222 @@
+"""Entries read from the entry logs, kept for whoever reads them next.
+
+Always true:
+- what is counted is memory that is really held: a block is one buffer as it came from the disk,
+  with all entries that are views into it, and counts that whole buffer and what Python keeps
+  around each entry, until the block goes; `bytes` never exceeds the budget;
+- an entry that was dropped (overwritten, its ledger deleted) is never given out again, nor put in
+  by a read that began before: such a read holds a `Ticket`, which the drop spoils;
+- one long scan cannot throw everything out: a block is on probation until it is used a second
+  time, and of blocks that were (at most 4/5 of the budget) none leaves for one that was not.
+
+A block that read-ahead brought is on probation unused: its first reader is its first use.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from bookie_server.api.entry import Buffer
+
+ENTRY_OVERHEAD_BYTES = 320  # a memoryview, its integers, a slot in two dictionaries
+BLOCK_OVERHEAD_BYTES = 512
+_PROTECTED_SHARE = 0.8
+_BLOCK_SHARE_MAX = 8  # a block larger than 1/8 of the budget is not kept
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A read under way of a ledger's entries: what was dropped since it began."""
+
+    ledger_id: int
+    dropped: set[int] = field(default_factory=set)
+    all_dropped: bool = False
+
+    def fresh(self, entry_id: int) -> bool:
+        """Whether the entry that the read brings may be kept."""
+        return not self.all_dropped and entry_id not in self.dropped
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    ledger_id: int
+    bytes: int
+    entries: dict[int, Buffer]
+    uses: int
+    protected: bool = False
+
+
+class ReadCache:
+    """Entries by ledger and entry id within `bytes_max`; 0: nothing is ever kept."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        self.hits = 0
+        self._protected_bytes = 0
+        self._protected_bytes_max = int(bytes_max * _PROTECTED_SHARE)
+        self._probation: OrderedDict[_Block, None] = OrderedDict()  # least recently used first
+        self._protected: OrderedDict[_Block, None] = OrderedDict()
+        self._ledgers: dict[int, dict[int, _Block]] = {}
+        self._tickets: dict[int, dict[Ticket, None]] = {}  # by ledger
+
+    # -- looking up ---------------------------------------------------------------------------
+
+    def get(self, ledger_id: int, entry_id: int) -> Buffer | None:
+        """The entry, which counts as a use of its block."""
+        return self.among(ledger_id, (entry_id,)).get(entry_id)
+
+    def range(self, ledger_id: int, first: int, last: int, max_bytes: int) -> dict[int, Buffer]:
+        """The entries from `first` on, up to the first that is not here, to `last`, or to the one
+        that brings the bytes to `max_bytes`. A block is used once, however many of them it has."""
+        blocks = self._ledgers.get(ledger_id, _NONE)
+        found: dict[int, Buffer] = {}
+        used: dict[_Block, None] = {}
+        while first <= last and max_bytes > 0 and (block := blocks.get(first)) is not None:
+            used[block] = None
+            entry = found[first] = block.entries[first]
+            max_bytes -= len(entry)
+            first += 1
+        return self._found(found, used)
+
+    def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
+        """Those of the entries that are here. A block is used once, as by `range`."""
+        blocks = self._ledgers.get(ledger_id, _NONE)
+        found: dict[int, Buffer] = {}
+        used: dict[_Block, None] = {}
+        for entry_id in entry_ids if blocks else ():
+            if (block := blocks.get(entry_id)) is not None:
+                used[block] = None
+                found[entry_id] = block.entries[entry_id]
+        return self._found(found, used)
+
+    def _found(self, found: dict[int, Buffer], used: dict[_Block, None]) -> dict[int, Buffer]:
+        self.hits += len(found)
+        for block in used:
+            self._use(block)
+        return found
+
+    def has(self, ledger_id: int, entry_id: int) -> bool:
+        """Whether `get` would find it; no use of it."""
+        return entry_id in self._ledgers.get(ledger_id, _NONE)
+
+    # -- putting in ---------------------------------------------------------------------------
+
+    def begin(self, ledger_id: int) -> Ticket:
+        """A read of the ledger's entries begins; `end` it, once."""
+        ticket = Ticket(ledger_id)
+        self._tickets.setdefault(ledger_id, {})[ticket] = None
+        return ticket
+
+    def end(self, ticket: Ticket) -> None:
+        """The read is over."""
+        tickets = self._tickets[ticket.ledger_id]
+        del tickets[ticket]
+        if not tickets:
+            del self._tickets[ticket.ledger_id]
+
+    def takes(self, buffer_bytes: int, entries: int) -> bool:
+        """Whether a block of so many bytes and entries is kept at all."""
+        return _size(buffer_bytes, entries) * _BLOCK_SHARE_MAX <= self.bytes_max
+
+    def put(
+        self, ticket: Ticket, entries: Mapping[int, Buffer], buffer_bytes: int, *, uses: int = 1
+    ) -> None:
+        """Keep what one read brought: entries that are views into one buffer of `buffer_bytes`.
+
+        `uses` is 0 for what was read ahead. Entries that are here already, or were dropped
+        since the ticket was made, are left as they are.
+        """
+        known = self._ledgers.get(ticket.ledger_id, _NONE)
+        kept = {e: data for e, data in entries.items() if ticket.fresh(e) and e not in known}
+        size = _size(buffer_bytes, len(kept))
+        if not kept or not self.takes(buffer_bytes, len(kept)):
+            return
+        block = _Block(ticket.ledger_id, size, kept, uses)
+        self._ledgers.setdefault(ticket.ledger_id, {}).update(dict.fromkeys(kept, block))
+        self._probation[block] = None
+        self.bytes += size
+        while self.bytes > self.bytes_max:
+            self._evict()
+
+    # -- dropping -----------------------------------------------------------------------------
+
+    def drop(self, ledger_id: int, entry_id: int) -> None:
+        """The entry is, or is about to be, another one: forget it, and let no read bring it."""
+        for ticket in self._tickets.get(ledger_id, ()):
+            ticket.dropped.add(entry_id)
+        block = self._ledgers.get(ledger_id, _NONE).get(entry_id)
+        if block is not None:
+            self._forget(block, entry_id)
+
+    def drop_ledger(self, ledger_id: int) -> None:
+        """The ledger's entries are gone."""
+        for ticket in self._tickets.get(ledger_id, ()):
+            ticket.all_dropped = True
+        for block in _once(self._ledgers.pop(ledger_id, _NONE)):
+            self._remove(block)
+
+    def clear(self) -> None:
+        """Keep nothing, and nothing of the reads under way."""
+        for ledger_id in [*self._tickets, *self._ledgers]:
+            self.drop_ledger(ledger_id)
+
+    # -- order --------------------------------------------------------------------------------
+
+    def _use(self, block: _Block) -> None:
+        block.uses += 1
+        if block.protected:
+            self._protected.move_to_end(block)
+        elif block.uses == 1:
+            self._probation.move_to_end(block)
+        else:
+            self._protect(block)
+
+    def _protect(self, block: _Block) -> None:
+        del self._probation[block]
+        self._protected[block] = None
+        block.protected = True
+        self._protected_bytes += block.bytes
+        while self._protected_bytes > self._protected_bytes_max:
+            oldest, _ = self._protected.popitem(last=False)
+            oldest.protected, oldest.uses = False, 1
+            self._protected_bytes -= oldest.bytes
+            self._probation[oldest] = None
+
+    def _evict(self) -> None:
+        block = next(iter(self._probation or self._protected))
+        blocks = self._ledgers[block.ledger_id]
+        for entry_id in block.entries:
+            del blocks[entry_id]
+        if not blocks:
+            del self._ledgers[block.ledger_id]
+        self._remove(block)
+
+    def _forget(self, block: _Block, entry_id: int) -> None:
+        """The rest of the block stays, and so does its buffer, which goes on counting."""
+        blocks = self._ledgers[block.ledger_id]
+        del blocks[entry_id], block.entries[entry_id]
+        if not block.entries:
+            self._remove(block)
+        if not blocks:
+            del self._ledgers[block.ledger_id]
+
+    def _remove(self, block: _Block) -> None:
+        self.bytes -= block.bytes
+        if block.protected:
+            del self._protected[block]
+            self._protected_bytes -= block.bytes
+        else:
+            del self._probation[block]
+
+
+def _size(buffer_bytes: int, entries: int) -> int:
+    return buffer_bytes + BLOCK_OVERHEAD_BYTES + entries * ENTRY_OVERHEAD_BYTES
+
+
+def _once(blocks: Mapping[int, _Block]) -> Iterator[_Block]:
+    """Each block once, however many of its entries name it."""
+    return iter(dict.fromkeys(blocks.values()))
+
+
+_NONE: dict[int, _Block] = {}

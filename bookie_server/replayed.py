@@ -1,0 +1,90 @@
+"""What a journal says is put into the engine, batch by batch, while the engine flushes.
+
+Always true: states change in the order of the records, and a ledger's entries follow the record
+that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; both
+halves of the write cache and the batch at hand are all that is in memory: without room the replay
+waits for the flush.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from bookie_server.api.entry import Buffer
+from bookie_server.entry_index import LedgerState, decode_ledger_state, merged
+from bookie_server.journal_format import Kind, Record
+from bookie_server.ledger_storage import LedgerStorage
+
+_ENTRY = Kind.ENTRY
+
+
+class Replayed:
+    """Applies records. One for all journals; `end` or `cancel` it."""
+
+    def __init__(self, storage: LedgerStorage) -> None:
+        self._storage = storage
+        self._flush: asyncio.Task[None] | None = None
+        self.ledgers: dict[int, None] = {}
+        """Those of which there was a record."""
+
+    async def apply(self, records: list[Record]) -> None:
+        """Known from now on. Raises DiskFailed when a flush did."""
+        entries: dict[int, dict[int, Buffer]] = {}
+        for record in records:
+            kind, ledger_id, entry_id, body, _ = record
+            if kind is not _ENTRY:
+                self.ledgers[ledger_id] = None
+                self._apply_state(record)
+            elif (of_ledger := entries.get(ledger_id)) is not None:
+                of_ledger[entry_id] = body
+            else:
+                entries[ledger_id] = {entry_id: body}
+                self.ledgers[ledger_id] = None
+                self._known(ledger_id)
+        for ledger_id, of_ledger in entries.items():
+            await self._put(ledger_id, of_ledger)
+
+    async def end(self) -> None:
+        """No flush is under way when this returns. Raises DiskFailed when one failed."""
+        if (flush := self._flush) is not None:
+            self._flush = None
+            await flush
+
+    def cancel(self) -> None:
+        """Whatever happened, do not go on."""
+        if self._flush is not None:
+            self._flush.cancel()
+
+    def _known(self, ledger_id: int) -> LedgerState:
+        """Without a state its ledger record is among what is damaged."""
+        state = self._storage.state(ledger_id)
+        if state is None:
+            state = LedgerState(ledger_id, limbo="lost", met=False)
+            self._storage.restore_state(state)
+        return state
+
+    def _apply_state(self, record: Record) -> None:
+        storage, ledger_id = self._storage, record.ledger_id
+        if record.kind is Kind.LEDGER:
+            known = storage.state(ledger_id)
+            logged = decode_ledger_state(bytes(record.body))
+            storage.restore_state(logged if known is None else merged(logged, known))
+        elif record.kind is Kind.FENCE:
+            storage.restore_state(replace(self._known(ledger_id), fenced=True))
+        elif record.kind is Kind.LAC:
+            state = self._known(ledger_id)
+            lac = max(state.explicit_lac, record.entry_id)
+            storage.restore_state(replace(state, explicit_lac=lac))
+
+    async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
+        while not self._storage.put_all(ledger_id, entries):
+            self._go_on()
+            await self.end()
+        if self._flush is not None and self._flush.done():
+            await self.end()
+        if self._flush is None and self._storage.is_flushing:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """A flush was begun: let it run beside what comes next."""
+        if self._flush is None:
+            self._flush = asyncio.ensure_future(self._storage.carry_out())
