@@ -1,13 +1,13 @@
 """The bare verbs: up, down, status, demo."""
 
 import asyncio
-import json as jsons
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from spark_ledger.cli.bookie import gib, registered
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
 from spark_ledger.errors import Unavailable
@@ -66,7 +66,7 @@ def status(
         service_url = os.environ.get(SERVICE_URL_VARIABLE)
     url = service_url or background.find(data_dir or FOLDER).service_url
     try:
-        found = asyncio.run(_bookies(url))
+        found = asyncio.run(registered(url))
     except Unavailable as error:
         if service_url:
             raise
@@ -78,7 +78,7 @@ def status(
     print(f"cluster at {url}")
     columns = ("BOOKIE", "STATE", "ADDRESS", "FREE", "REASON")
     rows = [
-        (b["id"], b["state"], b.get("address", ""), _gib(b.get("free_bytes")), b.get("reason", ""))
+        (b["id"], b["state"], b.get("address", ""), gib(b.get("free_bytes")), b.get("reason", ""))
         for b in found
     ]
     print_table(columns, rows, "no bookies")
@@ -105,35 +105,3 @@ def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None
         print(f"tell clients and other verbs where: export LEDGER_SERVICE_URL={service_url}")
     if bookies < client_config().ensemble_size:
         print(f"with {bookies} bookie(s) only ledgers of so small an ensemble can be made")
-
-
-async def _bookies(service_url: str) -> list[dict[str, object]]:
-    """Every bookie ever seen, by id, with what it registered."""
-    from spark_ledger.metadata import paths
-    from spark_ledger.metadata.store import MetadataStore, NoNode
-    from spark_ledger.metadata.zookeeper import connect
-
-    async def registered(store: MetadataStore, folder: str) -> dict[str, dict[str, object]]:
-        found = {}
-        try:
-            for bookie_id in await store.children(folder):
-                found[bookie_id] = jsons.loads((await store.get(f"{folder}/{bookie_id}")).value)
-        except NoNode:
-            return found  # nobody has started a bookie here yet, or this one just left
-        return found
-
-    store = await connect(service_url, make_root=False)
-    try:
-        states = {"down": paths.BOOKIES_KNOWN}
-        states |= {"read-only": paths.BOOKIES_READONLY, "writable": paths.BOOKIES_AVAILABLE}
-        bookies: dict[str, dict[str, object]] = {}
-        for state, folder in states.items():
-            for bookie_id, record in (await registered(store, folder)).items():
-                bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
-        return [bookies[bookie_id] for bookie_id in sorted(bookies)]
-    finally:
-        await store.close()
-
-
-def _gib(free_bytes: object) -> str:
-    return f"{free_bytes / 2**30:.1f} GiB" if isinstance(free_bytes, int) else ""

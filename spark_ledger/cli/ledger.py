@@ -1,6 +1,7 @@
-"""`spark-ledger ledger list|show|read|recover`."""
+"""`spark-ledger ledger list|show|read|recover|limbo`."""
 
 import base64
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,10 +22,13 @@ from spark_ledger.errors import BadConfig
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
+    from spark_ledger.repair.limbo import Listed, Repaired
+    from spark_ledger.repair.limbo_janitor import Pass
 
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
 Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
+IDLE_S = 300.0  # as limbo_janitor.IDLE_S
 
 
 @app.command("list")
@@ -69,12 +73,88 @@ def recover(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Fence a ledger, find its end and close it: its writer can add nothing any more."""
+    """Fence a ledger, find its end and close it: its writer can add nothing any more. Then ask
+    every bookie that keeps copies for each entry that belongs there, and bring back what it lacks
+    or cannot deliver. Exit status 1 when something is still missing or a bookie does not answer."""
 
-    async def work(ledgers: "LedgerStore") -> "LedgerRecord":
-        return (await ledgers.recover(ledger_id, password=password.encode())).record
+    async def work(ledgers: "LedgerStore") -> "tuple[LedgerRecord, list[Repaired]]":
+        from spark_ledger.repair.limbo import repair_everywhere
 
-    _print(with_ledgers(service_url, work), json)
+        return await repair_everywhere(ledgers, ledger_id, password.encode())
+
+    record, repaired = with_ledgers(service_url, work)
+    if json:
+        print_json({**_plain(record), "repaired": [one._asdict() for one in repaired]})
+    else:
+        _print(record, json)
+        print()
+        rows = [(one.bookie_id, one.compared, one.copied, one.why or "whole") for one in repaired]
+        print_table(("BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "no bookie keeps copies")
+    if not all(one.cleared for one in repaired):
+        raise typer.Exit(1)
+
+
+@app.command()
+def limbo(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Repair each of them once; exit 1 if any is left.")
+    ] = False,
+    idle_s: Annotated[
+        float,
+        typer.Option(
+            help="With --repair: watch open ledgers so long, and close those that did not move.",
+            min=0,
+        ),
+    ] = IDLE_S,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Ledgers that a bookie may have lost something of, until they are repaired: torn, after an
+    unclean stop with a torn write; lost, after damage or the loss of a directory."""
+
+    if repair:
+        _repair_all(idle_s, json, service_url)
+        return
+
+    async def work(ledgers: "LedgerStore") -> "list[Listed]":
+        from spark_ledger.repair.limbo import listed
+
+        return await listed(ledgers.metadata)
+
+    found = with_ledgers(service_url, work)
+    if json:
+        print_json([one._asdict() for one in found])
+        return
+    rows = [(one.ledger_id, one.bookie_id, one.reason, _time(one.since_ms)) for one in found]
+    print_table(("LEDGER", "IN LIMBO AT", "REASON", "SINCE"), rows, "nothing is in limbo")
+
+
+def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
+    """Prints what became of each; exit status 1 when a ledger is left in limbo."""
+
+    async def work(ledgers: "LedgerStore") -> "Pass":
+        from spark_ledger.repair.limbo_janitor import repair_once
+
+        return await repair_once(ledgers, idle_s)
+
+    done = with_ledgers(service_url, work)
+    cleared = sum(one.cleared for one in done.repaired)
+    copied = sum(one.copied for one in done.repaired)
+    failed = len(done.repaired) - cleared
+    summary = {"repaired": cleared, "copied": copied, "failed": failed, "left": len(done.left)}
+    if json:
+        left = [{"ledger_id": i, "why": why} for i, why in done.left.items()]
+        print_json({**summary, "results": [r._asdict() for r in done.repaired], "left_alone": left})
+    else:
+        rows: list[tuple[object, ...]] = [
+            (one.ledger_id, one.bookie_id, one.compared, one.copied, one.why or "whole")
+            for one in done.repaired
+        ]
+        rows += [(ledger_id, "", "", "", why) for ledger_id, why in done.left.items()]
+        print_table(("LEDGER", "BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "nothing is in limbo")
+        print(", ".join(f"{name}: {count}" for name, count in summary.items()))
+    if failed or done.left:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -158,3 +238,7 @@ def _entries(record: "LedgerRecord") -> object:
 
 def _unknown(value: int | None) -> object:
     return "not closed" if value is None else value
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

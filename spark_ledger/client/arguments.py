@@ -13,6 +13,7 @@ from typing import Any
 from spark_ledger.config import ClientConfig
 
 LEDGER_ID_MAX = 2**63 - 1
+DURABILITIES = ("synced", "page-cache")
 
 
 def check_client(service_url: object, config: object) -> None:
@@ -74,6 +75,14 @@ def password_of(value: object) -> bytes:
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"password is bytes, got {_kind(value)}")
     return bytes(value)
+
+
+def durability_of(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"durability is a str, got {_kind(value)}")
+    if value not in DURABILITIES:
+        raise ValueError(f"durability is 'synced' or 'page-cache', got {value!r}")
+    return value
 
 
 def flag(name: str, value: object) -> bool:

@@ -11,6 +11,7 @@ Always true: all work is done on the process's background loop; these classes on
 wait. They may be used from several threads; appends of one thread keep their order.
 """
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from bookie_server.api.entry import Buffer, Entry
+from spark_ledger.client.append_future import AppendFuture, SharedLock
 from spark_ledger.client.arguments import (
     check_client,
+    durability_of,
     entries_of,
     entry_id_of,
     flag,
@@ -42,6 +45,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.ledger_record import LedgerRecord
 
 BATCH_ENTRIES_MAX = 256
+APPENDS_PER_STEP = 256
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -69,10 +73,14 @@ class LedgerClient:
         ack_quorum: int | None = None,
         password: bytes = b"",
         metadata: Mapping[str, str] = NOTHING,
+        durability: str = "synced",
     ) -> "LedgerWriter":
         """Make a ledger on `ensemble_size` bookies; `write_quorum` copies of each entry,
         acknowledged when `ack_quorum` are on disk; None: as the client's settings say (3, 3 and 2).
-        `metadata`, str to str, is kept in its record.
+        `metadata`, str to str, is kept in its record. `durability` is fixed for ever: of a
+        "page-cache" ledger entries are acknowledged when they are written, up to a second
+        before they are synced. A power loss of all bookies that have them may take those;
+        a process that is killed takes none.
 
         Raises BadConfig, NotEnoughBookies, RecordTooBig, Unavailable.
         """
@@ -84,6 +92,7 @@ class LedgerClient:
                 whole_or("ack_quorum", ack_quorum, config.ack_quorum),
                 password=password_of(password),
                 custom=metadata_of(metadata),
+                durability=durability_of(durability),
                 announce_lac=True,
             )
         )
@@ -171,6 +180,7 @@ class LedgerWriter:
         self._calls = calls
         self._writer = writer
         self._inflight_bytes = inflight_bytes
+        self._lock = SharedLock()
         self._handed: deque[tuple[Future[int], Sequence[Buffer] | Buffer, int, int]] = deque()
         self._handed_bytes = 0  # ever handed over: written by the blocking side only
         self._taken_bytes = 0  # ever taken over: written on the loop only
@@ -193,7 +203,7 @@ class LedgerWriter:
         change until the future is done. A callback added to the future runs on the event loop: it
         must not block.
         """
-        future: Future[int] = Future()
+        future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
@@ -239,23 +249,32 @@ class LedgerWriter:
     # -- on the loop --------------------------------------------------------------------------
 
     def _take_over(self) -> None:
-        """Append what the blocking side has handed over since the last time."""
+        """Append what the blocking side has handed over, some of it in each step of the loop, so
+        that the first frame is on its way while the next one is made."""
         self._scheduled = False
         handed, append = self._handed, self._writer.append_for
-        while handed:
+        for _ in range(min(len(handed), APPENDS_PER_STEP)):
             future, payload, rows, size = handed.popleft()
             self._taken_bytes += size
             try:
                 append(future, payload, rows)
             except Exception as wrong:
                 refuse(future, wrong)  # and go on: others wait behind it
+        if handed and not self._scheduled:
+            self._scheduled = True
+            self._calls.loop.call_soon(self._take_over)
+
+    async def _take_over_all(self) -> None:
+        while self._handed:
+            self._take_over()
+            await asyncio.sleep(0)
 
     async def _room(self) -> None:
-        self._take_over()
+        await self._take_over_all()
         await self._writer.room()
 
     async def _close(self) -> None:
-        self._take_over()
+        await self._take_over_all()
         await self._writer.close()
 
 

@@ -13,7 +13,7 @@ Always true:
 
 import asyncio
 from asyncio import InvalidStateError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError as ThreadInvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from typing import Any
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import AddLane
+from spark_ledger.bookies.add_lane import AddLane, Done
 from spark_ledger.errors import (
     ClientClosed,
     LedgerClosed,
@@ -49,10 +49,12 @@ _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
 @dataclass(slots=True)
 class Slot:
     """A place of the ensemble. `failed` says why it is sent nothing; `generation` counts owners
-    and tries, so that late failures of an earlier one are told apart."""
+    and tries, so that late failures of an earlier one are told apart; `done` takes the answers to
+    what is sent in this generation for the first time."""
 
     bookie_id: str
     lane: AddLane
+    done: Done
     generation: int = 0
     failed: str = ""
     failed_at: float = 0.0
@@ -63,15 +65,22 @@ class AddPipeline:
     """The adds of one ledger under way. `on_slot_failed` is called when a slot fails,
     `on_confirmed` when adds were confirmed."""
 
-    def __init__(self, cluster: Cluster, record: LedgerRecord, last_add_confirmed: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        record: LedgerRecord,
+        last_add_confirmed: int,
+        *,
+        recovery: bool = False,
+    ) -> None:
         self.cluster = cluster
+        self._recovery = recovery
         self.ledger_id = record.ledger_id
         self.record = record
         self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
         self.pending = PendingAdds(self.quorum, last_add_confirmed)
-        self.slots = [
-            Slot(bookie, cluster.bookies.lane(bookie)) for bookie in record.last_fragment.ensemble
-        ]
+        ensemble = record.last_fragment.ensemble
+        self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
         self.missing = MissingCopies(self.quorum)
         self.inflight_bytes = 0
         self.confirmed_bytes = 0
@@ -97,8 +106,10 @@ class AddPipeline:
         if self._add_timer is None:
             self._arm_add_timer(add.appended_at)
         for index in self._write_sets[add.entry_id % self.quorum.ensemble_size]:
-            if not self.slots[index].failed:
-                self._send(add, index, add.appended_at)
+            slot = self.slots[index]
+            if not slot.failed:
+                add.sends += 1
+                slot.lane.submit(add, slot.done)
 
     def fail(self, failure: LedgerError, brief: str = "") -> None:
         """End the pipeline: every pending add fails with `failure`, all later ones with `ended`.
@@ -180,8 +191,7 @@ class AddPipeline:
         mask = sum(1 << index for index in replacements)
         self.pending.drop_acks(mask)
         for index, bookie in replacements.items():
-            lane = self.cluster.bookies.lane(bookie)
-            self.slots[index] = Slot(bookie, lane, self.slots[index].generation + 1)
+            self.slots[index] = self._new_slot(index, bookie, self.slots[index].generation + 1)
         self.pending.change_in_flight = False
         for index in replacements:
             self._resend(index)
@@ -191,6 +201,7 @@ class AddPipeline:
         """The slot's bookie answers again: send it what it has not acknowledged."""
         slot = self.slots[index]
         slot.failed, slot.generation = "", slot.generation + 1
+        slot.done = self._taker(index, slot.bookie_id, slot.generation)
         self._resend(index)
 
     def confirm(self) -> None:
@@ -244,16 +255,54 @@ class AddPipeline:
 
     # -- sending and answers ------------------------------------------------------------------
 
-    def _resend(self, index: int) -> None:
-        now = self._loop.time()
-        for add in self.pending.lacking(index):
-            self._send(add, index, now)
+    def _new_slot(self, index: int, bookie_id: str, generation: int) -> Slot:
+        done = self._taker(index, bookie_id, generation)
+        lane = self.cluster.bookies.lane(bookie_id, recovery=self._recovery)
+        return Slot(bookie_id, lane, done, generation)
 
-    def _send(self, add: PendingAdd, index: int, since: float) -> None:
+    def _taker(
+        self, index: int, bookie_id: str, generation: int, since: float | None = None
+    ) -> Done:
+        return partial(self._answered_all, index, bookie_id, generation, since)
+
+    def _resend(self, index: int) -> None:
+        slot, now = self.slots[index], self._loop.time()
+        done = self._taker(index, slot.bookie_id, slot.generation, now)
+        for add in self.pending.lacking(index):
+            add.sends += 1
+            slot.lane.submit(add, done)
+
+    def _answered_all(
+        self,
+        index: int,
+        bookie_id: str,
+        generation: int,
+        since: float | None,
+        adds: Sequence[PendingAdd],
+        results: Sequence[AddResult],
+    ) -> None:
+        """What one frame brought back; `since` None: each add was first sent when appended.
+
+        Almost always all is stored by the slot's present owner, in its present fragment."""
         slot = self.slots[index]
-        add.sends += 1
-        answered = partial(self._answered, add, index, slot.bookie_id, slot.generation, since)
-        slot.lane.submit(add.add, add.size, answered)
+        first_entry = self.record.last_fragment.first_entry
+        if (
+            slot.bookie_id != bookie_id
+            or adds[0].entry_id < first_entry
+            or any(result.status is not Status.OK for result in results)
+        ):
+            for add, result in zip(adds, results, strict=True):
+                sent_at = add.appended_at if since is None else since
+                self._answered(add, index, bookie_id, generation, sent_at, result)
+            return
+        slot.pause_s = 0.0
+        for add in adds:
+            add.sends -= 1
+        if self.pending.all_acknowledged(adds, index):
+            self.confirm()
+        for add in adds:
+            if add.confirmed and not add.sends:
+                self._settle(add)
 
     def _answered(
         self,
@@ -295,7 +344,8 @@ class AddPipeline:
         add.sends -= 1
         slot = self.slots[index]
         if slot.generation == generation and not slot.failed and self._unsettled.get(add.entry_id):
-            self._send(add, index, since)
+            add.sends += 1
+            slot.lane.submit(add, self._taker(index, slot.bookie_id, slot.generation, since))
         elif add.confirmed and not add.sends:
             self._settle(add)
 

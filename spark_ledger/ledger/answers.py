@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.messages import ReadResponse
-from bookie_server.api.status import Meaning, Status, meaning
+from bookie_server.api.status import Meaning, Status, testimony
 
 T = TypeVar("T")
 
@@ -56,12 +56,12 @@ def judge(
     """What the answer to a read from `first_entry` on says of one entry: its meaning, and the
     checked entry or the reason. None if the answer stops before the entry."""
     if response.status is not Status.OK:
-        return meaning(response.status), say(response)
+        return testimony(response.status), say(response)
     if entry_id - first_entry >= len(response.results):
         return None
     result = response.results[entry_id - first_entry]
     if result.status is not Status.OK:
-        return meaning(result.status), result.status.name
+        return testimony(result.status), result.status.name
     try:
         entry = unpack_entry(result.entry)
     except BadEntry as damage:

@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
@@ -27,7 +28,7 @@ from spark_ledger.ledger.ids import LedgerIds
 from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import LedgerReader
-from spark_ledger.ledger.records import LedgerRecords, VersionedRecord
+from spark_ledger.ledger.records import IdSpent, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import LedgerWriter
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
@@ -62,6 +63,11 @@ class LedgerStore:
         self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
         self._closed = False
 
+    @property
+    def cluster(self) -> Cluster:
+        """What the parts of the ledger share; for repair, which works beside them."""
+        return self._cluster
+
     async def create(
         self,
         ensemble_size: int,
@@ -82,8 +88,8 @@ class LedgerStore:
         on disk. `announce_lac`: readers are told of the last entry when appends pause: for
         ledgers that are tailed (a task's ledger is not: its commit tells what it holds). Waits a
         moment for bookies that are about to register.
-        Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; LedgerError if a given
-        `ledger_id` is taken.
+        Raises BadConfig (quorums, placement), NotEnoughBookies, Unavailable; of a given `ledger_id`
+        LedgerError if it is taken, IdSpent if it may have been made already: give another.
         """
         if not ensemble_size >= write_quorum >= ack_quorum >= 1:
             raise BadConfig(
@@ -128,7 +134,14 @@ class LedgerStore:
             verifiers=verifiers(tokens),
             custom=dict(custom),
         )
-        known = await self._records.create(record)
+        while True:
+            try:
+                known = await self._records.create(record)
+                break
+            except IdSpent:
+                if ledger_id is not None:
+                    raise
+                record = replace(record, ledger_id=await self._ids.next())
 
         async def recover_own(own_id: int) -> VersionedRecord:
             return await recover(self._cluster, own_id, tokens)

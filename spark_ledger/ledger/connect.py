@@ -1,4 +1,4 @@
-"""Wire a LedgerStore to a real cluster: ZooKeeper for metadata, gRPC to the bookies."""
+"""Wire a LedgerStore to a real cluster: ZooKeeper for metadata, frames or gRPC to the bookies."""
 
 import os
 import random
@@ -17,15 +17,17 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     forked from one that had connected; UnsupportedFormat when the cluster's record is damaged or
     of a later version.
     """
+    from spark_ledger.bookies.best_network import BestNetwork
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
+    from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.bookies.grpc_network import GrpcNetwork
     from spark_ledger.metadata import cluster, zookeeper
     from spark_ledger.metadata.store import StoreError
 
     settings = config or client_config(service_url=service_url)
     placement = resolve(settings.placement)
-    network = GrpcNetwork()
+    grpc = GrpcNetwork()
     metadata = await zookeeper.connect(
         service_url,
         session_timeout_s=settings.session_timeout_s,
@@ -49,6 +51,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         if isinstance(failure, cluster.BadClusterRecord):
             raise UnsupportedFormat(f"the cluster at {service_url}: {failure}") from failure
         raise
+    network = BestNetwork(FrameNetwork(), grpc, directory.frames_at)
     bookies = BookieClient(network, directory, settings)
     rng = random.Random(int.from_bytes(os.urandom(16)))
     return LedgerStore(metadata, bookies, directory, settings, rng, placement)

@@ -10,25 +10,28 @@ Always true:
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bookie_server.api.codec import encode_add
+from bookie_server.api.entry import Buffer
 from bookie_server.api.messages import Add
 from spark_ledger.ledger.quorum import Quorum
 
 
 class PendingAdd:
-    """One entry between its append and its last answer. `waiter` takes the outcome: it has
-    `set_result` and `set_exception`, as the futures of asyncio and concurrent.futures do."""
+    """One entry between its append and its last answer, encoded once for all lanes (`packed`).
+    `waiter` takes the outcome: it has `set_result` and `set_exception`, as the futures of asyncio
+    and concurrent.futures do."""
 
     __slots__ = (
         "acks",
-        "add",
         "appended_at",
         "confirmed",
         "cumulative_bytes",
         "cumulative_rows",
         "entry_id",
+        "packed",
         "sends",
         "size",
         "waiter",
@@ -45,7 +48,7 @@ class PendingAdd:
         waiter: Any = None,
     ) -> None:
         self.entry_id = entry_id
-        self.add = add
+        self.packed: Sequence[Buffer] = encode_add(add)
         self.size = size
         self.cumulative_bytes = cumulative_bytes
         self.cumulative_rows = cumulative_rows
@@ -92,6 +95,16 @@ class PendingAdds:
         if add.confirmed or self.change_in_flight or not self._queue:
             return False
         return self._queue[0] is add and add.acks.bit_count() >= self.quorum.ack_quorum
+
+    def all_acknowledged(self, adds: Sequence[PendingAdd], slot: int) -> bool:
+        """`acknowledged` of each; whether something may be confirmed now."""
+        bit = 1 << slot
+        for add in adds:
+            add.acks |= bit
+        if self.change_in_flight or not self._queue:
+            return False
+        head = self._queue[0]
+        return head.acks.bit_count() >= self.quorum.ack_quorum and head in adds
 
     def drop_acks(self, slots: int) -> None:
         """The slots in the mask have new owners: nobody vouches for them in any pending add."""

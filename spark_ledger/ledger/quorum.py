@@ -74,9 +74,16 @@ class Verdict(Enum):
 
 
 def recovery_verdict(quorum: Quorum, answers: list[Meaning | None]) -> Verdict:
-    """Judge the answers of an entry's write set; None is an answer still outstanding."""
+    """Judge the answers of an entry's write set; None is an answer still outstanding.
+
+    Negatives prove by their number. TORN (absent, after a torn tail) proves only together with
+    all the others: once the whole write set has answered, nobody has the entry and nobody else
+    may have it (docs/protocol.md, "Limbo").
+    """
     if Meaning.POSITIVE in answers:
         return Verdict.RECOVER
     if answers.count(Meaning.NEGATIVE) >= quorum.negatives_needed:
         return Verdict.ABSENT
-    return Verdict.WAIT if None in answers else Verdict.UNDECIDABLE
+    if None in answers:
+        return Verdict.WAIT
+    return Verdict.UNDECIDABLE if Meaning.UNKNOWN in answers else Verdict.ABSENT

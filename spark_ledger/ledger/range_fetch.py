@@ -99,6 +99,8 @@ class RangeFetch:
         self._token = token
         self._heard = heard
         self._turn = ledger_id
+        self.avoided = ""
+        """A bookie that is asked last for now, besides those in doubt."""
 
     async def fill(self, chunk: Chunk, first: int | None = None) -> Refusals:
         """Fetch what is missing of the chunk, from `first` on (None: its beginning)."""
@@ -117,7 +119,7 @@ class RangeFetch:
     def order(self, ensemble: tuple[str, ...]) -> list[int]:
         """The slots in the order in which they are to be asked this time."""
         self._turn += 1
-        suspects = self._cluster.bookies.quarantine.suspects()
+        suspects = [*self._cluster.bookies.quarantine.suspects(), self.avoided]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
         return preference(self.quorum, self._turn, doubtful)
 

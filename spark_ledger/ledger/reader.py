@@ -30,6 +30,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
+from spark_ledger.ledger.long_read import LongRead
 from spark_ledger.ledger.range_fetch import Chunk, RangeFetch, Refusals
 from spark_ledger.ledger.range_read import Entries, EntryStream, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
@@ -55,6 +56,7 @@ class LedgerReader:
         self._fetch = RangeFetch(
             cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
         )
+        self._long = LongRead(cluster, self.ledger_id, tokens.read, self._view.heard)
         self._entry_bytes = self._guess()
 
     @property
@@ -246,6 +248,62 @@ class LedgerReader:
     async def _stream(
         self, first: int, last: int, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
     ) -> AsyncGenerator[list[Entry], None]:
+        """The entries first..last, all of them confirmed, fetched ahead; in runs as they come."""
+        tries = self._view.quorum.ensemble_size if chunks == CHUNKS_AHEAD else 0
+        while tries and self._is_long(first, last, ahead_bytes):
+            end = self._fragment_end(first, last)
+            async with aclosing(self._long_runs(first, last, ahead_bytes)) as runs:
+                async for run in runs:
+                    first = run[-1].header.entry_id + 1
+                    yield run
+            tries -= first <= end
+        async with aclosing(self._windowed(first, last, ahead_bytes, chunks)) as runs:
+            async for run in runs:
+                yield run
+
+    def _is_long(self, first: int, last: int, ahead_bytes: int) -> bool:
+        """Whether the next fragment's part of the range is worth a stream from one bookie: it has
+        them all, and they are more than would be under way at once without it."""
+        quorum = self._view.quorum
+        count = self._fragment_end(first, last) - first + 1
+        return (
+            quorum.write_quorum == quorum.ensemble_size and count * self._entry_bytes > ahead_bytes
+        )
+
+    async def _long_runs(
+        self, first: int, last: int, ahead_bytes: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        """What one bookie delivers of the fragment in a stream and, where that ends early, the
+        entries that follow as others deliver them."""
+        request_bytes = self._request_bytes(ahead_bytes, CHUNKS_AHEAD)
+        ensemble, end = self.record.fragment_of(first).ensemble, self._fragment_end(first, last)
+        bookie = ensemble[self._fetch.order(ensemble)[0]]
+        streamed = self._long.runs(bookie, first, end, request_bytes, ahead_bytes)
+        async with aclosing(streamed) as runs:
+            async for run in runs:
+                self._entry_bytes = self._estimate(run)
+                first = run[-1].header.entry_id + 1
+                yield run
+        if first > end:
+            return
+        overtaken = self._long.silent and len(ensemble) > 1
+        self._fetch.avoided = bookie
+        chunk = self._chunk(first, end, request_bytes)
+        async with aclosing(self._windowed(first, chunk.last, ahead_bytes)) as runs:
+            async for run in runs:
+                if overtaken:
+                    self._fetch.overtaken(bookie)
+                self._fetch.avoided, overtaken = "", False
+                yield run
+
+    def _fragment_end(self, first: int, last: int) -> int:
+        """The last entry up to `last` that is in the same fragment as `first`."""
+        later = (f.first_entry for f in self.record.fragments if f.first_entry > first)
+        return min([last, *(begin - 1 for begin in later)])
+
+    async def _windowed(
+        self, first: int, last: int, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
+    ) -> AsyncGenerator[list[Entry], None]:
         """The entries first..last, all of them confirmed, fetched ahead, `chunks` at a time if
         `ahead_bytes` are to be made use of; in runs as they come."""
         window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
@@ -286,8 +344,7 @@ class LedgerReader:
         copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
         count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
         count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
-        later = [f.first_entry for f in record.fragments if f.first_entry > first]
-        end = min([last, first + count - 1, *(begin - 1 for begin in later)])
+        end = self._fragment_end(first, min(last, first + count - 1))
         ensemble = record.fragment_of(first).ensemble
         return Chunk(first, end, ensemble, self.version, request_bytes)
 

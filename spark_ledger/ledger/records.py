@@ -7,8 +7,7 @@ refusal looks like a lost answer. A listing is whole or an error. Errors of the 
 errors of spark_ledger.errors.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from spark_ledger.errors import (
@@ -20,7 +19,7 @@ from spark_ledger.errors import (
     UnsupportedFormat,
 )
 from spark_ledger.ledger.transitions import Done, Move, Refused
-from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata import ledger_listing, ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import (
     VALUE_BYTES_MAX,
@@ -33,7 +32,6 @@ from spark_ledger.metadata.store import (
     Watcher,
 )
 
-DIGITS = 19
 NEW_RECORD_BYTES_MAX = 512 * 1024  # a record grows with every fragment; see VALUE_BYTES_MAX
 
 
@@ -56,6 +54,10 @@ class MoveRefused(Exception):
 
 class OutcomeUnresolved(Unavailable):
     """A write may or may not have been applied, and the store cannot be asked now."""
+
+
+class IdSpent(OutcomeUnresolved):
+    """A ledger of this id may have been made and deleted: it is not made again. Take another id."""
 
 
 class LedgerRecords:
@@ -90,28 +92,30 @@ class LedgerRecords:
         """Make the record. A lost answer is told by the record's creator token.
 
         Raises LedgerError if another ledger has the id, RecordTooBig, OutcomeUnresolved,
-        Unavailable; NoSuchLedger if it was made, closed and deleted by others meanwhile.
+        Unavailable; IdSpent if the answer was lost and there is no record: it may have been made,
+        closed and deleted by others meanwhile, and bookies may have met and forgotten it.
         """
         path, value = paths.ledger(record.ledger_id), _encoded(record, NEW_RECORD_BYTES_MAX)
         unknown = False
-        while True:
-            try:
-                await self.metadata.create(path, value, parents=True)
-                return VersionedRecord(record, 0)
-            except NodeExists:
-                found = await self._reread(record.ledger_id, unknown)
-                if record.creator and found.record.creator == record.creator:
-                    return found
-                raise LedgerError(
-                    f"ledger id {record.ledger_id} is taken", "Take another id."
-                ) from None
-            except OutcomeUnknown:
-                unknown = True
-                with suppress(NoSuchLedger):
-                    await self._reread(record.ledger_id, unknown)
-            except StoreError as failure:
-                what = f"ledger {record.ledger_id} cannot be created"
-                raise _unavailable(what, failure, unknown) from failure
+        try:
+            await self.metadata.create(path, value, parents=True)
+            return VersionedRecord(record, 0)
+        except NodeExists:
+            pass
+        except OutcomeUnknown:
+            unknown = True
+        except StoreError as failure:
+            what = f"ledger {record.ledger_id} cannot be created"
+            raise _unavailable(what, failure) from failure
+        try:
+            found = await self._reread(record.ledger_id, unknown)
+        except NoSuchLedger as absent:
+            raise IdSpent(
+                f"ledger {record.ledger_id} was made or not, and is not there"
+            ) from absent
+        if record.creator and found.record.creator == record.creator:
+            return found
+        raise LedgerError(f"ledger id {record.ledger_id} is taken", "Take another id.")
 
     async def move(
         self, known: VersionedRecord, decide: Callable[[LedgerRecord], Move]
@@ -178,33 +182,12 @@ class LedgerRecords:
         Raises Unavailable, also when the tree is not as it should be: never a short list.
         """
         try:
-            await self.metadata.sync(paths.LEDGERS)
+            async for ledger_id in ledger_listing.ledger_ids(self.metadata):
+                yield ledger_id
+        except ledger_listing.BrokenListing as broken:
+            raise Unavailable(str(broken)) from None
         except StoreError as failure:
             raise _unavailable("the ledgers cannot be listed", failure) from failure
-        folders = [paths.LEDGERS]
-        while folders:
-            folder = folders.pop()
-            above = folder.removeprefix(paths.LEDGERS).replace("/", "")
-            digits = paths.digits_below(len(above))
-            if len(above) + digits == DIGITS:
-                for name in await self._names(folder, digits):
-                    yield int(above + name)
-            else:
-                below = reversed(await self._names(folder, digits))
-                folders += [f"{folder}/{name}" for name in below]
-
-    async def _names(self, folder: str, digits: int) -> Sequence[str]:
-        """What is in a folder of the tree: names of so many digits. Raises Unavailable."""
-        try:
-            names = await self.metadata.children(folder)
-        except NoNode:  # folders are never deleted
-            raise Unavailable(f"the listing of ledgers is broken: {folder} is missing") from None
-        except StoreError as failure:
-            raise _unavailable("the ledgers cannot be listed", failure) from failure
-        foreign = [name for name in names if not (len(name) == digits and name.isdecimal())]
-        if foreign:
-            raise Unavailable(f"the listing of ledgers is broken: {folder} holds {foreign[0]!r}")
-        return names
 
     async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
         """The record after a sync. Raises OutcomeUnresolved for Unavailable when a write with an

@@ -7,8 +7,9 @@ Always true:
 - nothing is decided before fewer than Qa members of every write set are silent;
 - reads go to the last fragment as the store had it when recovery began, writes to the present
   ensemble; ensemble changes stay in memory until the one closing compare-and-set;
-- an entry is recovered on one positive answer, the end is found on Qw - Qa + 1 negatives; where
-  neither can be had recovery is given up and the ledger stays IN_RECOVERY;
+- an entry is recovered on one positive answer, the end is found on Qw - Qa + 1 negatives, or when
+  the whole write set has answered and whoever did not deny the entry lacks it after a torn tail;
+  where neither can be had recovery is given up and the ledger stays IN_RECOVERY;
 - what is written back carries the LAC as it was when recovery began; the length and the rows of
   the closed ledger come from the header of its last entry itself;
 - a password that the record does not verify changes nothing, not even the record's state;
@@ -56,6 +57,7 @@ CUT_SHORT = "the answer stops before it"
 _LASTING = (
     Status.UNAUTHORIZED,
     Status.LIMBO,
+    Status.LIMBO_TORN,
     Status.BAD_DIGEST,
     Status.NO_SUCH_ENTRY,
     Status.NO_SUCH_LEDGER,
@@ -172,7 +174,7 @@ class Recovery:
     # -- the tail -----------------------------------------------------------------------------
 
     def _begin_writing_back(self, start: int) -> AddPipeline:
-        self._pipeline = AddPipeline(self._cluster, self._record, start)
+        self._pipeline = AddPipeline(self._cluster, self._record, start, recovery=True)
         self._cluster.at_close[self] = self._pipeline.fail
         self._change = EnsembleChange(self._pipeline, self._change_in_memory, NO_LIMIT, self._token)
         return self._pipeline

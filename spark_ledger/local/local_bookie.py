@@ -92,12 +92,18 @@ class LocalBookie:
             self._child.wait(STOP_TIMEOUT_S)
 
     def _command(self) -> list[str]:
-        settings = {
-            "service_url": self._service_url,
-            "listen": "127.0.0.1:0",
-            "journal_directory": self.folder / "journal",
-            "ledger_directory": self.folder / "ledgers",
-            **self._settings,
-        }
-        overrides = [part for key in settings for part in ("--set", f"{key}={settings[key]}")]
+        settings = {"service_url": self._service_url, "listen": "127.0.0.1:0", **self._settings}
+        for kind, name in (("journal", "journal"), ("ledger", "ledgers")):
+            if f"{kind}_directories" not in settings:
+                settings.setdefault(f"{kind}_directory", self.folder / name)
+        overrides = [
+            part for key in settings for part in ("--set", f"{key}={_text(settings[key])}")
+        ]
         return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]
+
+
+def _text(value: object) -> str:
+    """The value as --set takes it; a list as in TOML, whose strings are JSON's."""
+    if isinstance(value, list | tuple):
+        return json.dumps([str(each) for each in value], ensure_ascii=False)
+    return str(value)

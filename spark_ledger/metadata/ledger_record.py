@@ -94,6 +94,23 @@ class LedgerRecord:
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
 
+def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
+    """The parts of 0..last_entry of which the bookie keeps copies: the entries of each fragment
+    that names it, with its slot there; of those it keeps the ones that `keeps` says."""
+    found = []
+    ends = [fragment.first_entry for fragment in record.fragments[1:]]
+    for fragment, end in zip(record.fragments, [*ends, last_entry + 1], strict=True):
+        entries = range(fragment.first_entry, min(end, last_entry + 1))
+        if bookie_id in fragment.ensemble and entries:
+            found.append((entries, fragment.ensemble.index(bookie_id)))
+    return found
+
+
+def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
+    """Whether the slot is of the entry's write set."""
+    return (slot - entry_id) % record.ensemble_size < record.write_quorum
+
+
 def shallow(value: Any) -> dict[str, Any]:
     """The fields of a dataclass with slots by name; what they hold is not copied, unlike asdict,
     which costs ten times as much."""

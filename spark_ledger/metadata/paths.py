@@ -11,6 +11,7 @@ LEDGER_IDS = "/ledger-ids"
 BOOKIES_AVAILABLE = "/bookies/available"
 BOOKIES_READONLY = "/bookies/readonly"
 BOOKIES_KNOWN = "/bookies/known"
+LIMBO = "/limbo"
 INTENTS = "/intents"
 QUERIES = "/queries"
 TXNS = "/txns"
@@ -32,6 +33,12 @@ def ledger(ledger_id: int) -> str:
 def digits_below(digits: int) -> int:
     """How many digits of a ledger's id the names have in a folder that stands for `digits`."""
     return next(b - a for a, b in _CUTS if a == digits)
+
+
+def limbo(bookie_id: str, ledger_id: int | None = None) -> str:
+    """What a bookie lists as in limbo, or one ledger in that list."""
+    listed = f"{LIMBO}/{bookie_id}"
+    return listed if ledger_id is None else f"{listed}/{ledger_id}"
 
 
 def topic_name(tenant: str, namespace: str, topic: str) -> str:

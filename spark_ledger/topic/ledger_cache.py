@@ -8,10 +8,12 @@ janitor.
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import LedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.intents import Intent, Intents
@@ -101,9 +103,17 @@ class LedgerCache:
         await asyncio.gather(*self._closing)
 
     async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
+        writer: LedgerWriter | None = None
+        while writer is None:
+            with suppress(IdSpent):
+                writer = await self._make(key, await self._intents.ledger_id(intent))
+        now = asyncio.get_running_loop().time()
+        fragments_max = self._ledgers.config.fragments_max
+        return TaskLedger(key, intent.record.app_id, writer, now, fragments_max)
+
+    async def _make(self, key: LedgerKey, ledger_id: int) -> LedgerWriter:
         policies = key.policies
-        ledger_id = await self._intents.ledger_id(intent)
-        writer = await self._ledgers.create(
+        return await self._ledgers.create(
             policies.ensemble_size,
             policies.write_quorum,
             policies.ack_quorum,
@@ -112,9 +122,6 @@ class LedgerCache:
             durability=policies.durability,
             ledger_id=ledger_id,
         )
-        now = asyncio.get_running_loop().time()
-        fragments_max = self._ledgers.config.fragments_max
-        return TaskLedger(key, intent.record.app_id, writer, now, fragments_max)
 
     def _close_older_runs(self, key: LedgerKey, app_id: str) -> None:
         for ledger in list(self._idle):

@@ -1,0 +1,216 @@
+"""`spark-ledger bookie list|info|ready|forget`."""
+
+import asyncio
+import json as jsons
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spark_ledger.cli.common import (
+    App,
+    JsonOption,
+    UrlOption,
+    fail,
+    print_facts,
+    print_json,
+    print_table,
+    with_ledgers,
+)
+from spark_ledger.config import resolve_service_url
+from spark_ledger.errors import BadConfig, Unavailable
+
+if TYPE_CHECKING:
+    from bookie_server.api.messages import DirectoryInfo, InfoResponse
+    from spark_ledger.ledger.client import LedgerStore
+
+app = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
+TIMEOUT_S = 5.0
+
+
+@app.command("list")
+def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Every bookie ever seen: rw, ro or lost, and why."""
+    found = asyncio.run(registered(resolve_service_url(service_url)))
+    rows = [_listed(bookie) for bookie in found]
+    if json:
+        print_json(rows)
+        return
+    columns = ("BOOKIE", "STATE", "ADDRESS", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
+    cells = [
+        (
+            *(r["id"], r["state"], r["address"], r["rack"], gib(r["free_bytes"])),
+            *(r["limbo_ledgers"], r["version"], r["why"]),
+        )
+        for r in rows
+    ]
+    print_table(columns, cells, "no bookies")
+
+
+@app.command()
+def info(
+    bookie: Annotated[str, typer.Argument(help="host:port, or the id of a bookie.")],
+    json: JsonOption = False,
+    timeout: Timeout = TIMEOUT_S,
+    service_url: UrlOption = None,
+) -> None:
+    """What a bookie says of itself; with host:port nothing but that bookie is asked."""
+    address = bookie if ":" in bookie else asyncio.run(_address(bookie, service_url))
+    answer = asyncio.run(_ask(address, timeout))
+    if json:
+        plain = {**answer._asdict(), "address": address, "status": answer.status.name}
+        plain["directories"] = [each._asdict() for each in answer.directories]
+        print_json(plain)
+        return
+    print_facts(_facts(address, answer))
+    columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
+    rows = [
+        (d.path, d.role, gib(d.free_bytes), gib(d.total_bytes), _state(d))
+        for d in answer.directories
+    ]
+    if rows:
+        print()
+        print_table(columns, rows, "")
+
+
+@app.command()
+def ready(
+    address: Annotated[str, typer.Argument(help="host:port of the bookie.")],
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
+    from spark_ledger.bookies.bookie_info import why_not_ready
+
+    why = why_not_ready(asyncio.run(_ask(address, timeout)))
+    if why:
+        fail(f"the bookie at {address} is not ready: {why}")
+    print("ready")
+
+
+@app.command()
+def forget(
+    bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that will not come back.")],
+    service_url: UrlOption = None,
+) -> None:
+    """Take a lost bookie off the list; refused while it runs or a ledger names it."""
+
+    async def work(ledgers: "LedgerStore") -> None:
+        from spark_ledger.repair import forget as repair
+
+        await repair.forget(ledgers, bookie_id)
+
+    with_ledgers(service_url, work)
+    print(f"bookie {bookie_id} is forgotten")
+
+
+async def registered(service_url: str) -> list[dict[str, Any]]:
+    """Every bookie ever seen, by id, with what it registered and a `state`: "writable",
+    "read-only" or "down", and how many ledgers it lists as in limbo. Raises Unavailable."""
+    from spark_ledger.metadata import paths
+    from spark_ledger.metadata.store import MetadataStore, NoNode, StoreUnavailable
+    from spark_ledger.metadata.zookeeper import connect
+
+    async def those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
+        found = {}
+        try:
+            for bookie_id in await store.children(folder):
+                found[bookie_id] = jsons.loads((await store.get(f"{folder}/{bookie_id}")).value)
+        except NoNode:
+            return found  # nobody has started a bookie here yet, or this one just left
+        return found
+
+    async def how_many(store: MetadataStore, folder: str) -> int:
+        try:
+            return len(await store.children(folder))
+        except NoNode:
+            return 0
+
+    store = await connect(service_url, make_root=False)
+    try:
+        states = {"down": paths.BOOKIES_KNOWN}
+        states |= {"read-only": paths.BOOKIES_READONLY, "writable": paths.BOOKIES_AVAILABLE}
+        bookies: dict[str, dict[str, Any]] = {}
+        for state, folder in states.items():
+            for bookie_id, record in (await those_in(store, folder)).items():
+                bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
+        for bookie_id, record in bookies.items():
+            record["limbo_ledgers"] = await how_many(store, paths.limbo(bookie_id))
+        return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+    except StoreUnavailable as error:
+        raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None
+    finally:
+        await store.close()
+
+
+def gib(free_bytes: object) -> str:
+    return f"{free_bytes / 2**30:.1f} GiB" if isinstance(free_bytes, int) else ""
+
+
+_SHORT = {"writable": "rw", "read-only": "ro", "down": "lost"}
+
+
+def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
+    """A bookie as `list` tells of it; free bytes are unknown of one that is lost."""
+    why = bookie.get("reason") or bookie.get("degraded") or ""
+    if bookie["state"] == "down":
+        why = "not registered: it is down, or cannot reach ZooKeeper"
+    return {
+        "id": bookie["id"],
+        "state": _SHORT[bookie["state"]],
+        "why": why,
+        "address": bookie.get("address", ""),
+        "rack": bookie.get("rack", ""),
+        "version": bookie.get("server_version", ""),
+        "free_bytes": bookie.get("free_bytes"),
+        "total_bytes": bookie.get("total_bytes"),
+        "limbo_ledgers": bookie["limbo_ledgers"],
+    }
+
+
+async def _address(bookie_id: str, service_url: str | None) -> str:
+    """Where the bookie is, or was when last registered. Raises BadConfig, Unavailable."""
+    for bookie in await registered(resolve_service_url(service_url)):
+        if bookie["id"] == bookie_id:
+            return str(bookie["address"])
+    raise BadConfig(
+        f"no bookie {bookie_id} was ever registered there",
+        "`spark-ledger bookie list` tells which were.",
+    )
+
+
+async def _ask(address: str, timeout_s: float) -> "InfoResponse":
+    from spark_ledger.bookies.bookie_info import ask
+    from spark_ledger.bookies.grpc_network import GrpcNetwork
+    from spark_ledger.bookies.network import CallFailed
+
+    network = GrpcNetwork()
+    try:
+        return await ask(network, address, timeout_s)
+    except CallFailed as failure:
+        raise Unavailable(
+            f"the bookie at {address} does not answer: {failure}",
+            "It is down, or has not opened its port yet: its own log tells.",
+        ) from None
+    finally:
+        await network.close()
+
+
+def _facts(address: str, answer: "InfoResponse") -> dict[str, object]:
+    facts = {
+        "bookie": answer.bookie_id,
+        "address": address,
+        "version": answer.version,
+        "state": answer.state or answer.status.name,
+        "reason": answer.reason,
+        "ledgers": answer.ledgers,
+        "in limbo": answer.limbo_ledgers,
+        "free": f"{gib(answer.free_bytes)} of {gib(answer.total_bytes)}",
+        "reclaim": answer.reclaim,
+    }
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def _state(directory: "DirectoryInfo") -> str:
+    if directory.failure:
+        return f"failed: {directory.failure}"
+    return "full" if directory.full else "ok"

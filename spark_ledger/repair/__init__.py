@@ -1,0 +1,1 @@
+"""Bringing copies back where bookies lost them."""

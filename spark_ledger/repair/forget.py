@@ -1,0 +1,59 @@
+"""A bookie that will never come back, taken off the list of those ever seen.
+
+Always true: one that is registered, or that any ledger's record names, stays on the list: its
+copies may be wanted still. What it listed as in limbo goes with it.
+"""
+
+import contextlib
+
+from spark_ledger.errors import BadConfig, NoSuchLedger
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import MetadataStore, NoNode
+
+
+async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
+    """Raises BadConfig when the bookie was never seen, is registered, or is named by a ledger;
+    Unavailable, StoreError."""
+    store = ledgers.metadata
+    await store.sync()
+    if bookie_id not in await _children(store, paths.BOOKIES_KNOWN):
+        raise BadConfig(
+            f"no bookie {bookie_id} was ever registered there",
+            "`spark-ledger bookie list` tells which were.",
+        )
+    for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+        if bookie_id in await _children(store, folder):
+            raise BadConfig(f"bookie {bookie_id} is registered: it runs", "Stop it first.")
+    named = await _named_by(ledgers, bookie_id)
+    if named:
+        raise BadConfig(
+            f"{len(named)} ledgers name bookie {bookie_id}, the first is {named[0]}",
+            "It may hold the copy that is needed: bring it back, or delete these ledgers first.",
+        )
+    for name in await _children(store, paths.limbo(bookie_id)):
+        await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
+    await _delete(store, paths.limbo(bookie_id))
+    await _delete(store, f"{paths.BOOKIES_KNOWN}/{bookie_id}")
+
+
+async def _named_by(ledgers: LedgerStore, bookie_id: str) -> list[int]:
+    found = []
+    async for ledger_id in ledgers.list():
+        with contextlib.suppress(NoSuchLedger):  # deleted meanwhile
+            record = (await ledgers.record(ledger_id, fresh=True)).record
+            if any(bookie_id in fragment.ensemble for fragment in record.fragments):
+                found.append(ledger_id)
+    return found
+
+
+async def _children(store: MetadataStore, folder: str) -> list[str]:
+    try:
+        return await store.children(folder)
+    except NoNode:
+        return []
+
+
+async def _delete(store: MetadataStore, path: str) -> None:
+    with contextlib.suppress(NoNode):
+        await store.delete(path)
