@@ -14,6 +14,7 @@ EDGES = (
     "bookie_server/service.py",
     "bookie_server/identity.py",
     "bookie_server/registration.py",
+    "bookie_server/opening.py",
     "bookie_server/os_disk.py",
     "bookie_server/rocks_index.py",
     "spark_ledger/bookies/grpc_network.py",

@@ -10,6 +10,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.handler import handle_bytes
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import ledger_record, paths
@@ -24,7 +25,7 @@ CONFIG = StorageConfig(
     journal_bytes_max=512 * KIB,
     journal_batch_bytes_max=128 * KIB,
     journal_pending_bytes_max=256 * KIB,
-    recovery_reserve_bytes=64 * KIB,
+    recovery_reserve_bytes=72 * KIB,
     write_cache_bytes=512 * KIB,
     flush_interval_s=5.0,
     flush_chunk_bytes=32 * KIB,
@@ -59,10 +60,13 @@ class Node:
 
     async def start(self) -> "Node":
         index = await SimIndex.open(self.ledger_disk)
+        directories = Directories(
+            [JournalDirectory("journal-1", self.journal_disk)],
+            [LedgerDirectory("ledger-1", self.ledger_disk, index)],
+        )
         session = self.store.session("bookie")
         self.bookie = await Bookie.start(
-            *(ID, self.journal_disk, self.ledger_disk, index, session, self.config),
-            cluster_id=self.cluster_id,
+            ID, directories, session, self.config, cluster_id=self.cluster_id
         )
         return self
 
@@ -97,10 +101,10 @@ class Node:
         response = await self._ask("Add", m.AddRequest(ID, adds))
         return [result.status for result in response.results]
 
-    async def add_all(self, *entries: bytes) -> None:
+    async def add_all(self, *entries: bytes, recovery: bool = False) -> None:
         """Add as a patient client does: what is busy again, until all are stored."""
         for _ in range(1000):
-            statuses = await self.add(*entries)
+            statuses = await self.add(*entries, recovery=recovery)
             if Status.BUSY not in statuses:
                 assert statuses == [Status.OK] * len(entries)
                 return

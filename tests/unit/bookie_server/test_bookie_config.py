@@ -3,7 +3,12 @@ from dataclasses import fields
 import pytest
 
 from bookie_server.api.settings import BadSettings, load
-from bookie_server.config import BookieConfig, advertised_address
+from bookie_server.config import (
+    BookieConfig,
+    advertised_address,
+    advertised_frames,
+    frames_listen,
+)
 from bookie_server.storage_config import StorageConfig
 
 
@@ -19,6 +24,18 @@ def test_a_limit_that_is_set_reaches_the_storage_engine():
 def test_limits_that_the_largest_entry_does_not_fit_are_refused():
     with pytest.raises(BadSettings, match="journal_pending_bytes_max must leave"):
         load(BookieConfig, None, {"journal_pending_bytes_max": 1024})
+
+
+def test_a_reserve_of_recovery_that_does_not_hold_the_largest_entry_is_refused():
+    """A stream of large adds could keep such an entry out for ever."""
+    with pytest.raises(BadSettings, match="recovery_reserve_bytes must hold an entry"):
+        load(BookieConfig, None, {"recovery_reserve_bytes": 16 << 20})
+
+
+@pytest.mark.parametrize("low", [0.95, 0.99])
+def test_thresholds_of_disk_space_that_would_flap_are_refused(low):
+    with pytest.raises(BadSettings, match="disk_usage_low must be below disk_usage_high"):
+        load(BookieConfig, None, {"disk_usage_low": low})
 
 
 @pytest.mark.parametrize("listen", ["3181", "host", "host:port", ":3181", "host:70000"])
@@ -42,3 +59,94 @@ def test_clients_are_told_the_advertised_address_or_the_bound_one(listen, advert
     config = BookieConfig(listen=listen, advertised=advertised)
     port = 9 if told.endswith(":9") else 3181
     assert advertised_address(config, port) == told
+
+
+@pytest.mark.parametrize(
+    ("settings", "at", "told"),
+    [
+        ({}, "127.0.0.1:0", "127.0.0.1:9"),
+        ({"listen": "0.0.0.0:1", "advertised": "node-1"}, "0.0.0.0:0", "node-1:9"),
+        ({"listen": "0.0.0.0:1", "advertised": "node-1:80"}, "0.0.0.0:0", "node-1:9"),
+        ({"listen": "[::1]:1"}, "[::1]:0", "[::1]:9"),
+        ({"frames_listen": "10.0.0.1:7"}, "10.0.0.1:7", "10.0.0.1:9"),
+        ({"frames_advertised": "node-1:80"}, "127.0.0.1:0", "node-1:80"),
+        ({"frames_advertised": "node-1"}, "127.0.0.1:0", "node-1:9"),
+        ({"frames_listen": ""}, "", None),
+    ],
+    ids=str,
+)
+def test_frames_are_spoken_on_the_host_of_grpc_unless_told_otherwise(settings, at, told):
+    config = BookieConfig(**settings)
+    assert frames_listen(config) == at
+    if told is not None:
+        assert advertised_frames(config, 9) == told
+
+
+def test_an_address_for_frames_that_is_none_is_refused():
+    with pytest.raises(BadSettings, match=r"frames_listen: .*host:port"):
+        load(BookieConfig, None, {"frames_listen": "here"})
+
+
+def test_directories_are_one_or_a_list_but_not_both():
+    def of(**given):
+        return load(BookieConfig, None, given).directories("journal")
+
+    assert of() == ["data/journal"]
+    assert of(journal_directory="a") == ["a"]
+    assert of(journal_directories="a, b,c") == of(journal_directories=["a", "b", "c"])
+    assert of(journal_directories="a, b,c") == ["a", "b", "c"]
+    with pytest.raises(BadSettings, match="either journal_directory or"):
+        of(journal_directory="a", journal_directories="b")
+
+
+def test_directories_on_the_command_line_are_a_list_with_commas_or_as_in_toml():
+    def of(text):
+        return load(BookieConfig, None, {"ledger_directories": text}).directories("ledger")
+
+    assert of('["/a/l0","/a/l1"]') == of("/a/l0,/a/l1") == ["/a/l0", "/a/l1"]
+    assert of("['/a, b', \"/c\"]") == ["/a, b", "/c"]
+    assert of('["/only"]') == of("/only") == ["/only"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", ",", "a,,b", "[a, b]", '["a"', '"a","b"', "'a'", "a]", '["a", 1]', '["[a"]', '[""]'],
+)
+def test_directories_that_are_no_list_of_names_are_refused(text):
+    with pytest.raises(BadSettings, match=r"^ledger_directories\S*: "):
+        load(BookieConfig, None, {"ledger_directories": text})
+
+
+@pytest.mark.parametrize("text", ["", " ", '"a"', "[a"])
+def test_one_directory_is_named_without_quotes(text):
+    with pytest.raises(BadSettings, match=r"^journal_directory: "):
+        load(BookieConfig, None, {"journal_directory": text})
+
+
+@pytest.mark.parametrize("text", ["foo:bar:baz", "a b", "::1", "host:", "host:x", "host:70000"])
+@pytest.mark.parametrize("setting", ["advertised", "frames_advertised"])
+def test_an_address_that_clients_could_not_use_is_refused(setting, text):
+    with pytest.raises(BadSettings, match=f"^{setting}: must be host or host:port"):
+        load(BookieConfig, None, {setting: text})
+
+
+@pytest.mark.parametrize("rack", ["a b", "r1/", "/", "a//b", " r1", "r1\n", "r\u00e9"])
+def test_a_rack_is_a_path_of_names(rack):
+    with pytest.raises(BadSettings, match=r"^rack: must be names"):
+        load(BookieConfig, None, {"rack": rack})
+    for good in ("", "r1", "/hall-2/r.1", "hall/r_1"):
+        assert load(BookieConfig, None, {"rack": good}).rack == good
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"message_bytes_max": 16 << 20}, "message_bytes_max must hold an entry"),
+        ({"entry_bytes_max": 15 << 20, "message_bytes_max": 1}, "message_bytes_max must hold"),
+        ({"minor_compaction_share": 0.6}, "minor_compaction_share 0.6 must not be above"),
+    ],
+)
+def test_settings_that_disagree_are_refused_in_one_short_line(settings, said):
+    with pytest.raises(BadSettings, match=f"^{said}") as wrong:
+        load(BookieConfig, None, settings)
+    assert len(str(wrong.value)) < 150

@@ -112,6 +112,32 @@ def test_damage_of_nobody_knows_whom_makes_every_negative_unknown(harm):
     on_a_node(test)
 
 
+@pytest.mark.parametrize("block", ["file header", "batch", "entry"])
+def test_a_block_of_the_only_journal_that_cannot_be_read_is_damage_and_no_end(block):
+    async def test(node):
+        large = [entry(1, 3 + number, b"%d" % number * 20_000) for number in range(3)]
+        assert await node.add(*large) == [OK] * 3
+        assert await node.add(entry(2, 3)) == [OK]
+        node.die()
+        content = node.journal_disk.content(segment_path(1))
+        spoiled = {
+            "file header": 0,
+            "batch": content.rindex(b"SLJB", 0, content.index(large[0])),
+            "entry": content.index(large[1]) + 9000,
+        }
+        node.journal_disk.make_unreadable(segment_path(1), spoiled[block])
+        await node.start()
+        assert await node.statuses(2, 0, 3) == [OK] * 4
+        expected = {"file header": ABSENT, "batch": LIMBO, "entry": LIMBO}[block]
+        assert await node.statuses(1, 6, 6) == [expected]
+        held = await node.statuses(1, 3, 5)
+        assert held == {"file header": [OK] * 3, "entry": [OK, LIMBO, OK]}.get(block, [LIMBO] * 3)
+        await node.crash()
+        assert await node.statuses(1, 6, 6) == [expected]
+
+    on_a_node(test)
+
+
 def test_a_torn_tail_was_never_acknowledged_and_the_node_serves():
     async def test(node):
         tail = asyncio.ensure_future(node.add(entry(1, 3)))
@@ -121,8 +147,8 @@ def test_a_torn_tail_was_never_acknowledged_and_the_node_serves():
         tail.cancel()
         flip(node, entry(1, 3), 9)
         await node.start()
-        assert await node.statuses(1, 0, 3) == [OK, OK, OK, ABSENT]
-        assert await node.statuses(2, 0, 3) == [OK, OK, OK, ABSENT]
+        assert await node.statuses(1, 0, 3) == [OK, OK, OK, Status.LIMBO_TORN]
+        assert await node.statuses(2, 0, 3) == [OK, OK, OK, Status.LIMBO_TORN]
         assert node.bookie.readonly_reason == ""
 
     on_a_node(test)

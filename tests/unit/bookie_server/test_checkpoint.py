@@ -1,45 +1,69 @@
 import pytest
 
 from bookie_server import checkpoint
+from bookie_server.checkpoint import Mark
 from bookie_server.disk import DiskFailed
 from bookie_server.journal_format import Position
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 
-MARK = Position(9, 8192)
+MARKS = {"b": Mark(Position(9, 8192)), "a": Mark(Position(2, 4096), retired=True)}
+VERSION_1 = bytes.fromhex("534c43500100000009000000000000000020000000000000d62beff9")
 
 
 def test_the_bytes_of_a_checkpoint():
-    data = checkpoint.encode(MARK)
-    assert data.hex() == "534c43500100000009000000000000000020000000000000d62beff9"
-    assert checkpoint.decode(data) == MARK
+    data = checkpoint.encode(MARKS)
+    assert data.hex() == (
+        "534c4350"  # SLCP
+        "0200000002000000"  # version 2, two marks
+        "020000000000000000100000000000000100010061"  # a: file 2, 4096, retired
+        "090000000000000000200000000000000000010062"  # b: file 9, 8192
+        "88b838bf"
+    )
+    assert checkpoint.decode(data, "") == MARKS
+    assert checkpoint.decode(checkpoint.encode({}), "") == {}
 
 
-def test_no_flipped_bit_and_no_missing_byte_goes_unnoticed():
-    data = checkpoint.encode(MARK)
+def test_a_checkpoint_of_version_1_is_the_mark_of_the_first_journal():
+    assert checkpoint.decode(VERSION_1, "j") == {"j": Mark(Position(9, 8192))}
+
+
+@pytest.mark.parametrize("data", [checkpoint.encode(MARKS), VERSION_1])
+def test_no_flipped_bit_and_no_missing_byte_goes_unnoticed(data):
     for bit in range(8 * len(data)):
         bad = bytearray(data)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(checkpoint.BadCheckpoint):
-            checkpoint.decode(bytes(bad))
+            checkpoint.decode(bytes(bad), "")
     for length in range(len(data)):
         with pytest.raises(checkpoint.BadCheckpoint):
-            checkpoint.decode(data[:length])
+            checkpoint.decode(data[:length], "")
+
+
+def test_bk_4844_marks_of_several_journals_are_compared_one_by_one():
+    """[2, 1] is neither before nor after [1, 2]: of each journal the further one is right."""
+    one = {"a": Mark(Position(2, 0)), "b": Mark(Position(1, 0))}
+    other = {"a": Mark(Position(1, 0)), "b": Mark(Position(2, 0)), "c": Mark(Position(1, 0))}
+    both = {"a": one["a"], "b": other["b"], "c": other["c"]}
+    assert checkpoint.furthest(one, other) == both == checkpoint.furthest(other, one)
+    retired = {"a": one["a"]._replace(retired=True)}
+    assert checkpoint.furthest(retired, one)["a"] == retired["a"]
+    assert checkpoint.furthest(retired, {"a": Mark(Position(3, 0))})["a"] == Mark(Position(3, 0))
 
 
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
 def test_after_a_crash_there_is_the_last_checkpoint_written_or_the_one_under_way(keep):
     async def main():
         disk = SimDisk()
-        assert await checkpoint.read(disk) is None
+        assert await checkpoint.read(disk, "") is None
         for number in range(1, 6):
-            await checkpoint.write(disk, Position(number, 0))
+            await checkpoint.write(disk, {"j": Mark(Position(number, 0))})
         disk.faults.sync_fails = 1
         with pytest.raises(DiskFailed):
-            await checkpoint.write(disk, Position(6, 0))
+            await checkpoint.write(disk, {"j": Mark(Position(6, 0))})
         disk.crash(keep)
-        assert await checkpoint.read(disk) == Position(5, 0)
-        await checkpoint.write(disk, Position(7, 0))
-        assert await checkpoint.read(disk) == Position(7, 0)
+        assert await checkpoint.read(disk, "") == {"j": Mark(Position(5, 0))}
+        await checkpoint.write(disk, {"j": Mark(Position(7, 0))})
+        assert await checkpoint.read(disk, "") == {"j": Mark(Position(7, 0))}
 
     run(main())

@@ -222,3 +222,33 @@ def test_a_failed_sync_is_an_error_of_the_write():
             await logs.write(entries((1, 0)))
 
     run(main())
+
+
+@pytest.mark.parametrize("away", ["removed", "set aside"])
+def test_a_read_that_comes_while_a_log_goes_does_not_keep_its_space(away):
+    """An open file keeps the bytes of a removed one until it is closed."""
+
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        (place,) = await logs.write(iter([(7, 0, entry(7, 0))]))
+        await logs.close()
+        logs = await EntryLogs.open(disk, CONFIG)
+        remove, rename = disk.remove, disk.rename
+
+        async def slow_remove(path):
+            await logs.read([place])
+            await remove(path)
+
+        async def slow_rename(old, new):
+            await logs.read([place])
+            await rename(old, new)
+
+        disk.remove, disk.rename = slow_remove, slow_rename
+        await (logs.remove(1) if away == "removed" else logs.set_aside(1))
+        disk.remove, disk.rename = remove, rename
+        assert logs._files._files == {}
+        (found,) = await logs.read([place])
+        assert isinstance(found, NoSuchFile)
+
+    run(main())

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from bookie_server.disk import DiskFailed
-from bookie_server.journal import FOLDER, Journal, JournalFailed, Replay, segment_path
+from bookie_server.journal import FOLDER, Ending, Journal, JournalFailed, Replay, segment_path
 from bookie_server.journal_format import BLOCK_BYTES, Kind, Position, Record, body_crc
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -122,15 +122,75 @@ def test_after_a_failed_sync_nothing_is_acknowledged_any_more():
     run(main())
 
 
-def test_a_segment_that_cannot_be_made_fails_the_roll_and_what_waits():
+def test_a_next_segment_that_a_failing_disk_does_not_make_ends_the_journal_at_once():
+    async def main():
+        disk = SimDisk()
+        journal = await opened(disk)
+        disk.faults.append_fails = 1  # the header of the next segment
+        with pytest.raises(DiskFailed):
+            await asyncio.wait_for(journal.task, 1)
+        with pytest.raises(JournalFailed):
+            await journal.append([note(0)])
+
+    run(main())
+
+
+def test_a_next_segment_that_lacks_space_only_is_tried_again_until_there_is_some():
     async def main():
         disk = SimDisk()
         disk.faults.bytes_max = CONFIG.journal_bytes_max + 100 * KIB
         journal = await opened(disk)
+        await journal.append([note(0, 20 * KIB)])
+        await asyncio.sleep(1)
+        assert journal.room_bytes < CONFIG.journal_bytes_max - 20 * KIB, "told before the roll"
+        waiting = [journal.append([note(number, 20 * KIB)]) for number in range(1, 100)]
+        await asyncio.sleep(10)
+        assert waiting[0].done()
+        assert not waiting[-1].done()
+        disk.empty_out()
+        await asyncio.gather(*waiting)
+        await asyncio.sleep(0.1)
+        assert journal.room_bytes > CONFIG.journal_bytes_max
+        assert (await replayed(disk))[0] == list(range(100))
+
+    run(main())
+
+
+def test_a_journal_that_is_closed_does_not_wait_for_space():
+    async def main():
+        disk = SimDisk()
+        disk.faults.bytes_max = CONFIG.journal_bytes_max + 100 * KIB
+        journal = await opened(disk)
+        waiting = [journal.append([note(number, 20 * KIB)]) for number in range(100)]
+        await asyncio.sleep(10)
         with pytest.raises(JournalFailed):
-            for number in range(100):
-                await journal.append([note(number, 20 * KIB)])
-        assert isinstance(journal.task.exception(), DiskFailed)
+            await asyncio.wait_for(journal.close(), 5)
+        with pytest.raises(JournalFailed):
+            await waiting[-1]
+
+    run(main())
+
+
+def test_a_journal_without_space_for_a_next_segment_is_sealed_in_the_one_it_has():
+    async def main():
+        disk = SimDisk()
+        disk.faults.bytes_max = CONFIG.journal_bytes_max + 100 * KIB
+        journal = await opened(disk)
+        await journal.append([note(0)])
+        await asyncio.wait_for(journal.close(), 5)
+        assert (await replayed(disk))[1].ending is Ending.CLEAN
+
+    run(main())
+
+
+def test_what_a_reserve_leaves_is_enough_for_a_smaller_segment():
+    async def main():
+        disk = SimDisk()
+        disk.faults.bytes_max = CONFIG.journal_bytes_max + 300 * KIB
+        journal = await opened(disk)
+        await asyncio.gather(*[journal.append([note(n, 20 * KIB)]) for n in range(30)])
+        assert journal.synced.file_id == 2
+        assert (await replayed(disk))[0] == list(range(30))
 
     run(main())
 
@@ -278,5 +338,35 @@ def test_a_damaged_segment_set_aside_is_kept_and_not_read_again():
         await journal.set_aside(1)
         await journal.forget_before(journal.synced)
         assert [path for path in disk.paths() if "000001" in path] == ["journal/0000000001.damaged"]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [
+        ("sealed", Ending.CLEAN),
+        ("killed", Ending.UNCLEAN),
+        ("torn", Ending.TORN),
+        ("torn in its header", Ending.TORN),
+        ("never run", Ending.CLEAN),
+        ("sealed, then killed", Ending.UNCLEAN),
+    ],
+)
+def test_replay_says_how_the_last_run_ended(end, ending):
+    async def main():
+        if end == "never run":
+            disk = SimDisk()
+        else:
+            disk = await _segment_with_ten(close=end.startswith("sealed"))
+        if end == "torn":
+            disk.flip_bit(segment_path(1), 8 * (10 * BLOCK_BYTES + 128))
+        if end == "torn in its header":
+            disk.flip_bit(segment_path(1), 8 * (10 * BLOCK_BYTES))
+        if end == "sealed, then killed":
+            journal = await opened(disk, 3, Position(1, 12 * BLOCK_BYTES))
+            await journal.append([note(10)])
+            journal.abandon()
+        assert (await replayed(disk))[1].ending is ending
 
     run(main())

@@ -1,5 +1,6 @@
 import pytest
 
+from bookie_server import journal_format
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.journal_format import (
     BATCH_HEADER_BYTES,
@@ -132,3 +133,15 @@ def test_a_segment_header_of_another_file_or_damaged_is_refused():
         decode_file_header(header, 9)
     with pytest.raises(BadJournal, match="shorter"):
         decode_file_header(header[:10], 9)
+
+
+def test_entries_taken_together_are_judged_as_one_by_one(monkeypatch):
+    whole = batch(ENTRY, FENCE, ENTRY, ENTRY, STATE)
+    damaged = [bytearray(whole) for _ in range(8 * FIRST, 8 * len(whole), 5)]
+    for bit, data in zip(range(8 * FIRST, 8 * len(whole), 5), damaged, strict=True):
+        data[bit // 8] ^= 1 << bit % 8
+    cut = [whole[:length] for length in range(FIRST, len(whole), 7)]
+    found = [read(data) for data in [whole, *damaged, *cut]]
+    monkeypatch.setattr(journal_format, "_take_entries", lambda view, at, *_: at)
+    assert found == [read(data) for data in [whole, *damaged, *cut]]
+    assert any(suspects for _, suspects in found) and len(found[0][0]) == 5

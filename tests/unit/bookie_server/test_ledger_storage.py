@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.ledger_storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
@@ -18,7 +19,9 @@ def test_a_half_that_fills_up_when_the_interval_ends_is_flushed_once(puts):
 
     async def main():
         disk = SimDisk(random.Random(0))
-        storage = await LedgerStorage.open(disk, await SimIndex.open(disk), CONFIG)
+        directory = LedgerDirectory("d", disk, await SimIndex.open(disk))
+        journal = JournalDirectory("j", SimDisk(random.Random(1)))
+        storage, _ = await LedgerStorage.open(Directories([journal], [directory]), CONFIG)
 
         def fill():
             for e in range(4):

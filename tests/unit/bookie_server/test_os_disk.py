@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bookie_server import os_disk
-from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.disk import DiskFailed, DiskFull, NoSuchFile
 from bookie_server.os_disk import OsDisk
 
 
@@ -206,3 +206,30 @@ def test_a_file_whose_opener_gave_up_waiting_is_closed(tmp_path, monkeypatch):
             os.fstat(fds[0])
 
     asyncio.run(main())
+
+
+def test_a_file_that_finds_no_space_is_disk_full_and_leaves_nothing(tmp_path, monkeypatch):
+    def no_space(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", no_space)
+
+    async def test(disk):
+        with pytest.raises(DiskFull, match="No space left"):
+            await disk.create("segment", reserve_bytes=4096, direct=True)
+        assert await disk.list() == []
+
+    on_a_disk(tmp_path, test)
+
+
+def test_the_total_is_what_is_used_and_what_is_free_to_us_without_what_is_kept_for_root(
+    tmp_path, monkeypatch
+):
+    blocks = os.statvfs_result((4096, 4096, 100, 60, 55, 0, 0, 0, 0, 255))
+    monkeypatch.setattr("os.statvfs", lambda _: blocks)
+
+    async def test(disk):
+        assert await disk.free_bytes() == 55 * 4096
+        assert await disk.total_bytes() == (40 + 55) * 4096
+
+    on_a_disk(tmp_path, test)

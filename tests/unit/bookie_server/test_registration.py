@@ -2,6 +2,7 @@ import asyncio
 import json
 import random
 
+from bookie_server import __version__
 from bookie_server.disk import DiskFailed
 from bookie_server.registration import Registration, Standing
 from spark_ledger.metadata.store import SessionState
@@ -23,13 +24,15 @@ class World:
         self.standing = Standing(free_bytes=10, total_bytes=20)
         self.disk_fails = False
 
-    def registration(self, session: SimSession, address: str = "host:1") -> Registration:
+    def registration(
+        self, session: SimSession, address: str = "host:1", frames: str = ""
+    ) -> Registration:
         async def standing() -> Standing:
             if self.disk_fails:
                 raise DiskFailed("statvfs: EIO")
             return self.standing
 
-        return Registration(session, ID, address, "rack-1", standing, REFRESH_S)
+        return Registration(session, ID, address, "rack-1", standing, REFRESH_S, frames)
 
     def at(self, path: str) -> dict[str, object] | None:
         found = self.store.peek(path)
@@ -48,12 +51,25 @@ def test_a_registered_bookie_is_available_and_known():
             "free_bytes": 10,
             "total_bytes": 20,
             "version": 1,
+            "server_version": __version__,
         }
         assert world.store.peek(AVAILABLE).owner == session.session_id
         assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
         await registration.stop()
         assert world.at(AVAILABLE) is None
         assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
+
+    run(scenario(), seed=1)
+
+
+def test_where_frames_are_spoken_is_registered():
+    async def scenario() -> None:
+        world = World()
+        session = world.store.session("bookie")
+        registration = world.registration(session, frames="host:7")
+        await registration.start(first_seen_ms=5)
+        assert world.at(AVAILABLE)["frames"] == "host:7"
+        await registration.stop()
 
     run(scenario(), seed=1)
 
@@ -141,6 +157,41 @@ def test_a_bookie_that_turns_read_only_moves_with_its_reason_and_comes_back():
     run(scenario(), seed=1)
 
 
+def test_a_change_is_published_at_once_the_new_place_before_the_old_one_goes():
+    async def scenario() -> None:
+        world = World()
+        registration = world.registration(world.store.session("bookie"))
+        await registration.start(first_seen_ms=5)
+        places: list[tuple[bool, bool]] = []
+        world.store.listeners.append(
+            lambda *_: places.append(
+                (world.at(AVAILABLE) is not None, world.at(READONLY) is not None)
+            )
+        )
+        world.standing = Standing(1, 20, readonly_reason="disk full: /a")
+        registration.publish_soon()
+        await asyncio.sleep(REFRESH_S / 10)
+        world.standing = Standing(9, 20)
+        registration.publish_soon()
+        await asyncio.sleep(REFRESH_S / 10)
+        assert places == [(True, True), (False, True), (True, True), (True, False)]
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
+def test_a_bookie_that_lost_a_directory_is_available_and_says_which():
+    async def scenario() -> None:
+        world = World()
+        world.standing = Standing(1, 20, degraded="ledger directory /b failed: EIO")
+        registration = world.registration(world.store.session("bookie"))
+        await registration.start(first_seen_ms=5)
+        assert world.at(AVAILABLE)["degraded"] == "ledger directory /b failed: EIO"
+        await registration.stop()
+
+    run(scenario(), seed=1)
+
+
 def test_writes_with_unknown_outcomes_end_in_one_true_registration():
     async def scenario(seed: int) -> None:
         world = World()
@@ -160,3 +211,20 @@ def test_writes_with_unknown_outcomes_end_in_one_true_registration():
 
     for seed in range(5):
         run(scenario(seed), seed=seed)
+
+
+def test_a_registration_replaced_by_another_address_is_an_error_and_one_of_our_own_is_not(caplog):
+    async def scenario() -> None:
+        world = World()
+        one = world.registration(world.store.session("bookie"), "host:1")
+        await one.start(first_seen_ms=5)
+        twin = world.registration(world.store.session("copy"), "host:2")
+        await twin.start(first_seen_ms=5)
+        assert not caplog.messages
+        await asyncio.sleep(REFRESH_S * 1.5)
+        await one.stop()
+        await twin.stop()
+
+    run(scenario(), seed=1)
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert "at host:2: it serves from a copy" in errors[0]

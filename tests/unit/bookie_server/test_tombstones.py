@@ -6,7 +6,8 @@ import dataclasses
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.tombstones import READS_PER_S, Tombstones
+from bookie_server.cluster_ledgers import READS_PER_S, ClusterLedgers
+from bookie_server.tombstones import Tombstones
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
@@ -64,12 +65,12 @@ def test_a_ledger_deleted_after_first_contact_takes_no_adds_after_the_next_sweep
     on_a_node(test)
 
 
-def test_recoverys_adds_are_taken_and_what_is_stored_is_served_after_the_burial():
+def test_recoverys_adds_are_taken_and_served_after_the_burial():
     async def test(node):
         await delete(node, 3)
         await asyncio.sleep(SWEEP_S + 1)
         assert await node.add(entry(3, 1), recovery=True) == [OK]
-        assert await node.statuses(3, 0, 2) == [OK, OK, Status.NO_SUCH_ENTRY]
+        assert await node.statuses(3, 1, 2) == [OK, Status.NO_SUCH_ENTRY]
         assert await node.fence(3) is OK
         assert await node.add(entry(3, 2)) == [DELETED]
 
@@ -339,7 +340,7 @@ class CountingStore:
 def test_a_sweep_reads_each_record_once_at_a_bounded_rate():
     async def scenario():
         store = CountingStore()
-        await Tombstones(Ledgers(5000), store, CLUSTER_ID, SWEEP_S).sweep()
+        await Tombstones(Ledgers(5000), ClusterLedgers(store, CLUSTER_ID)).sweep()
         assert store.reads == 5000
         assert current().time() >= (5000 - READS_PER_S) / READS_PER_S
 

@@ -44,10 +44,13 @@ REQUESTS = [
     add_request(),
     m.AddRequest("", []),
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
+    m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
     m.ReadLacRequest("b", 1, previous_lac=2**62),
     m.WriteLacRequest("b", 7, 2**40, b"t"),
     m.WriteLacRequest("b", 7, -1),
+    m.ClearLimboRequest("b", 2**40, b"t", True, 2**63),
+    m.ClearLimboRequest("b", 0),
     m.InfoRequest(),
     m.InfoRequest("b"),
 ]
@@ -58,7 +61,18 @@ RESPONSES = [
     m.ReadResponse(Status.NO_SUCH_LEDGER),
     m.ReadLacResponse(Status.OK, -1, True),
     m.WriteLacResponse(Status.BUSY, 20, "later"),
+    m.ClearLimboResponse(Status.LIMBO, "lost", 2**63, 0, "why"),
+    m.ReadResponse(Status.LIMBO_TORN),
     m.InfoResponse(Status.OK, "b", "readonly", "full", 1, 2**40, 3, 16 << 20, "0.1.0"),
+    m.InfoResponse(
+        Status.OK,
+        directories=[
+            m.DirectoryInfo("/j", "journal", 1, 2**40, True),
+            m.DirectoryInfo("/l", "ledger", failure="EIO"),
+        ],
+        limbo_ledgers=7,
+        reclaim="3 logs",
+    ),
 ]
 
 
@@ -101,6 +115,13 @@ def test_what_the_generated_code_writes_is_read_by_hand(message):
     assert expected(decode(method, written)) == expected(message)
 
 
+def test_more_credit_is_a_message_without_a_range():
+    more = m.ReadStreamRequest(credit_bytes=300)
+    written = bookie_pb2.ReadStreamRequest(credit_bytes=300).SerializeToString()
+    assert codec.encode(more) == written
+    assert codec.decode_stream_request("ReadStream", written) == more
+
+
 def test_entries_are_views_into_the_message():
     data = codec.encode(add_request())
     request = codec.decode_request("Add", data)
@@ -133,3 +154,45 @@ def test_a_message_cut_off_inside_a_field_is_refused():
 def test_statuses_and_stop_reasons_have_the_numbers_of_the_contract():
     assert {s.name: s.value for s in Status} == dict(bookie_pb2.Status.items())
     assert {s.name: s.value for s in StopReason} == dict(bookie_pb2.StopReason.items())
+
+
+def adds_of(*entries, recovery=False, token=b"token"):
+    return [m.Add([entry], recovery, token) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    "adds",
+    [
+        adds_of(b"a" * 900, b"b" * 900, b"c" * 900),
+        adds_of(b"a" * 900, b"b" * 901, b"c" * 900, b"", b"", b"d"),
+        adds_of(b"a" * 90, b"b" * 90, token=b"") + adds_of(b"c" * 90, recovery=True, token=b""),
+        adds_of(b"a" * 90) + adds_of(b"b" * 90, token=b"other") + adds_of(b"c" * 90),
+        adds_of(*[bytes([n]) * (codec.JOINED_BYTES_MAX + n % 2) for n in range(6)]),
+    ],
+    ids=["alike", "other lengths", "other flags", "other tokens", "large"],
+)
+def test_adds_that_are_alike_and_such_that_are_not_are_read_as_they_were_written(adds):
+    data = codec.encode(m.AddRequest("b", adds))
+    packed = m.PackedAddRequest("b", [codec.encode_add(add) for add in adds])
+    assert codec.encode(packed) == data
+    found = codec.decode_request("Add", data)
+    assert [(bytes(a.entry[0]), a.recovery, a.token) for a in found.adds] == [
+        (a.entry[0], a.recovery, a.token) for a in adds
+    ]
+    assert plain(bookie_pb2.AddRequest.FromString(data)) == expected(m.AddRequest("b", adds))
+
+
+def test_an_add_cut_off_after_others_like_it_is_no_add():
+    data = codec.encode(m.AddRequest("b", adds_of(*[b"x" * 900] * 3)))
+    for length in (1, 899, 920):
+        with pytest.raises(codec.BadMessage):
+            codec.decode_request("Add", data[:-length])
+
+
+def test_results_that_are_all_ok_or_not_are_read_as_they_were_written():
+    ok, busy = m.AddResult(Status.OK), m.AddResult(Status.BUSY, 20)
+    for results in ([], [ok], [ok] * 300, [busy], [ok, busy, ok], [ok, ok, busy]):
+        response = m.AddResponse(results)
+        assert codec.decode_response("Add", codec.encode(response)) == response
+    with pytest.raises(codec.BadMessage):
+        codec.decode_response("Add", codec.encode(m.AddResponse([ok] * 3))[:-1])

@@ -45,3 +45,12 @@ def test_a_missing_file_and_a_setting_without_a_value_are_refused(tmp_path):
         load(Example, tmp_path / "nowhere.toml")
     with pytest.raises(BadSettings, match="key=value"):
         parse_overrides(["rack"])
+
+
+def test_a_setting_like_none_is_refused_without_a_guess_and_a_long_value_is_cut():
+    with pytest.raises(BadSettings, match=r"^unknown setting 'zzz'$"):
+        load(Example, None, {"zzz": 1})
+    with pytest.raises(BadSettings) as wrong:
+        load(Example, None, {"journal_bytes": "x" * 5000})
+    assert str(wrong.value).startswith("journal_bytes: ")
+    assert len(str(wrong.value)) < 300

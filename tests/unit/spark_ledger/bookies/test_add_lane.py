@@ -1,10 +1,11 @@
 """The lane of adds to one bookie: frames, their sizes, their failures."""
 
 import asyncio
+from types import SimpleNamespace
 
-from bookie_server.api.messages import Add, AddResult
+from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import WORTH_A_FRAME, AddLane, NoAnswer
+from spark_ledger.bookies.add_lane import FRAME_ADDS_MAX, WORTH_A_FRAME, AddLane, NoAnswer
 from tests.simulation.loop import run
 
 
@@ -18,14 +19,19 @@ class Wire:
         self.lane = AddLane(self.send, frame_bytes_max, frames_in_flight)
 
     async def send(self, adds):
-        self.frames.append([add.entry[0] for add in adds])
+        self.frames.append([packed[0] for packed in adds])
         waiting = asyncio.get_running_loop().create_future()
         self.open.append(waiting)
         await waiting
-        return [AddResult(Status.OK, 0, str(add.entry[0])) for add in adds]
+        return [AddResult(Status.OK, 0, str(packed[0])) for packed in adds]
 
-    def submit(self, name, size=1):
-        self.lane.submit(Add([name]), size, lambda result: self.answered.append((name, result)))
+    def submit(self, name, size=1, done=None):
+        self.lane.submit(SimpleNamespace(packed=(name,), size=size), done or self.answer)
+
+    def answer(self, adds, results):
+        self.answered += [
+            (add.packed[0], result) for add, result in zip(adds, results, strict=True)
+        ]
 
     async def arrive(self, failure=None):
         waiting = self.open.pop(0)
@@ -121,5 +127,43 @@ def test_a_frame_without_an_answer_is_unknown_for_it_and_for_all_that_waits():
         wire.submit("c")
         await asyncio.sleep(0.001)
         assert wire.frames[-1] == ["c"]
+
+    run(main())
+
+
+def test_answers_are_handed_over_by_the_frame_and_to_whom_each_belongs():
+    async def main():
+        wire = Wire()
+        taken = []
+
+        def mine(adds, results):
+            taken.append(("mine", [a.packed[0] for a in adds], results))
+
+        for name in "abc":
+            wire.submit(name, done=mine)
+        wire.submit("d")
+        wire.submit("e", done=mine)
+        await asyncio.sleep(0.001)
+        await wire.arrive()
+        assert [(who, names, [r.reason for r in results]) for who, names, results in taken] == [
+            ("mine", ["a", "b", "c"], ["a", "b", "c"]),
+            ("mine", ["e"], ["e"]),
+        ]
+        assert [name for name, _ in wire.answered] == ["d"]
+
+    run(main())
+
+
+def test_many_small_adds_leave_in_several_frames_so_that_bookies_need_not_wait_for_the_last():
+    async def main():
+        wire = Wire(frames_in_flight=2)
+        for name in range(2 * FRAME_ADDS_MAX + 10):
+            wire.submit(name)
+        await asyncio.sleep(0.001)
+        assert [len(frame) for frame in wire.frames] == [FRAME_ADDS_MAX] * 2
+        await wire.arrive()
+        assert len(wire.frames) == 2  # ten are not worth a frame while one is under way
+        await wire.arrive()
+        assert [name for frame in wire.frames for name in frame] == list(range(522))
 
     run(main())

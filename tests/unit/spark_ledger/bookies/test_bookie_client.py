@@ -131,3 +131,18 @@ async def test_answers_that_do_not_match_the_adds_are_no_answer():
     made = client((0, m.AddResponse([])))
     result = await made.bookies.add("a", ADD)
     assert (result.status, result.reason) == (Status.IO_ERROR, "0 answers to 1 adds")
+
+
+@simulated
+async def test_a_recovery_add_waits_behind_no_other_adds_and_shares_no_frame_with_them():
+    slow, quick = (5, added(Status.OK)), (0.1, added(Status.OK))
+    rig = client(slow, quick, slow, frames_in_flight=1)
+    bulk = [asyncio.ensure_future(rig.bookies.add("a", ADD)) for _ in range(1)]
+    await asyncio.sleep(0.1)
+    bulk.append(asyncio.ensure_future(rig.bookies.add("a", ADD)))  # waits for the frame under way
+    before = current().time()
+    result = await rig.bookies.add("a", m.Add([b"entry"], True, b""))
+    assert result.status is Status.OK
+    assert current().time() - before < 1
+    assert not bulk[0].done()
+    await asyncio.gather(*bulk)

@@ -72,6 +72,28 @@ async def test_a_change_is_seen_at_once_by_its_watch():
 
 
 @simulated
+async def test_where_a_bookie_speaks_frames_follows_its_registration():
+    store, admin = await a_store()
+    directory = BookieDirectory(store.session("client"), 1000.0)
+    await directory.start()
+    assert directory.frames_at("a:1") is None
+    await admin.create(f"{HERE}/a", registration("a:1", frames="a:7"))
+    await asyncio.sleep(1)
+    assert directory.frames_at("a:1") == "a:7"
+    await admin.delete(f"{HERE}/a")
+    await asyncio.sleep(1)
+    assert directory.frames_at("a:1") == "a:7"
+    await admin.create(f"{HERE}/a", registration("a:2", frames="a:8"))
+    await asyncio.sleep(1)
+    assert (directory.frames_at("a:1"), directory.frames_at("a:2")) == (None, "a:8")
+    await admin.delete(f"{HERE}/a")
+    await admin.create(f"{HERE}/a", registration("a:2"))
+    await asyncio.sleep(1)
+    assert directory.frames_at("a:2") is None
+    await directory.close()
+
+
+@simulated
 async def test_a_change_whose_watch_was_missed_is_seen_at_the_next_refresh():
     store, admin = await a_store("a")
     directory = BookieDirectory(Deaf(store.session("client")), 30.0)

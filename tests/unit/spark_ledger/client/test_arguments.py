@@ -202,3 +202,16 @@ def test_a_ledger_that_is_written_is_not_deleted_and_the_error_says_what_to_do(c
         client.delete_ledger(writer.ledger_id)
     writer.close()
     client.delete_ledger(writer.ledger_id)
+
+
+@pytest.mark.parametrize("durability", ["synced", "page-cache"])
+def test_a_ledger_is_as_durable_as_its_maker_asks(client, durability):
+    with client.create_ledger(3, 3, 2, durability=durability) as writer:
+        assert client.ledger_metadata(writer.ledger_id).durability == durability
+
+
+def test_a_durability_that_is_none_is_refused_by_name(client):
+    with pytest.raises(ValueError, match="durability is 'synced' or 'page-cache', got 'fast'"):
+        client.create_ledger(3, 3, 2, durability="fast")
+    with pytest.raises(TypeError, match="durability is a str, got bool"):
+        client.create_ledger(3, 3, 2, durability=True)

@@ -19,7 +19,7 @@ from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.network import CallFailed, TooLate
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve
@@ -28,6 +28,7 @@ from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
 Override = Callable[[Any], Any]
+RESULTS_MAX = 16384  # as the real ones, whatever the range
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class FakeBookie:
         self.entries: dict[tuple[int, int], bytes] = {}
         self.fenced: dict[int, bool] = {}
         self.lac: dict[int, int] = {}
+        self.limbo: dict[int, int] = {}
+        """Ledgers in limbo, each with its revision."""
         self.silent = False
         self.refusing = False
         self.delay_s = 0.001
@@ -106,6 +109,8 @@ class FakeBookie:
             fenced = self.fenced.get(request.ledger_id, False) or request.fence
             self.fenced[request.ledger_id] = fenced
             return m.ReadLacResponse(Status.OK, self.lac.get(request.ledger_id, -1), fenced)
+        if isinstance(request, m.ClearLimboRequest):
+            return self.clear_limbo(request)
         lac = max(request.last_add_confirmed, self.lac.get(request.ledger_id, -1))
         self.lac[request.ledger_id] = lac
         return m.WriteLacResponse(Status.OK)
@@ -115,14 +120,27 @@ class FakeBookie:
         header = unpack_entry(data).header
         if self.fenced.get(header.ledger_id) and not add.recovery:
             return Status.FENCED
+        if add.recovery:
+            self.entries[header.ledger_id, header.entry_id] = data
         self.entries.setdefault((header.ledger_id, header.entry_id), data)
         lac = max(header.last_add_confirmed, self.lac.get(header.ledger_id, -1))
         self.lac[header.ledger_id] = lac
         return Status.OK
 
+    def clear_limbo(self, request: m.ClearLimboRequest) -> m.ClearLimboResponse:
+        revision = self.limbo.get(request.ledger_id)
+        if revision is None:
+            return m.ClearLimboResponse(Status.OK)
+        if request.clear and request.revision == revision:
+            del self.limbo[request.ledger_id]
+            return m.ClearLimboResponse(Status.OK)
+        status = Status.LIMBO if request.clear else Status.OK
+        return m.ClearLimboResponse(status, "lost", revision)
+
     def read(self, request: m.ReadRequest) -> m.ReadResponse:
         results, size = [], 0
-        for entry_id in range(request.first_entry, request.last_entry + 1):
+        last = min(request.last_entry, request.first_entry + RESULTS_MAX - 1)
+        for entry_id in range(request.first_entry, last + 1):
             data = self.entries.get((request.ledger_id, entry_id))
             size += len(data or b"")
             if results and size > request.max_bytes:
@@ -155,10 +173,72 @@ class FakeNetwork:
             del self._under_way[until_closed]
         return codec.encode(answer)
 
+    def was_read(self, address: str, asked: m.ReadRequest, last: int) -> None:
+        """Note a read of a stream as the range that it turned out to be."""
+        requests = self.bookies[address.partition(":")[0]].requests
+        requests[requests.index(asked)] = asked._replace(last_entry=last)
+
+    def stream(self, address: str, method: str) -> "FakeStream":
+        return FakeStream(self, address)
+
     async def close(self) -> None:
         self._closed = True
         for call in self._under_way:
             call.reschedule(0)
+
+
+class FakeStream:
+    """A ReadStream of a fake bookie: each response is its answer to a Read."""
+
+    def __init__(self, network: FakeNetwork, address: str) -> None:
+        self._network = network
+        self._address = address
+        self._credit = 0
+        self._granted = asyncio.Event()
+        self._arrived: asyncio.Queue[bytes | CallFailed] = asyncio.Queue()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def send(self, message: bytes) -> None:
+        told = codec.decode_stream_request("ReadStream", message)
+        self._credit += told.credit_bytes
+        self._granted.set()
+        if told.read is not None:
+            self._serving = asyncio.ensure_future(self._serve(told.read))
+
+    async def _serve(self, request: m.ReadRequest) -> None:
+        while request.first_entry <= request.last_entry:
+            while self._credit <= 0:
+                self._granted.clear()
+                await self._granted.wait()
+            asked = request._replace(max_bytes=min(request.max_bytes, self._credit))
+            try:
+                answer = await self._network.call(self._address, "Read", codec.encode(asked), 1000)
+            except CallFailed as failure:
+                self._arrived.put_nowait(failure)
+                return
+            self._arrived.put_nowait(answer)
+            self._credit -= len(answer)
+            response = codec.decode_response("Read", answer)
+            assert isinstance(response, m.ReadResponse)
+            if not response.results:
+                return
+            first = request.first_entry + len(response.results)
+            self._network.was_read(self._address, asked, first - 1)
+            request = request._replace(first_entry=first)
+
+    async def receive(self, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                arrived = await self._arrived.get()
+        except TimeoutError:
+            raise TooLate("silent") from None
+        if isinstance(arrived, CallFailed):
+            raise arrived
+        return arrived
+
+    def give_up(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
 
 
 class FakeCluster:

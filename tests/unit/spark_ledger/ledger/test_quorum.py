@@ -97,13 +97,18 @@ PAIRS = [Quorum(7, w, a) for w in range(1, 8) for a in range(1, w + 1)]
 
 @pytest.mark.parametrize("quorum", PAIRS, ids=str)
 def test_the_tail_verdict_equals_its_definition_for_every_vector_of_answers(quorum):
-    """By sets: absent is an entry if no ack quorum of its write set can have had it."""
-    answers = [Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.UNKNOWN, None]
+    """By sets: absent is an entry if no ack quorum of its write set can have had it. A torn member
+    may have had it as long as somebody else of the write set may who did not deny it: one whose
+    answer is outstanding or unknown."""
+    answers = [Meaning.POSITIVE, Meaning.NEGATIVE, Meaning.TORN, Meaning.UNKNOWN, None]
     for said in itertools.product(answers, repeat=quorum.write_quorum):
-        may_hold = [answer for answer in said if answer is not Meaning.NEGATIVE]
+        silent = {at for at, answer in enumerate(said) if answer in (Meaning.UNKNOWN, None)}
+        torn = {at for at, answer in enumerate(said) if answer is Meaning.TORN}
+        may_hold = silent | torn if silent else silent
+        by_number = len(silent | torn) < quorum.ack_quorum
         if Meaning.POSITIVE in said:
             expected = Verdict.RECOVER
-        elif len(may_hold) < quorum.ack_quorum:
+        elif by_number or not may_hold:
             expected = Verdict.ABSENT
         elif None in said:
             expected = Verdict.WAIT
@@ -116,7 +121,7 @@ def test_the_tail_verdict_equals_its_definition_for_every_vector_of_answers(quor
 def test_a_verdict_that_waits_can_still_be_decided_and_one_that_does_not_cannot(quorum):
     """WAIT: some way to answer what is outstanding decides. UNDECIDABLE: nothing is outstanding,
     and both worlds, acknowledged and never written, explain every answer."""
-    answers = [Meaning.NEGATIVE, Meaning.UNKNOWN, None]
+    answers = [Meaning.NEGATIVE, Meaning.TORN, Meaning.UNKNOWN, None]
     for said in itertools.combinations_with_replacement(answers, quorum.write_quorum):
         verdict = recovery_verdict(quorum, list(said))
         if verdict is Verdict.WAIT:
@@ -124,7 +129,9 @@ def test_a_verdict_that_waits_can_still_be_decided_and_one_that_does_not_cannot(
             assert recovery_verdict(quorum, filled) is Verdict.RECOVER
         if verdict is Verdict.UNDECIDABLE:
             assert None not in said
-            assert said.count(Meaning.UNKNOWN) >= quorum.ack_quorum
+            assert Meaning.UNKNOWN in said
+            may_hold = said.count(Meaning.UNKNOWN) + said.count(Meaning.TORN)
+            assert may_hold >= quorum.ack_quorum
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=str)
@@ -142,9 +149,47 @@ def test_an_acknowledged_entry_is_never_judged_absent(quorum):
             assert recovery_verdict(quorum, list(said)) is not Verdict.ABSENT
 
 
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_an_acknowledged_entry_is_never_judged_absent_while_one_holder_of_it_is_not_torn(quorum):
+    """Torn members may have lost what they acknowledged, all but one; that one says that it has
+    it, or nothing of use."""
+    members = range(quorum.write_quorum)
+    for holders in itertools.combinations(members, quorum.ack_quorum):
+        for whole in holders:
+            choices: list[tuple[Meaning | None, ...]] = [
+                (Meaning.POSITIVE, Meaning.TORN, Meaning.UNKNOWN, None)
+                if member in holders and member != whole
+                else (Meaning.NEGATIVE, Meaning.TORN, Meaning.UNKNOWN)
+                for member in members
+            ]
+            choices[whole] = (Meaning.POSITIVE, Meaning.UNKNOWN, None)
+            for said in itertools.product(*choices):
+                assert recovery_verdict(quorum, list(said)) is not Verdict.ABSENT
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=str)
+def test_when_power_failed_everywhere_the_end_is_found_once_all_have_answered(quorum):
+    torn = [Meaning.TORN] * quorum.write_quorum
+    assert recovery_verdict(quorum, torn) is Verdict.ABSENT
+    for silent in range(quorum.write_quorum):
+        said: list[Meaning | None] = [*torn]
+        said[silent] = None
+        assert recovery_verdict(quorum, said) is Verdict.WAIT
+        said[silent] = Meaning.UNKNOWN
+        assert recovery_verdict(quorum, said) is Verdict.UNDECIDABLE
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
+        ("NTT", Verdict.ABSENT),
+        ("TTT", Verdict.ABSENT),
+        ("NNT", Verdict.ABSENT),
+        ("NT?", Verdict.UNDECIDABLE),
+        ("TT?", Verdict.UNDECIDABLE),
+        ("TT.", Verdict.WAIT),
+        ("NT.", Verdict.WAIT),
+        ("TTY", Verdict.RECOVER),
         ("YNN", Verdict.RECOVER),
         ("YY?", Verdict.RECOVER),
         ("Y??", Verdict.RECOVER),
@@ -158,7 +203,13 @@ def test_an_acknowledged_entry_is_never_judged_absent(quorum):
     ],
 )
 def test_the_tail_decisions_of_three_copies_with_two_acks(said, expected):
-    letters = {"Y": Meaning.POSITIVE, "N": Meaning.NEGATIVE, "?": Meaning.UNKNOWN, ".": None}
+    letters = {
+        "Y": Meaning.POSITIVE,
+        "N": Meaning.NEGATIVE,
+        "T": Meaning.TORN,
+        "?": Meaning.UNKNOWN,
+        ".": None,
+    }
     assert recovery_verdict(Quorum(3, 3, 2), [letters[letter] for letter in said]) is expected
 
 

@@ -172,11 +172,13 @@ async def test_what_was_fetched_ahead_by_an_old_record_is_fetched_again_by_the_n
 
 
 @simulated
-async def test_what_is_fetched_ahead_stays_within_its_bytes():
+@pytest.mark.parametrize(("count", "bookies"), [(30, 3), (200, 1)], ids=["short", "long"])
+async def test_what_is_fetched_ahead_stays_within_its_bytes(count, bookies):
+    """A short range is asked of several bookies, a long one is a stream of one."""
     cluster, ledgers = await cluster_of(3, read_request_bytes=2000, read_ahead_bytes=8000)
-    writer = await written(ledgers, 200, size=200)
+    writer = await written(ledgers, count, size=200)
     reader = await ledgers.open(writer.ledger_id, recover=False)
-    entries = reader.read(0, 199)
+    entries = reader.read(0, count - 1)
     await anext(entries)
     await asyncio.sleep(5)
     asked = [
@@ -186,7 +188,7 @@ async def test_what_is_fetched_ahead_stays_within_its_bytes():
         if isinstance(r, m.ReadRequest)
     ]
     assert 2 <= len(asked) <= 5
-    assert len({r.bookie_id for r in asked}) == 3
+    assert len({r.bookie_id for r in asked}) == bookies
     await entries.aclose()
 
 
@@ -338,7 +340,8 @@ async def test_ranges_up_to_the_last_id_there_is_cost_what_is_there():
         async for entry_id, _ in reader.read(0, last, known_confirmed=last):
             found.append(entry_id)
     assert found == list(range(10))
-    assert max(r.last_entry for r in reads_of(cluster)) < 20_000
+    asked = sorted(r.last_entry for r in reads_of(cluster))
+    assert asked[-2] < 20_000, "but for the stream, which had to name an end"
     with pytest.raises(errors.DataUnavailable):
         await collect(reader, last - 1, last, known_confirmed=last)
     assert max(r.last_entry for r in reads_of(cluster)) == last

@@ -12,7 +12,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.ids import LedgerIds
-from spark_ledger.ledger.records import LedgerRecords, MoveRefused, OutcomeUnresolved
+from spark_ledger.ledger.records import IdSpent, LedgerRecords, MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown, StoreUnavailable, Versioned
@@ -260,13 +260,36 @@ async def test_a_hundred_changes_by_a_flaky_session_make_a_hundred_versions(chan
 # -- creation ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [*UNKNOWN, (LOST, LOST, APPLIED)], ids=str)
 @simulated
-async def test_a_creation_whose_answers_are_lost_is_made_once(script):
+async def test_a_creation_whose_answer_is_lost_is_found_made():
     store, records, _ = await stored()
-    made = await flaky(store, *script).create(record_of(8))
+    made = await flaky(store, APPLIED).create(record_of(8))
     assert made == await records.read(8, fresh=True)
     assert made.version == 0
+
+
+@simulated
+async def test_an_id_whose_creation_is_lost_is_not_used_again():
+    store, records, _ = await stored()
+    with pytest.raises(IdSpent):
+        await flaky(store, LOST).create(record_of(8))
+    with pytest.raises(errors.NoSuchLedger):
+        await records.read(8, fresh=True)
+
+
+@simulated
+async def test_a_ledger_that_was_made_and_deleted_before_its_maker_heard_of_it_is_not_made_again():
+    store, records, _ = await stored()
+
+    async def deleted():
+        known = await records.read(8, fresh=True)
+        await records.move(known, lambda record: t.close(record, t.End(-1, 0, 0)))
+        await records.delete(8)
+
+    with pytest.raises(IdSpent):
+        await flaky(store, APPLIED, then=deleted).create(record_of(8))
+    with pytest.raises(errors.NoSuchLedger):
+        await records.read(8, fresh=True)
 
 
 @pytest.mark.parametrize("script", [(), (LOST,)], ids=str)

@@ -409,6 +409,42 @@ async def test_a_ledger_deleted_between_two_attempts_is_gone():
         await recovery
 
 
+def torn(cluster, name):
+    """What this bookie lacks it answers as one whose journal ended in a torn write."""
+    bookie = cluster.bookies[name]
+
+    def lacks(request):
+        if not isinstance(request, m.ReadRequest):
+            return None
+        answer = bookie.answer(request)
+        absent = m.EntryResult(Status.LIMBO_TORN)
+        results = [absent if r.status is Status.NO_SUCH_ENTRY else r for r in answer.results]
+        return answer._replace(results=results)
+
+    bookie.override = lacks
+
+
+@simulated
+async def test_after_a_power_loss_of_all_the_end_is_found_and_what_one_still_has_is_kept():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    for name in "abc":
+        torn(cluster, name)
+    assert (await ledgers.recover(ledger_id)).record.closed
+
+
+@simulated
+async def test_who_lacks_an_entry_after_a_torn_tail_proves_nothing_while_another_is_silent():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = await ledger_on(cluster, ledgers)
+    torn(cluster, "a")
+    cluster.bookies["b"].refusing = True
+    with pytest.raises(errors.DataUnavailable, match="LIMBO_TORN"):
+        await ledgers.recover(ledger_id)
+    cluster.bookies["b"].refusing = False
+    assert (await ledgers.recover(ledger_id)).record.closed
+
+
 @simulated
 async def test_what_no_waiting_mends_is_said_at_once():
     cluster, ledgers = await cluster_of(3)

@@ -2,6 +2,7 @@
 
 The oracle knows no counts. It asks which entries may have been acknowledged: those of which some
 set of Qa members of the write set may hold a copy, and a member that denied the entry holds none.
+One that lacks it after a torn tail may have held it, unless all the others are heard to lack it.
 """
 
 import itertools
@@ -16,8 +17,19 @@ from spark_ledger.ledger.recovery import TailWindow
 
 LEDGER = 7
 SIZES = [Quorum(e, w, a) for e in range(1, 5) for w in range(1, e + 1) for a in range(1, w + 1)]
-YES, NO, UNKNOWN, SILENT = "Y", "N", "?", "."
-MEANINGS = {YES: Meaning.POSITIVE, NO: Meaning.NEGATIVE, UNKNOWN: Meaning.UNKNOWN, SILENT: None}
+YES, NO, TORN, UNKNOWN, SILENT = "Y", "N", "T", "?", "."
+MEANINGS = {
+    YES: Meaning.POSITIVE,
+    NO: Meaning.NEGATIVE,
+    TORN: Meaning.TORN,
+    UNKNOWN: Meaning.UNKNOWN,
+    SILENT: None,
+}
+STATUSES = {
+    NO: Status.NO_SUCH_ENTRY,
+    TORN: Status.LIMBO_TORN,
+    UNKNOWN: Status.IO_ERROR,
+}
 RECOVER, DROP, ABORT, WAIT = "recover", "drop", "abort", "wait"
 VERDICTS = {
     RECOVER: Verdict.RECOVER,
@@ -34,6 +46,8 @@ def oracle(quorum, said):
     may_hold = [member for member, word in enumerate(said) if word != NO]
     if not list(itertools.combinations(may_hold, quorum.ack_quorum)):
         return DROP  # no quorum can have acknowledged it
+    if UNKNOWN not in said and SILENT not in said:
+        return DROP  # all were heard, and none of a quorum that acknowledged it would have it
     return WAIT if SILENT in said else ABORT
 
 
@@ -45,7 +59,7 @@ def entry(entry_id):
 def result(word, entry_id):
     if word == YES:
         return EntryResult(Status.OK, entry(entry_id))
-    return EntryResult(Status.NO_SUCH_ENTRY if word == NO else Status.IO_ERROR)
+    return EntryResult(STATUSES[word])
 
 
 def response(words, first):
@@ -98,7 +112,7 @@ def test_every_vector_of_answers_of_an_ensemble_finds_or_ends_as_the_oracle_does
 def test_three_copies_and_two_acks_are_decided_alike_in_every_order_of_arrival():
     """Two entries, every word of three bookies on each, all six orders, after every arrival."""
     quorum = Quorum(3, 3, 2)
-    words = list(itertools.product((YES, NO, UNKNOWN), repeat=2))
+    words = list(itertools.product((YES, NO, TORN, UNKNOWN), repeat=2))
     for first, said in itertools.product((0, 1, 2), itertools.product(words, repeat=3)):
         for order in itertools.permutations(range(3)):
             tail, heard = TailWindow(quorum, LEDGER, first, 2), {}

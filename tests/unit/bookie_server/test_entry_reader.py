@@ -1,0 +1,379 @@
+"""Reads through caches, index and logs: what is fresh, what is quarantined, what is ahead."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from bookie_server.api.entry import Buffer
+from bookie_server.disk import DiskFailed
+from bookie_server.entry_log import EntryLogs, log_path
+from bookie_server.entry_reader import EntryReader, Undeliverable
+from bookie_server.write_cache import WriteCache
+from tests.simulation.disk import SimDisk
+from tests.simulation.index import SimIndex
+from tests.simulation.loop import current, run
+from tests.unit.bookie_server.node import CONFIG, KIB, entry
+
+SMALL = replace(CONFIG, read_cache_bytes=256 * KIB, read_ahead_bytes=64 * KIB)
+READ_S = 0.01
+
+
+class Reading:
+    """An EntryReader over one simulated directory; counts what its disk reads."""
+
+    def __init__(self, config=SMALL):
+        self.config = config
+        self.cache = WriteCache(config.write_cache_bytes, 0)
+        self.quarantined: list[tuple[int, int]] = []
+        self.stores: list[SimpleNamespace] = []
+        self.disk = SimDisk(random.Random(0))
+        self.reads: list[tuple[int, int]] = []
+        """(ledger, entry id) of what was read from the logs."""
+
+    async def open(self) -> "Reading":
+        self.stores = [await self.store(self.disk)]
+        self.reader = EntryReader(
+            self.cache,
+            lambda _: self.stores,
+            lambda ledger_id, entry_id, why: self.quarantined.append((ledger_id, entry_id)),
+            self.config,
+        )
+        return self
+
+    async def store(self, disk: SimDisk) -> SimpleNamespace:
+        return SimpleNamespace(index=await SimIndex.open(disk), logs=await self.logs(disk))
+
+    async def logs(self, disk: SimDisk) -> EntryLogs:
+        logs = await EntryLogs.open(disk, self.config)
+        read_run = logs.read_run
+
+        async def counted(places):
+            self.reads += [(place.ledger_id, place.entry_id) for place in places]
+            return await read_run(places)
+
+        logs.read_run = counted
+        return logs
+
+    async def reopen_logs(self) -> None:
+        await self.stores[0].logs.close()
+        self.stores[0].logs = await self.logs(self.disk)
+
+    async def store_entries(self, *entries: tuple[int, int], payload: bytes = b"x", at: int = 0):
+        """In the logs and the index of a directory, as by a flush of their own."""
+        items = [(ledger, number, entry(ledger, number, payload)) for ledger, number in entries]
+        places = await self.stores[at].logs.write(iter(items))
+        await self.stores[at].index.put(places)
+        return places
+
+    async def read(self, first: int, last: int, ledger_id: int = 1, max_bytes: int = 1 << 20):
+        return (await self.reader.read(ledger_id, first, last, max_bytes)).entries
+
+    def rot(self, path: str, position: int) -> None:
+        self.disk.flip_bit(path, 8 * position)
+
+
+def reading(test: Callable[[Reading], Awaitable[None]], config=SMALL) -> None:
+    async def main() -> None:
+        with_disk = await Reading(config).open()
+        await test(with_disk)
+        await with_disk.reader.close()
+
+    run(main())
+
+
+def test_an_entry_is_read_from_the_disk_once():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0), (1, 1))
+        first = await r.read(0, 1)
+        assert await r.read(0, 1) == first
+        assert r.reads == [(1, 0), (1, 1)]
+
+    reading(test)
+
+
+def test_without_a_read_cache_every_read_goes_to_the_disk():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0))
+        await r.read(0, 0)
+        await r.read(0, 0)
+        assert r.reads == [(1, 0), (1, 0)]
+        assert r.reader.cached_bytes == 0
+
+    reading(test, replace(SMALL, read_cache_bytes=0))
+
+
+def test_an_overwritten_entry_is_never_served_from_the_read_cache():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0), payload=b"old")
+        await r.read(0, 0)
+        r.cache.active.put(1, 0, entry(1, 0, b"new"))
+        r.reader.overwritten(1, 0)
+        await r.store_entries((1, 0), payload=b"new")  # its flush ...
+        r.cache.swap()
+        r.cache.drop_flushed()
+        assert (await r.read(0, 0))[0] == entry(1, 0, b"new")
+
+    reading(test)
+
+
+def test_a_read_that_was_under_way_when_its_entry_was_overwritten_leaves_nothing_behind():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0), (1, 1), payload=b"old")
+        r.disk.faults.read_s = (READ_S, READ_S)
+        under_way = asyncio.ensure_future(r.read(0, 1))
+        await asyncio.sleep(READ_S / 2)
+        r.reader.overwritten(1, 0)
+        await under_way
+        await r.store_entries((1, 0), payload=b"new")
+        assert (await r.read(0, 0))[0] == entry(1, 0, b"new")
+        r.reads.clear()
+        await r.read(1, 1)
+        assert r.reads == [], "its neighbour was kept"
+
+    reading(test)
+
+
+def test_entries_of_a_deleted_ledger_are_not_served_from_the_read_cache():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0), (2, 0))
+        await r.read(0, 0)
+        await r.read(0, 0, ledger_id=2)
+        r.stores[0].index._entries.pop(1)
+        r.stores[0].index._order.pop(1)
+        r.reader.deleted(1)
+        assert await r.read(0, 0) == {}
+        assert 0 in await r.read(0, 0, ledger_id=2)
+
+    reading(test)
+
+
+def test_a_bad_entry_is_quarantined_and_the_others_of_the_same_read_are_served():
+    async def test(r: Reading) -> None:
+        places = await r.store_entries((1, 0), (1, 1), (1, 2), payload=b"payload")
+        r.rot(log_path(places[1].log_id), places[1].position + 115)
+        found = await r.read(0, 2)
+        assert found[0] == entry(1, 0) and found[2] == entry(1, 2)
+        assert isinstance(found[1], Undeliverable)
+        assert r.quarantined == [(1, 1)]
+        assert isinstance((await r.read(1, 1))[1], Undeliverable), "nothing bad is cached"
+
+    reading(test)
+
+
+def test_an_entry_whose_log_is_gone_is_looked_up_once_more():
+    async def test(r: Reading) -> None:
+        (old,) = await r.store_entries((1, 0))
+        await r.reopen_logs()
+        index_range = r.stores[0].index.range
+
+        async def moved_meanwhile(*args):
+            """The answer is the old place; compaction ends right after it."""
+            await r.store_entries((1, 0))
+            await r.disk.remove(log_path(old.log_id))
+            r.stores[0].index.range = index_range
+            return [old]
+
+        r.stores[0].index.range = moved_meanwhile
+        assert (await r.read(0, 0))[0] == entry(1, 0, b"x")
+        assert r.quarantined == []
+
+    reading(test)
+
+
+def test_an_entry_whose_log_is_lost_is_undeliverable_and_quarantined():
+    async def test(r: Reading) -> None:
+        (place,) = await r.store_entries((1, 0))
+        await r.reopen_logs()
+        await r.disk.remove(log_path(place.log_id))
+        assert isinstance((await r.read(0, 0))[0], Undeliverable)
+        assert r.quarantined == [(1, 0)]
+
+    reading(test)
+
+
+def test_of_two_directories_that_hold_an_entry_the_later_is_right():
+    async def test(r: Reading) -> None:
+        r.stores.append(await r.store(SimDisk(random.Random(1))))
+        await r.store_entries((1, 0), (1, 2), payload=b"old")
+        await r.store_entries((1, 0), (1, 1), payload=b"new", at=1)
+        found = await r.read(0, 5)
+        assert list(found) == [0, 1, 2]
+        assert found[0] == entry(1, 0, b"new")
+        assert (await r.reader.headers(1, [0]))[0].payload_bytes == 3
+        assert await r.reader.last_entry(1) == 2
+
+    reading(test)
+
+
+def test_an_index_that_cannot_be_read_is_an_error_and_no_absence():
+    async def test(r: Reading) -> None:
+        await r.store_entries((1, 0))
+
+        async def fails(*args):
+            raise DiskFailed("EIO")
+
+        r.stores[0].index.range = fails
+        with pytest.raises(DiskFailed):
+            await r.read(0, 0)
+
+    reading(test)
+
+
+def test_places_apart_are_read_at_the_same_time():
+    async def test(r: Reading) -> None:
+        for number in range(8):
+            await r.store_entries((1, number), (2, number), payload=bytes(KIB))
+        await r.reader.read(2, 0, 0, 1)  # opens the log
+        r.disk.faults.read_s = (READ_S, READ_S)
+        began = current().time()
+        assert len(await r.read(0, 7)) == 8
+        assert current().time() - began < 2 * READ_S
+
+    reading(test)
+
+
+# -- read-ahead -------------------------------------------------------------------------------
+
+
+async def _interleaved(r: Reading, count: int, size: int = KIB) -> None:
+    for number in range(count):
+        await r.store_entries((1, number), (2, number), payload=bytes(size))
+
+
+def test_a_sequential_reader_finds_in_memory_what_comes_next():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 16)
+        await r.read(0, 1)
+        await r.read(2, 3)
+        await asyncio.sleep(1)
+        r.reads.clear()
+        assert len(await r.read(4, 7)) == 4
+        assert r.reads == []
+
+    reading(test)
+
+
+def test_nothing_is_read_ahead_of_reads_here_and_there():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 16)
+        for number in (0, 5, 9, 3):
+            await r.read(number, number)
+        await asyncio.sleep(1)
+        assert len(r.reads) == 4
+
+    reading(test)
+
+
+def test_no_request_takes_longer_because_more_is_read_ahead():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 32)
+        await r.read(0, 1)
+        r.disk.faults.read_s = (READ_S, READ_S)
+        began = current().time()
+        await r.read(2, 3)  # begins to read ahead
+        await r.read(20, 21)  # elsewhere
+        assert current().time() - began <= 2 * READ_S + 1e-6
+
+    reading(test)
+
+
+def test_a_reader_that_arrives_where_it_is_being_read_ahead_waits_for_that_read_only():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 32)
+        await r.read(0, 1)
+        await r.read(2, 3)  # read-ahead begins at entry 4
+        r.disk.faults.read_s = (READ_S, READ_S)
+        await asyncio.sleep(READ_S / 2)
+        began = current().time()
+        await r.read(4, 4)
+        assert current().time() - began <= READ_S + 1e-6
+        await asyncio.sleep(1)
+        assert r.reads.count((1, 4)) == 1
+
+    reading(test)
+
+
+def test_read_ahead_never_reads_twice_what_a_fast_reader_asks_for_itself():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 64)
+        r.disk.faults.read_s = (READ_S, READ_S)
+        for number in range(0, 64, 8):
+            await r.read(number, number + 7)
+        await asyncio.sleep(1)
+        mine = [one for one in r.reads if one[0] == 1]
+        assert len(mine) == 64
+
+    reading(test)
+
+
+def test_what_is_read_ahead_stays_within_its_bytes():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 64, size=4 * KIB)
+        await r.read(0, 0)
+        await r.read(1, 1)
+        await asyncio.sleep(1)
+        ahead = [one for one in r.reads if one[0] == 1 and one[1] > 1]
+        assert 0 < len(ahead) <= SMALL.read_ahead_bytes // (4 * KIB) + 1
+        assert r.reader.cached_bytes <= SMALL.read_cache_bytes
+
+    reading(test)
+
+
+def test_what_is_read_ahead_never_hides_an_entry_that_waits_in_the_write_cache():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 8)
+        newer: Buffer = entry(1, 5, b"newer")
+        r.cache.active.put(1, 5, newer)
+        r.reader.overwritten(1, 5)
+        await r.read(0, 1)
+        await r.read(2, 3)
+        await asyncio.sleep(1)
+        await r.store_entries((1, 5), payload=b"newer")
+        r.cache.swap()
+        r.cache.drop_flushed()
+        assert (await r.read(5, 5))[5] == newer
+
+    reading(test)
+
+
+def test_entries_too_large_to_be_kept_are_not_read_ahead():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 8, size=40 * KIB)  # more than 1/8 of the cache
+        await r.read(0, 0)
+        await r.read(1, 1)
+        await asyncio.sleep(1)
+        assert [one for one in r.reads if one[0] == 1] == [(1, 0), (1, 1)]
+
+    reading(test)
+
+
+def test_closing_ends_what_is_under_way_ahead():
+    async def test(r: Reading) -> None:
+        await _interleaved(r, 16)
+        await r.read(0, 1)
+        await r.read(2, 3)
+        await r.reader.close()
+        assert r.reader.cached_bytes == 0
+
+    reading(test)
+
+
+@pytest.mark.parametrize("replaced", ["in the write cache", "in another directory's log"])
+def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
+    async def test(r):
+        await r.store_entries((1, 0), (1, 1), (1, 2), payload=b"x" * KIB)
+        if replaced == "in the write cache":
+            r.cache.active.put(1, 1, entry(1, 1, b"y"))
+        else:
+            r.stores.append(await r.store(SimDisk(random.Random(1))))
+            await r.store_entries((1, 1), payload=b"y", at=1)
+        found = await r.reader.read(1, 0, 2, 2 * KIB)
+        assert (list(found.entries), found.known_through) == ([0, 1], 1)
+        found = await r.reader.read(1, 2, 2, 2 * KIB)
+        assert (list(found.entries), found.known_through) == ([2], 2)
+
+    reading(test, replace(SMALL, read_cache_bytes=0))

@@ -1,0 +1,178 @@
+"""A disk that never returns: its directory fails after `disk_hang_s`, and the node goes on without
+it, or says so and ends."""
+
+import asyncio
+import os
+import time
+
+import pytest
+
+from bookie_server.api.status import Status
+from bookie_server.disk import DiskFailed
+from bookie_server.journal import JournalFailed
+from bookie_server.os_disk import OsDisk
+from bookie_server.patience import PARTS, DiskHung, Patience, PatientDisk
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import CONFIG, Node, entry
+from tests.unit.bookie_server.test_bookie_directories import (
+    LEDGERS,
+    flushed,
+    on_a_wide_node,
+)
+
+OK, ABSENT, LIMBO, IO_ERROR = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.IO_ERROR
+HANG_S = CONFIG.disk_hang_s
+
+
+def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part():
+    async def test(node):
+        node.ledgers["d1"].faults.hangs = True
+        for count in range(2, 40):
+            assert await node.add(*(entry(i, count) for i in LEDGERS)) == [OK] * len(LEDGERS)
+            await asyncio.sleep(1)
+        storage = node.bookie._storage
+        assert "did not return" in storage.failures["d1"]
+        assert not node.bookie.failed.done()
+        assert node.bookie.readonly_reason == ""
+        flushes = storage.flushes
+        await flushed(node)
+        assert storage.flushes > flushes
+        assert await node.of_each(39) == {i: {OK} for i in LEDGERS}
+        await asyncio.wait_for(node.bookie.stop(), HANG_S)
+        node.out = ["d1"]
+        await node.start()
+        assert await node.of_each(39) == {i: {OK} for i in LEDGERS}
+
+    on_a_wide_node(test)
+
+
+def test_a_journal_that_hangs_is_given_up_and_its_ledgers_go_on_in_another():
+    async def test(node):
+        node.journals["j0"].faults.hangs = True
+        adding = [asyncio.ensure_future(node.add(entry(i, 2))) for i in LEDGERS]
+        async with asyncio.timeout(2 * HANG_S):
+            results = await asyncio.gather(*adding)
+        assert [IO_ERROR] in results
+        assert list(node.bookie._storage.failures) == ["j0"]
+        for ledger in LEDGERS:
+            assert await node.add(entry(ledger, 2), entry(ledger, 3)) == [OK, OK]
+        await asyncio.wait_for(node.bookie.stop(), HANG_S)
+
+    on_a_wide_node(test, journals=2)
+
+
+@pytest.mark.parametrize("hung", ["journal", "ledger"])
+def test_the_last_directory_that_hangs_ends_the_node_which_says_why(hung):
+    async def main():
+        node = await Node().start()
+        told = []
+        node.bookie.disks.listeners.append(lambda: told.append(node.bookie.readonly_reason))
+        await node.create_ledger(1)
+        assert await node.add(entry(1, 0)) == [OK]
+        disk = {"journal": node.journal_disk, "ledger": node.ledger_disk}[hung]
+        disk.faults.hangs = True
+        adding = asyncio.ensure_future(node.add(entry(1, 1)))
+        async with asyncio.timeout(2 * HANG_S):
+            with pytest.raises((DiskFailed, JournalFailed), match="did not return"):
+                await asyncio.shield(node.bookie.failed)
+        assert "did not return" in node.bookie.readonly_reason
+        assert "did not return" in told[-1], "and it is published"
+        assert await adding == [OK if hung == "ledger" else IO_ERROR]
+        async with asyncio.timeout(2 * HANG_S):
+            with pytest.raises((DiskFailed, JournalFailed)):
+                await node.bookie.stop()
+        disk.faults.hangs = False
+        node.die("none")
+        await node.start()
+        assert await node.statuses(1, 0, 0) == [OK]
+
+    run(main())
+
+
+@pytest.mark.parametrize("hung", ["journal", "ledger"])
+def test_a_node_whose_disk_hangs_stops_all_the_same(hung):
+    async def main():
+        node = await Node().start()
+        await node.create_ledger(1)
+        assert await node.add(entry(1, 0)) == [OK]
+        disk = {"journal": node.journal_disk, "ledger": node.ledger_disk}[hung]
+        disk.faults.hangs = True
+        async with asyncio.timeout(3 * HANG_S):
+            with pytest.raises((DiskFailed, JournalFailed)):
+                await node.bookie.stop()
+
+    run(main())
+
+
+def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
+    async def test(node):
+        await flushed(node)
+        await node.crash()
+        for disk in node.ledgers.values():
+            disk.faults.read_s = (1e6, 1e6)
+        async with asyncio.timeout(3 * HANG_S):  # first contact reads too
+            assert await node.statuses(1, 0, 1) == [IO_ERROR, IO_ERROR]
+        assert node.bookie.replies.used == 0
+        for disk in node.ledgers.values():
+            disk.speed_up()
+        assert await node.statuses(1, 0, 1) == [OK, OK]
+        assert node.bookie._storage.failures == {}
+
+    on_a_wide_node(test)
+
+
+def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
+    asked = []
+
+    async def hang(what):
+        asked.append(what)
+        await asyncio.get_running_loop().create_future()
+
+    async def look(what):
+        asked.append(what)
+        return what
+
+    async def main():
+        patience = Patience(3.0)
+        with pytest.raises(DiskHung):
+            await patience.read(hang, 1)
+        assert await patience.read(look, 2) == 2
+        with pytest.raises(DiskHung, match="3 s"):
+            await patience.alter(hang, 3)
+        for call in (patience.read, patience.alter):
+            with pytest.raises(DiskHung, match="not used any more"):
+                await call(look, 4)
+        assert asked == [1, 2, 3]
+
+    run(main())
+
+
+def test_a_loop_that_was_held_up_makes_no_disk_hang():
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        async def slow():
+            time.sleep(0.2)  # noqa: ASYNC251 (it holds the loop up for longer than the limit)
+            await loop.run_in_executor(None, time.sleep, 0.01)
+            return "done"
+
+        assert await Patience(0.05 * PARTS).alter(slow) == "done"
+
+    asyncio.run(main())
+
+
+def test_a_hung_call_of_the_operating_system_leaves_its_thread_behind(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    async def main():
+        disk = OsDisk(tmp_path)
+        patient = PatientDisk(disk, 0.1)
+        with pytest.raises(DiskHung):
+            await patient.open("pipe")  # waits for a writer
+        file = await patient.create("file")
+        await file.append([b"bytes"], sync=True)
+        await file.close()
+        os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
+        disk.shut_down()
+
+    asyncio.run(main())

@@ -1,0 +1,56 @@
+"""Several journals as one: which of them a ledger's records go to."""
+
+import asyncio
+import random
+
+from bookie_server.journal import Journal
+from bookie_server.journal_format import Kind, Position, Record, body_crc
+from bookie_server.journals import Journals
+from tests.simulation.disk import SimDisk
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import CONFIG
+
+
+async def two_journals() -> Journals:
+    opened = {}
+    for name in ("j0", "j1"):
+        disk = SimDisk(random.Random(1))
+        await disk.make_folder("journal")
+        opened[name] = await Journal.open(disk, CONFIG, 1, Position(0, 0))
+    return Journals(opened, lambda _: None)
+
+
+def lac(ledger_id: int, body: bytes = b"") -> Record:
+    return Record(Kind.LEDGER if body else Kind.LAC, ledger_id, 0, body, body_crc(body))
+
+
+def test_a_node_without_hurry_spreads_its_ledgers_over_its_journals():
+    async def main():
+        journals = await two_journals()
+        for ledger_id in range(6):
+            await journals.append([lac(ledger_id)])
+        homes = journals._home
+        assert [homes[i] for i in range(6)] == ["j0", "j1"] * 3
+        for ledger_id in (1, 3, 5):
+            journals.forget(ledger_id)
+        for ledger_id in (7, 8, 9):
+            await journals.append([lac(ledger_id)])
+        assert [homes[i] for i in (7, 8, 9)] == ["j1"] * 3, "forgotten ledgers do not count"
+        await journals.close()
+
+    run(main())
+
+
+def test_a_journal_that_has_less_to_do_takes_the_next_ledger_whatever_it_has_already():
+    async def main():
+        journals = await two_journals()
+        await journals.append([lac(0)])
+        await journals.append([lac(1)])
+        await journals.append([lac(2)])
+        waiting = journals.append([lac(1, bytes(1000))])
+        done = journals.append([lac(3)])
+        assert journals._home[3] == "j0"
+        await asyncio.gather(waiting, done)
+        await journals.close()
+
+    run(main())

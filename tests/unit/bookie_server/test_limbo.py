@@ -1,0 +1,447 @@
+"""Ledgers in limbo: who gets into it, what is answered meanwhile, and what gets them out."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from bookie_server.journal import segment_ids, segment_path
+from bookie_server.limbo import absence, worse
+from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.store import NoNode, StoreUnavailable
+from spark_ledger.metadata.tokens import derive, verifiers
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
+
+OK, ABSENT, LIMBO, TORN = (
+    Status.OK,
+    Status.NO_SUCH_ENTRY,
+    Status.LIMBO,
+    Status.LIMBO_TORN,
+)
+CLUSTER_ID = "cluster-1"
+OPEN, RECOVERING, CLOSED, OURS_NOT, UNMET = 1, 2, 3, 4, 5
+PASSWORD = derive(b"secret")
+
+
+async def change(node, ledger_id, **fields):
+    """Write the ledger's record as a client would have left it."""
+    admin = node.store.session("admin")
+    found = await admin.get(paths.ledger(ledger_id))
+    record = dataclasses.replace(ledger_record.decode(found.value), **fields)
+    await admin.set(paths.ledger(ledger_id), ledger_record.encode(record), found.version)
+
+
+def on_a_node(test, check_s=5.0):
+    """Run `test(node)` on a bookie with two entries of ledgers 1 to 4, which are OPEN, IN_RECOVERY,
+    CLOSED, and another bookie's; ledger 5 is OPEN and names it, but it never met it."""
+
+    async def main():
+        node = Node(dataclasses.replace(CONFIG, limbo_check_s=check_s), cluster_id=CLUSTER_ID)
+        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+        await node.create_ledger(OPEN, RECOVERING, CLOSED, OURS_NOT, UNMET)
+        await node.start()
+        for ledger_id in (OPEN, RECOVERING, CLOSED, OURS_NOT):
+            for entry_id in range(2):
+                assert await node.add(entry(ledger_id, entry_id)) == [OK]
+        await change(node, RECOVERING, state=LedgerState.IN_RECOVERY)
+        end = {"last_entry": 1, "length_bytes": 14, "rows": 2}
+        await change(node, CLOSED, state=LedgerState.CLOSED, **end)
+        await change(node, OURS_NOT, fragments=(Fragment(0, ("another",)),))
+        await test(node)
+
+    run(main(), seed=1, time_max_s=3600)
+
+
+async def tear(node):
+    """Crash in the middle of the write of entry 7 of the open ledger; it is not started again."""
+    tail = asyncio.ensure_future(node.add(entry(OPEN, 7)))
+    await asyncio.sleep(0.0001)
+    assert not tail.done(), "written, and not synced yet"
+    node.die("all")
+    tail.cancel()
+    path = segment_path((await segment_ids(node.journal_disk))[-1])
+    if entry(OPEN, 7) not in node.journal_disk.content(path):
+        path = segment_path((await segment_ids(node.journal_disk))[-2])
+    at = node.journal_disk.content(path).index(entry(OPEN, 7))
+    node.journal_disk.flip_bit(path, 8 * (at + 9))
+
+
+async def lose_the_index(node):
+    await asyncio.sleep(10)  # flushed
+    node.die("none")
+    for path in node.files(node.ledger_disk, "index"):
+        await node.ledger_disk.remove(path)
+
+
+async def listed(node):
+    admin = node.store.session("admin")
+    await admin.sync()
+    try:
+        names = await admin.children(paths.limbo(ID))
+    except NoNode:
+        return {}
+    return {
+        int(name): (await admin.get(paths.limbo(ID, int(name)))).value.decode()
+        for name in sorted(names, key=int)
+    }
+
+
+async def lacks(node, ledger_id):
+    """What is said of an entry that is not stored."""
+    (status,) = await node.statuses(ledger_id, 9, 9)
+    return status
+
+
+async def ask(node, ledger_id, revision=None, token=b""):
+    clear = revision is not None
+    request = m.ClearLimboRequest(ID, ledger_id, token, clear, revision or 0)
+    return await node._ask("ClearLimbo", request)
+
+
+def test_after_a_torn_tail_nothing_is_denied_until_the_ledgers_concerned_are_known():
+    async def test(node):
+        await tear(node)
+        node.store.stall(3.0)
+        await node.start()
+        assert await lacks(node, OPEN) is TORN
+        assert await lacks(node, CLOSED) is TORN
+        assert (await ask(node, OPEN)).status is LIMBO
+        assert node.bookie.readonly_reason == "", "it takes adds all the while"
+        await asyncio.sleep(10)
+        assert await lacks(node, OPEN) is TORN
+        assert await lacks(node, RECOVERING) is TORN
+        assert await lacks(node, UNMET) is TORN
+        assert await lacks(node, CLOSED) is ABSENT
+        assert await lacks(node, OURS_NOT) is ABSENT
+        torn = '{"reason": "torn"}'
+        assert await listed(node) == {OPEN: torn, RECOVERING: torn, UNMET: torn}
+        assert await node.statuses(OPEN, 0, 1) == [OK, OK], "what is stored is served"
+        assert await node.add(entry(OPEN, 2)) == [OK]
+
+    on_a_node(test)
+
+
+def test_an_absence_in_a_ledger_never_met_is_torn_too_while_the_walk_is_not_over():
+    async def test(node):
+        await tear(node)
+        node.store.stall(1.5)  # first contact waits for it
+        await node.start()
+        assert await lacks(node, UNMET) is TORN
+
+    on_a_node(test)
+
+
+def test_a_fence_that_the_tail_took_along_comes_back_from_the_record():
+    async def test(node):
+        assert await node.add(entry(RECOVERING, 2)) == [OK], "it was never fenced here"
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        assert await node.add(entry(RECOVERING, 3)) == [Status.FENCED]
+        assert await node.add(entry(CLOSED, 3)) == [Status.FENCED]
+        assert await node.add(entry(OPEN, 2)) == [OK]
+        await node.crash("none")
+        assert await node.add(entry(RECOVERING, 3)) == [Status.FENCED]
+
+    on_a_node(test)
+
+
+def test_a_lost_index_concerns_every_ledger_that_names_the_node_and_it_is_writable_again():
+    async def test(node):
+        await lose_the_index(node)
+        node.store.stall(1.0)
+        await node.start()
+        assert "limbo" in node.bookie.readonly_reason
+        await asyncio.sleep(10)
+        assert node.bookie.readonly_reason == ""
+        lost = '{"reason": "lost"}'
+        assert await listed(node) == {i: lost for i in (OPEN, RECOVERING, CLOSED, UNMET)}
+        for ledger_id in (OPEN, RECOVERING, CLOSED, UNMET):
+            assert await lacks(node, ledger_id) is LIMBO
+        assert await node.statuses(OURS_NOT, 0, 0) == [Status.NO_SUCH_LEDGER]
+
+    on_a_node(test)
+
+
+def test_an_index_lost_again_is_not_made_good_by_what_was_logged_after_its_first_loss():
+    async def test(node):
+        await lose_the_index(node)
+        await node.start()
+        await asyncio.sleep(2)
+        told = await ask(node, OPEN)
+        assert (await ask(node, OPEN, told.revision)).status is OK
+        node.die("none")  # the journal still says that neither it nor every ledger is in limbo
+        for path in node.files(node.ledger_disk, "index"):
+            await node.ledger_disk.remove(path)
+        node.store.stall(1.0)
+        await node.start()
+        assert "limbo" in node.bookie.readonly_reason
+        assert await lacks(node, OPEN) is LIMBO
+        await asyncio.sleep(10)
+        assert await lacks(node, OPEN) is LIMBO
+
+    on_a_node(test)
+
+
+def test_lost_wins_over_torn():
+    async def test(node):
+        await lose_the_index(node)
+        await node.start()
+        await asyncio.sleep(10)
+        assert await node.add(entry(OPEN, 2)) == [OK]
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        assert await lacks(node, OPEN) is LIMBO
+        assert set((await listed(node)).values()) == {'{"reason": "lost"}'}
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("keep", ["none", "random", "all"])
+def test_limbo_survives_crashes_until_it_is_cleared_and_then_does_not_come_back(keep):
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        await node.crash(keep)
+        told = await ask(node, OPEN)
+        assert (told.status, told.limbo) == (OK, "torn")
+        assert (await ask(node, OPEN, told.revision)).status is OK
+        await node.crash("none")
+        assert await lacks(node, OPEN) is ABSENT
+        assert await lacks(node, UNMET) is TORN
+        await asyncio.sleep(10)
+        assert list(await listed(node)) == [RECOVERING, UNMET]
+
+    on_a_node(test)
+
+
+def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        told = await ask(node, OPEN)
+        await node.bookie._ledgers.doubt([(OPEN, "lost", False)])
+        again = await ask(node, OPEN, told.revision)
+        assert (again.status, again.limbo) == (LIMBO, "lost")
+        assert again.revision > told.revision
+        assert await lacks(node, OPEN) is LIMBO
+        assert (await ask(node, OPEN, again.revision)).status is OK
+        assert await lacks(node, OPEN) is ABSENT
+
+    on_a_node(test)
+
+
+def test_a_cleared_ledger_goes_from_the_list_at_once_and_clearing_again_is_success():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        told = await ask(node, OPEN)
+        await ask(node, OPEN, told.revision)
+        await asyncio.sleep(1)
+        assert list(await listed(node)) == [RECOVERING, UNMET]
+        assert (await ask(node, OPEN, told.revision)).status is OK
+        assert (await ask(node, 99)).status is OK, "never met, nothing lost"
+        assert (await ask(node, -1)).status is Status.BAD_REQUEST
+
+    on_a_node(test, check_s=1000)
+
+
+def test_only_the_recover_token_clears():
+    async def test(node):
+        await change(node, UNMET, verifiers=verifiers(PASSWORD))
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        for token in (b"", PASSWORD.read, PASSWORD.add):
+            assert (await ask(node, UNMET, 1, token)).status is Status.UNAUTHORIZED
+        told = await ask(node, UNMET, token=PASSWORD.recover)
+        assert told.limbo == "torn"
+        assert (await ask(node, UNMET, told.revision, PASSWORD.recover)).status is OK
+
+    on_a_node(test)
+
+
+def test_a_deleted_ledger_is_nobodys_and_leaves_the_list():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        await node.store.session("deleter").delete(paths.ledger(OPEN))
+        await asyncio.sleep(10)
+        assert list(await listed(node)) == [RECOVERING, UNMET]
+        assert await node.add(entry(OPEN, 3)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("harm", ["another cluster", "no folder", "broken listing", "stalls"])
+def test_a_store_that_cannot_be_believed_clears_nothing(harm):
+    async def test(node):
+        admin = node.store.session("admin")
+        await tear(node)
+        if harm == "another cluster":
+            value = cluster.encode(cluster.Cluster("another"))
+            await admin.set(paths.CLUSTER, value, (await admin.get(paths.CLUSTER)).version)
+        elif harm == "broken listing":
+            await admin.create(f"{paths.LEDGERS}/000/0000/none of ours")
+        elif harm == "no folder":
+            node.store.session = _without(node.store.session, paths.LEDGERS)
+        else:
+            node.store.stall(60)
+        await node.start()
+        await asyncio.sleep(30)
+        assert await lacks(node, OPEN) is TORN
+        assert await lacks(node, CLOSED) is TORN
+        if harm == "stalls":
+            await asyncio.sleep(60)
+            assert await lacks(node, CLOSED) is ABSENT
+
+    on_a_node(test)
+
+
+def _without(session, path):
+    """Sessions to which that node does not exist."""
+
+    def opened(name):
+        found = session(name)
+        get = found.get
+
+        async def without(wanted, watch=None):
+            if wanted == path:
+                raise NoNode(path)
+            return await get(wanted, watch)
+
+        found.get = without
+        return found
+
+    return opened
+
+
+@pytest.mark.parametrize("step", range(40))
+def test_a_crash_at_any_moment_of_the_walk_leaves_nothing_out(step):
+    """The walk takes some 30 ms of simulated time."""
+
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(step * 0.001)
+        await node.crash("random")
+        await asyncio.sleep(10)
+        assert list(await listed(node)) == [OPEN, RECOVERING, UNMET]
+        for ledger_id in (OPEN, RECOVERING, UNMET):
+            assert await lacks(node, ledger_id) is TORN
+        assert await lacks(node, CLOSED) is ABSENT
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("keep", ["none", "all"])
+def test_ledgers_acknowledged_from_the_page_cache_are_torn_after_any_unclean_end(keep):
+    async def test(node):
+        record = LedgerRecord(8, 1, 1, 1, (Fragment(0, (ID,)),), durability="page-cache")
+        admin = node.store.session("admin")
+        await admin.create(paths.ledger(8), ledger_record.encode(record), parents=True)
+        assert await node.add(entry(8, 0)) == [OK]
+        await asyncio.sleep(5)
+        await node.crash(keep)
+        assert await lacks(node, 8) is TORN
+        assert await lacks(node, OPEN) is ABSENT
+        await asyncio.sleep(10)
+        assert list(await listed(node)) == [8]
+        told = await ask(node, 8)
+        await ask(node, 8, told.revision)
+        await node.bookie.stop()
+        await node.start()
+        assert await lacks(node, 8) is ABSENT, "a clean stop leaves nothing in doubt"
+
+    on_a_node(test)
+
+
+def test_a_list_left_by_an_earlier_run_is_put_right():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(10)
+        admin = node.store.session("admin")
+        await admin.create(paths.limbo(ID, 77), b"{}")
+        await admin.delete(paths.limbo(ID, OPEN))
+        await node.crash("all")
+        await asyncio.sleep(10)
+        assert list(await listed(node)) == [OPEN, RECOVERING, UNMET]
+
+    on_a_node(test)
+
+
+def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanwhile():
+    async def test(node):
+        await tear(node)
+        node.store.stall(1.9)
+        await node.start()
+        meeting = asyncio.ensure_future(node.statuses(UNMET, 9, 9))
+        await node.bookie._ledgers.doubt([(UNMET, "lost", False)])
+        assert await meeting == [LIMBO]
+        await asyncio.sleep(10)
+        assert await lacks(node, UNMET) is LIMBO
+
+    on_a_node(test)
+
+
+def test_the_worse_reason_counts_and_says_what_an_absence_is():
+    assert worse("", "torn") == worse("torn", "") == "torn"
+    assert worse("torn", "lost") == worse("lost", "") == "lost"
+    assert [absence(limbo) for limbo in ("", "torn", "lost")] == [ABSENT, TORN, LIMBO]
+
+
+def test_a_store_that_fails_ends_one_look_and_no_more():
+    async def test(node):
+        await tear(node)
+        await node.start()
+        failures = []
+
+        async def fails(*_):
+            failures.append(1)
+            raise StoreUnavailable("for now")
+
+        limbo = node.bookie._limbo
+        await asyncio.sleep(10)
+        limbo._records.store_is_ours = fails
+        await asyncio.sleep(20)
+        assert len(failures) >= 3
+        assert await lacks(node, OPEN) is TORN
+        assert not node.bookie.failed.done()
+
+    on_a_node(test)
+
+
+def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothing():
+    """Collection forgets what was deleted; the look had it on its list still."""
+
+    async def test(node):
+        await lose_the_index(node)
+        await node.start()
+        await asyncio.sleep(10)
+        assert OPEN in await listed(node)
+        await node.store.session("admin").delete(paths.ledger(OPEN))
+        ledgers, storage = node.bookie._ledgers, node.bookie._storage
+        plain = node.bookie._limbo._records.confirmed_absent
+
+        async def slow(ledger_ids):
+            absent = await plain(ledger_ids)
+            if storage.state(OPEN) is not None and ledgers.forget(OPEN):
+                storage.forget(OPEN)
+            return absent
+
+        node.bookie._limbo._records.confirmed_absent = slow
+        await asyncio.sleep(20)
+        assert not node.bookie.failed.done()
+        assert OPEN not in await listed(node)
+
+    on_a_node(test)

@@ -1,0 +1,347 @@
+"""What a directory that went, or comes back alone, does to the promises of a node: nothing that was
+acknowledged is denied, no fence is forgotten, and the others go on."""
+
+import asyncio
+import dataclasses
+import json
+
+import pytest
+
+from bookie_server import checkpoint
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.disk import DiskFailed
+from bookie_server.entry_index import EVERY_LEDGER
+from bookie_server.journal import JournalFailed
+from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata.store import NoNode
+from tests.simulation.index import SimIndex
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import CONFIG, ID, entry
+from tests.unit.bookie_server.test_bookie_directories import LEDGERS, Wide, flushed
+
+OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
+CLUSTER_ID = "cluster-1"
+SETTINGS = dataclasses.replace(
+    CONFIG, limbo_check_s=5.0, gc_interval_s=20.0, tombstone_sweep_s=20.0
+)
+
+
+class Clustered(Wide):
+    """A wide node that knows its cluster, so it lists and collects."""
+
+    async def start(self) -> "Clustered":
+        ledgers = []
+        for name, disk in self.ledgers.items():
+            if name not in self.out:
+                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
+        journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
+        session = self.store.session("bookie")
+        directories = Directories(journals, ledgers)
+        self.bookie = await Bookie.start(ID, directories, session, SETTINGS, CLUSTER_ID)
+        return self
+
+    async def listed(self) -> dict[int, str]:
+        admin = self.store.session("admin")
+        await admin.sync()
+        try:
+            names = await admin.children(paths.limbo(ID))
+        except NoNode:
+            return {}
+        nodes = {int(name): await admin.get(paths.limbo(ID, int(name))) for name in names}
+        return {i: json.loads(nodes[i].value)["reason"] for i in sorted(nodes)}
+
+    async def ask(self, ledger_id: int, revision: int | None = None) -> m.ClearLimboResponse:
+        clear = revision is not None
+        request = m.ClearLimboRequest(ID, ledger_id, b"", clear, revision or 0)
+        response: m.ClearLimboResponse = await self._ask("ClearLimbo", request)
+        return response
+
+
+def on_a_node(test, journals=1, ledgers=2):
+    """Odd ledgers are on d1, even ones on d0, two entries each."""
+
+    async def main():
+        node = Clustered(journals, ledgers)
+        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+        await node.start()
+        await node.create_ledger(*LEDGERS)
+        for ledger in LEDGERS:
+            full = node.ledgers["d0" if ledger % 2 or ledgers == 1 else "d1"]
+            full.fill_up(1 << 30)
+            await node.bookie.disks.look()
+            assert await node.add(entry(ledger, 0), entry(ledger, 1)) == [OK, OK]
+            full.empty_out()
+        await test(node)
+
+    run(main(), time_max_s=3600)
+
+
+@pytest.mark.parametrize("when", ["while it runs", "at a start"])
+def test_ledgers_of_a_lost_directory_are_listed_until_each_was_repaired(when):
+    async def test(node):
+        await flushed(node)
+        if when == "at a start":
+            node.die()
+            node.out = ["d1"]
+            await node.start()
+        else:
+            node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        await asyncio.sleep(15)
+        assert await node.listed() == {1: "lost", 3: "lost", 5: "lost", 7: "lost"}
+        asked = await node.ask(1)
+        assert asked.limbo == "lost"
+        assert await node.add(entry(1, 0), entry(1, 1), recovery=True) == [OK, OK]
+        assert (await node.ask(1, asked.revision)).status is OK
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+        await asyncio.sleep(15)
+        assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
+        node.out = ["d1"]
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+        assert set(await node.statuses(3, 0, 2)) == {LIMBO}
+        node.out = []
+        await node.crash()
+        await asyncio.sleep(15)
+        assert await node.listed() == {}, "it came back whole"
+        assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
+
+    on_a_node(test)
+
+
+def test_a_ledger_is_not_cleared_by_a_comparison_older_than_the_loss_of_a_directory():
+    async def test(node):
+        await flushed(node)
+        node.bookie._storage.quarantine(1, 0, "a bad block")
+        asked = await node.ask(1)
+        assert asked.limbo == "lost"
+        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        assert (await node.ask(1, asked.revision)).status is LIMBO
+        assert set(await node.statuses(1, 0, 2)) == {LIMBO}
+
+    on_a_node(test)
+
+
+def test_a_deleted_ledger_of_a_lost_directory_is_not_listed_any_more():
+    async def test(node):
+        await flushed(node)
+        node.die()
+        node.out = ["d1"]
+        await node.start()
+        await node.store.session("admin").delete(paths.ledger(1))
+        await asyncio.sleep(60)
+        assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
+        assert await node.add(entry(1, 2)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("rested", ["in the journal", "flushed"])
+def test_a_checkpoint_that_calls_a_journal_retired_is_not_believed_when_it_was_used_since(rested):
+    """A directory that was away since a clean stop comes back alone."""
+
+    async def test(node):
+        await flushed(node)
+        await node.bookie.stop()
+        node.out = ["d1"]
+        await node.start()
+        assert await node.add(entry(2, 2)) == [OK]
+        assert await node.add(entry(1, 2)) == [OK]
+        assert await node.fence(3) is OK
+        if rested == "flushed":
+            await flushed(node)
+        node.die()
+        node.out = ["d0"]
+        await node.start()
+        assert ABSENT not in await node.statuses(1, 2, 3)
+        assert ABSENT not in await node.statuses(2, 2, 3)
+        answer = await node.add(entry(3, 2))
+        assert answer != [OK]
+
+    on_a_node(test)
+
+
+def test_a_journal_that_the_only_checkpoint_does_not_know_is_not_taken_for_whole():
+    """It was added, used and rolled while the directory was away that comes back alone."""
+
+    async def test(node):
+        await flushed(node)
+        await node.bookie.stop()
+        node.out = ["d1"]
+        node.journals["j9"] = type(node.journals["j0"])()
+        await node.start()
+        for e in range(2, 400):
+            await node.add_all(*(entry(i, e, bytes(3000)) for i in (1, 3)))
+        await flushed(node)
+        node.die()
+        node.out = ["d0"]
+        await node.start()
+        assert ABSENT not in [*await node.statuses(1, 2, 3), *await node.statuses(3, 2, 3)]
+
+    on_a_node(test)
+
+
+def test_a_journal_directory_that_removes_nothing_any_more_is_dropped_alone():
+    async def test(node):
+        async def remove(path):
+            raise DiskFailed(f"{path}: read-only file system")
+
+        node.journals["j0"].remove = remove
+        for e in range(2, 400):
+            await node.add_all(*(entry(i, e, bytes(3000)) for i in LEDGERS[:4]))
+        await flushed(node)
+        assert not node.bookie.failed.done()
+        assert list(node.bookie._storage.failures) == ["j0"]
+        assert await node.add(entry(1, 400)) == [OK]
+
+    on_a_node(test, journals=2)
+
+
+def test_a_journal_directory_that_takes_no_segment_at_a_start_is_left_out():
+    async def test(node):
+        node.die()
+
+        async def create(path, reserve_bytes=0, *, direct=False):
+            raise DiskFailed(f"{path}: read-only file system")
+
+        plain, node.journals["j0"].create = node.journals["j0"].create, create
+        await node.start()
+        assert list(node.bookie._storage.failures) == ["j0"]
+        assert node.bookie.readonly_reason == ""
+        assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
+        assert await node.add(entry(1, 2)) == [OK]
+        node.journals["j0"].create = plain
+        await node.crash()
+        assert await node.statuses(1, 0, 3) == [OK, OK, OK, ABSENT]
+
+    on_a_node(test, journals=2)
+
+
+def test_a_ledger_directory_whose_free_space_cannot_be_asked_for_is_dropped_alone():
+    async def test(node):
+        async def free_bytes():
+            raise DiskFailed("statvfs: input/output error")
+
+        async def look():
+            """Too late."""
+
+        node.bookie.disks.look = look
+        node.ledgers["d1"].free_bytes = free_bytes
+        await flushed(node)
+        assert not node.bookie.failed.done()
+        assert list(node.bookie._storage.failures) == ["d1"]
+        assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
+
+    on_a_node(test)
+
+
+def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_back():
+    """It would come back as it was before the ledger was fenced."""
+
+    async def test(node):
+        await flushed(node)
+        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        assert await node.fence(2) is OK
+        await node.store.session("admin").delete(paths.ledger(2))
+        for _ in range(12):
+            await asyncio.sleep(20)
+            await node.add(entry(4, 2 + _))
+        assert await node.statuses(2, 0, 0) != [OK], "its entries went"
+        assert node.bookie._storage.state(2).fenced
+        await node.crash()
+        assert await node.add(entry(2, 2)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test)
+
+
+def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
+    async def test(node):
+        await flushed(node)
+        node.die()
+        for folder in ("index", checkpoint.FOLDER):
+            for path in node.files(node.ledgers["d0"], folder):
+                await node.ledgers["d0"].remove(path)
+        await node.start()
+        assert ABSENT not in await node.statuses(1, 0, 2)
+
+    on_a_node(test, ledgers=1)
+
+
+def home_of(node, journal):
+    """A ledger whose records go to that journal."""
+    homes = node.bookie._storage._journals._home
+    return next(i for i in LEDGERS if homes.get(i) == journal)
+
+
+def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
+    async def test(node):
+        await flushed(node)
+        ledger = home_of(node, "j0")
+        node.journals["j0"].faults.sync_fails = 1
+        await node.store.session("admin").delete(paths.ledger(ledger))
+        await asyncio.sleep(100)
+        assert not node.bookie.failed.done()
+        assert list(node.bookie._storage.failures) == ["j0"]
+        assert await node.add(entry(ledger, 2)) == [Status.LEDGER_DELETED]
+        await node.crash()
+        assert await node.add(entry(ledger, 2)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test, journals=2)
+
+
+def test_a_journal_that_fails_under_a_doubt_does_not_end_the_node():
+    async def test(node):
+        await flushed(node)
+        ledger, storage = home_of(node, "j0"), node.bookie._storage
+        every = storage.state(EVERY_LEDGER)
+        storage.set_state(dataclasses.replace(every, limbo="torn"))
+        node.journals["j0"].faults.sync_fails = 1
+        node.bookie._limbo._wake.set()
+        await asyncio.sleep(30)
+        assert not node.bookie.failed.done()
+        assert list(storage.failures) == ["j0"]
+        assert storage.limbo(ledger) == "torn"
+        assert storage.state(EVERY_LEDGER).limbo == ""
+        node.out = ["j0"]
+        await node.crash()
+        assert node.bookie._storage.limbo(ledger) == "torn"
+
+    on_a_node(test, journals=2)
+
+
+def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
+    async def test(node):
+        await flushed(node)
+        ledger = home_of(node, "j0")
+        await node.store.session("admin").delete(paths.ledger(ledger))
+        for count in range(12):
+            await asyncio.sleep(20)
+            await node.add(entry(8, 2 + count))
+        assert node.bookie._storage.state(ledger) is None
+        assert ledger not in node.bookie._storage._journals._home
+
+    on_a_node(test, journals=2)
+
+
+def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable():
+    """It is known already, and in no journal: the walk that begins again must not go past it."""
+
+    async def test(node):
+        await flushed(node)
+        ledger, ledgers = home_of(node, "j0"), node.bookie._ledgers
+        for disk in node.ledgers.values():
+            disk.faults.sync_s = (3.0, 3.0)
+        node.journals["j0"].faults.sync_fails = 1
+        with pytest.raises(JournalFailed):
+            await ledgers.doubt([(ledger, "torn", False)])
+        again = asyncio.ensure_future(ledgers.doubt([(ledger, "torn", False)]))
+        await asyncio.sleep(1)
+        assert not again.done()
+        await again
+        node.out = ["j0"]
+        await node.crash()
+        assert node.bookie._storage.limbo(ledger) == "torn"
+
+    on_a_node(test, journals=2)

@@ -1,0 +1,64 @@
+"""`python -m bookie_server --rebuild-index`: what is made anew, and whose states count."""
+
+import asyncio
+
+import pytest
+
+from bookie_server import checkpoint
+from bookie_server.api.settings import load, parse_overrides
+from bookie_server.config import BookieConfig
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState
+from bookie_server.entry_log import EntryLogs
+from bookie_server.identity import Identity
+from bookie_server.journal_format import Position
+from bookie_server.opening import OnDisk
+from tests.unit.bookie_server.log_store import SMALL_LOGS, text
+
+BOOKIE_ID, CLUSTER_ID = (
+    "6d1b6c7e-0000-4000-8000-000000000001",
+    "6d1b6c7e-0000-4000-8000-000000000002",
+)
+STATES = [LedgerState(EVERY_LEDGER), LedgerState(1, fenced=True, revision=2)]
+
+
+def on_disk(tmp_path):
+    names = ("journal", "one", "two")
+    for name in names:
+        (tmp_path / name).mkdir(exist_ok=True)
+    journal, one, two = (tmp_path / name for name in names)
+    settings = [f"journal_directory={journal}", f"ledger_directories={one},{two}"]
+    config = load(BookieConfig, None, parse_overrides(settings))
+    return OnDisk(config), config
+
+
+async def prepare(disks, offsets):
+    """Entries of ledger 1 in both directories, whose checkpoints are at these offsets."""
+    await disks.format(Identity(BOOKIE_ID, CLUSTER_ID))
+    for directory, offset in zip((await disks.open()).ledgers, offsets, strict=True):
+        logs = await EntryLogs.open(directory.disk, SMALL_LOGS)
+        await directory.index.put(await logs.write((1, e, text(1, e)) for e in range(10)))
+        await directory.index.put_ledgers(STATES)
+        await directory.index.sync()
+        await directory.index.close()
+        await logs.close()
+        await checkpoint.write(directory.disk, {"j": (Position(1, offset), False)})
+
+
+@pytest.mark.parametrize(("offsets", "limbo"), [((4096, 4096), ""), ((8192, 4096), "lost")])
+def test_states_come_from_a_directory_that_was_there_to_the_last(tmp_path, offsets, limbo):
+    """One that was left out for a while may not know of a fence: then nothing is known."""
+
+    async def main():
+        disks, config = on_disk(tmp_path)
+        await prepare(disks, offsets)
+        (tmp_path / "one" / "index" / "CURRENT").write_bytes(b"rot")
+        await disks.rebuild_indexes(config)
+        directories = await disks.open()
+        states = {s.ledger_id: s for s in await directories.ledgers[0].index.ledgers()}
+        assert states[1].fenced
+        assert (states[EVERY_LEDGER].limbo, states[1].limbo) == (limbo, limbo)
+        for directory in directories.ledgers:
+            assert len(await directory.index.range(1, 0, 100, 1 << 40)) == 10
+            await directory.index.close()
+
+    asyncio.run(main())

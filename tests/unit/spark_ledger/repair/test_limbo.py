@@ -1,0 +1,286 @@
+"""Repair of a ledger that a bookie lists as in limbo, against scripted bookies."""
+
+import asyncio
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import (
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    entries_kept,
+    keeps,
+)
+from spark_ledger.repair.limbo import Listed, listed, repair, repair_everywhere
+from spark_ledger.repair.limbo_janitor import LimboJanitor, repair_once
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+
+
+async def ledger_of(ledgers, entries, sizes=(3, 3, 2), *, close=True, **options):
+    """A ledger of so many entries; its writer."""
+    writer = await ledgers.create(*sizes, **options)
+    await asyncio.gather(*[writer.append([b"payload %d" % number]) for number in range(entries)])
+    await asyncio.sleep(1)  # for the last copies
+    if close:
+        await writer.close()
+    return writer
+
+
+async def in_limbo(cluster, name, ledger_id, reason="lost"):
+    cluster.bookies[name].limbo[ledger_id] = 1
+    value = b'{"reason":"%s"}' % reason.encode()
+    await cluster.admin.create(paths.limbo(name, ledger_id), value, parents=True)
+
+
+def lose(cluster, name, *keys):
+    for key in keys:
+        del cluster.bookies[name].entries[key]
+
+
+@simulated
+async def test_what_a_bookie_lost_is_copied_back_and_the_rest_left_alone():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 40)).ledger_id
+    whole = dict(cluster.bookies["b"].entries)
+    lose(cluster, "b", *[(ledger_id, e) for e in (0, 7, 8, 9, 39)])
+    await in_limbo(cluster, "b", ledger_id)
+    (result,) = await repair(ledgers, ledger_id, ["b"])
+    assert (result.cleared, result.copied, result.why) == (True, 5, "")
+    assert cluster.bookies["b"].entries == whole
+    assert not cluster.bookies["b"].limbo
+
+
+@simulated
+async def test_a_member_of_a_striped_ledger_gets_the_entries_of_its_slot_and_no_others():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 12, (4, 2, 2))
+    ledger_id, name = writer.ledger_id, writer.record.last_fragment.ensemble[2]
+    whole = dict(cluster.bookies[name].entries)
+    cluster.bookies[name].entries.clear()
+    await in_limbo(cluster, name, ledger_id)
+    (result,) = await repair(ledgers, ledger_id, [name])
+    assert result.cleared
+    assert cluster.bookies[name].entries == whole
+    assert sorted(e for _, e in whole) == [1, 2, 5, 6, 9, 10]
+
+
+@simulated
+async def test_a_copy_that_cannot_be_read_is_replaced():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    whole = dict(cluster.bookies["b"].entries)
+    cluster.bookies["b"].entries[ledger_id, 1] = whole[ledger_id, 1][:-1] + b"?"
+    await in_limbo(cluster, "b", ledger_id)
+    (result,) = await repair(ledgers, ledger_id, ["b"])
+    assert (result.cleared, result.copied) == (True, 1)
+    assert cluster.bookies["b"].entries == whole
+
+
+@simulated
+async def test_what_no_peer_supplies_leaves_the_ledger_in_limbo_and_is_said():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    for name in "abc":
+        lose(cluster, name, (ledger_id, 2))
+    lose(cluster, "b", (ledger_id, 4))
+    await in_limbo(cluster, "b", ledger_id)
+    (result,) = await repair(ledgers, ledger_id, ["b"])
+    assert not result.cleared
+    assert result.copied == 1, "what can be had is copied all the same"
+    assert "the first is 2" in result.why
+    assert cluster.bookies["b"].limbo
+
+
+@simulated
+async def test_a_ledger_that_gives_more_to_doubt_meanwhile_is_compared_again():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    await in_limbo(cluster, "b", ledger_id)
+    bookie, comparisons = cluster.bookies["b"], []
+
+    def doubts(request):
+        if isinstance(request, m.ReadRequest):
+            comparisons.append(request)
+            if len(comparisons) == 1:
+                bookie.limbo[ledger_id] += 1
+
+    bookie.override = doubts
+    (result,) = await repair(ledgers, ledger_id, ["b"])
+    assert result.cleared
+    assert len(comparisons) == 2
+
+
+@simulated
+async def test_a_bookie_that_does_not_answer_is_told_of_and_hinders_no_other():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    for name in "bc":
+        await in_limbo(cluster, name, ledger_id)
+    cluster.bookies["b"].refusing = True
+    away, there = await repair(ledgers, ledger_id, ["b", "c"])
+    assert not away.cleared
+    assert "no answer" in away.why
+    assert there.cleared
+
+
+@simulated
+async def test_the_bookies_lists_are_told_with_their_reasons():
+    cluster, ledgers = await cluster_of(3)
+    assert await listed(ledgers.metadata) == []
+    await in_limbo(cluster, "b", 12, "torn")
+    await in_limbo(cluster, "b", 5, "lost")
+    await in_limbo(cluster, "a", 12, "lost")
+    found = await listed(ledgers.metadata)
+    assert [one[:3] for one in found] == [("a", 12, "lost"), ("b", 5, "lost"), ("b", 12, "torn")]
+    assert isinstance(found[0], Listed)
+
+
+@simulated
+async def test_the_janitor_leaves_a_writer_that_moves_and_recovers_one_that_does_not():
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledger_of(ledgers, 3, close=False)
+    await in_limbo(cluster, "b", writer.ledger_id, "torn")
+    janitor = LimboJanitor(ledgers, idle_s=300)
+    for _ in range(10):
+        assert await janitor.look() == []
+        await writer.append([b"more"])
+        await asyncio.sleep(60)
+    for _ in range(7):
+        (results,) = [await janitor.look()]
+        await asyncio.sleep(60)
+    assert results[0].cleared
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert record.state is LedgerState.CLOSED
+    assert record.last_entry == 12
+    with pytest.raises(errors.LedgerError):
+        await writer.append([b"too late"])
+
+
+@simulated
+async def test_the_janitor_leaves_a_ledger_with_a_password_to_its_owner():
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledger_of(ledgers, 3, password=b"secret")
+    await in_limbo(cluster, "b", writer.ledger_id)
+    assert await LimboJanitor(ledgers).look() == []
+    assert cluster.bookies["b"].limbo
+    (result,) = await repair(ledgers, writer.ledger_id, ["b"], b"secret")
+    assert result.cleared
+
+
+@simulated
+async def test_a_listed_ledger_that_is_gone_or_cannot_be_recovered_hinders_no_other():
+    cluster, ledgers = await cluster_of(3)
+    stuck = (await ledger_of(ledgers, 1, close=False)).ledger_id
+    fine = (await ledger_of(ledgers, 1)).ledger_id
+    for ledger_id in (stuck, fine, 99):
+        await in_limbo(cluster, "b", ledger_id)
+    for name in "ac":
+        cluster.bookies[name].override = lambda request: (
+            m.ReadLacResponse(Status.IO_ERROR)
+            if isinstance(request, m.ReadLacRequest) and request.ledger_id == stuck
+            else None
+        )
+    janitor = LimboJanitor(ledgers, idle_s=0)
+    (result,) = await janitor.look()
+    assert (result.ledger_id, result.cleared) == (fine, True)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 1, 1)], ids=str)
+def test_every_entry_is_kept_by_the_members_of_its_write_set_in_its_fragment(sizes):
+    ensembles = [[f"{letter}{slot}" for slot in range(sizes[0])] for letter in "xyz"]
+    ensembles[1][0] = ensembles[0][0]
+    firsts = (0, 4, 9)
+    fragments = tuple(Fragment(f, tuple(e)) for f, e in zip(firsts, ensembles, strict=True))
+    record = LedgerRecord(1, *sizes, fragments)
+    bookies = dict.fromkeys(bookie for ensemble in ensembles for bookie in ensemble)
+    for last in (-1, 0, 3, 4, 12):
+        kept = {
+            (bookie, entry)
+            for bookie in bookies
+            for entries, slot in entries_kept(record, bookie, last)
+            for entry in entries
+            if keeps(record, slot, entry)
+        }
+        expected = {
+            (record.fragment_of(entry).ensemble[(entry + i) % sizes[0]], entry)
+            for entry in range(last + 1)
+            for i in range(sizes[1])
+        }
+        assert kept == expected
+
+
+@simulated
+async def test_everywhere_each_member_is_compared_whatever_it_says_of_limbo():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 20)).ledger_id
+    whole = {name: dict(cluster.bookies[name].entries) for name in "abc"}
+    lose(cluster, "a", (ledger_id, 3))
+    cluster.bookies["b"].entries[ledger_id, 4] = whole["b"][ledger_id, 4][:-1] + b"?"
+    await in_limbo(cluster, "c", ledger_id)
+    record, results = await repair_everywhere(ledgers, ledger_id)
+    assert record.ledger_id == ledger_id
+    found = {one.bookie_id: one[2:] for one in results}
+    assert found == {
+        "a": (True, 1, "", 20),
+        "b": (True, 1, "", 20),
+        "c": (True, 0, "", 20),
+    }
+    assert {name: cluster.bookies[name].entries for name in "abc"} == whole
+    assert not cluster.bookies["c"].limbo
+
+
+@simulated
+async def test_everywhere_what_is_found_to_doubt_by_the_comparison_itself_is_cleared_too():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    bookie = cluster.bookies["b"]
+
+    def doubts(request):
+        if isinstance(request, m.ReadRequest) and ledger_id not in bookie.limbo:
+            bookie.limbo[ledger_id] = 1
+            bookie.override = None
+
+    bookie.override = doubts
+    _, results = await repair_everywhere(ledgers, ledger_id)
+    assert all(one.cleared for one in results)
+    assert not bookie.limbo
+
+
+@simulated
+async def test_everywhere_a_member_that_is_silent_or_lacks_what_nobody_has_is_not_called_whole():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    for name in "ab":
+        lose(cluster, name, (ledger_id, 2))
+    cluster.bookies["c"].refusing = True
+    _, results = await repair_everywhere(ledgers, ledger_id)
+    assert [one.cleared for one in results] == [False, False, False]
+    whys = {one.bookie_id: one.why for one in results}
+    assert "no answer" in whys["c"]
+    assert "the first is 2" in whys["a"]
+
+
+@simulated
+async def test_one_pass_repairs_what_is_listed_and_leaves_a_writer_that_moves():
+    cluster, ledgers = await cluster_of(3)
+    closed = (await ledger_of(ledgers, 3)).ledger_id
+    idle = (await ledger_of(ledgers, 3, close=False)).ledger_id
+    moving = await ledger_of(ledgers, 3, close=False)
+    for ledger_id in (closed, idle, moving.ledger_id):
+        await in_limbo(cluster, "b", ledger_id)
+
+    async def move():
+        while True:
+            await asyncio.sleep(1)
+            await moving.append([b"more"])
+
+    moves = asyncio.ensure_future(move())
+    done = await repair_once(ledgers, idle_s=30)
+    moves.cancel()
+    assert sorted(one.ledger_id for one in done.repaired) == [closed, idle]
+    assert all(one.cleared for one in done.repaired)
+    assert list(done.left) == [moving.ledger_id]
