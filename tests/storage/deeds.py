@@ -1,0 +1,234 @@
+"""What is cut short by a crash between every two of its disk operations (points.py).
+
+Always true: a deed does little else than what it is named after, so that its points are points of
+that; adds and fences that run beside it are answered or not, and count as what they are.
+"""
+
+import asyncio
+from dataclasses import replace
+
+from bookie_server import rebuild
+from bookie_server.entry_index import LedgerState
+from tests.simulation.index import SimIndex
+from tests.storage.points import Deed
+from tests.storage.rig import SMALL, Shape
+from tests.storage.stage import Stage
+
+ONE = Shape(stepped=True)
+TWO = Shape(journals=2, ledgers=2, stepped=True)
+LOGS = Shape(stepped=True, config=replace(SMALL, gc_interval_s=1000, tombstone_sweep_s=1000))
+"""Small logs, and no pass of reclaim but those that are asked for."""
+LOGS_OF_TWO = replace(LOGS, journals=2, ledgers=2)
+
+
+# -- what is prepared ---------------------------------------------------------------------------
+
+
+async def nothing(stage: Stage) -> None:
+    """A node that was never started."""
+
+
+async def filled(stage: Stage) -> None:
+    """Entries of three ledgers, a fence and an explicit LAC, all in the journals only."""
+    await stage.start()
+    for ledger_id in (1, 2, 3):
+        await stage.add(ledger_id, range(8))
+    await stage.fence(2)
+    await stage.announce(3, 5)
+
+
+async def flushed(stage: Stage) -> None:
+    """The same, flushed, and more since."""
+    await filled(stage)
+    await stage.flushed()
+    await stage.add(1, range(8, 14))
+    await stage.add(3, range(8, 12))
+
+
+async def fenced_only(stage: Stage) -> None:
+    """Since the last flush: a fence, and no entry."""
+    await flushed(stage)
+    await stage.flushed()
+    await stage.fence(1)
+    await stage.announce(3, 9)
+
+
+async def much(stage: Stage) -> None:
+    """More than two entry logs' worth."""
+    await filled(stage)
+    for first in range(8, 20, 4):
+        await stage.add(1, range(first, first + 4), size=3900)
+
+
+async def stopped_badly(stage: Stage) -> None:
+    """Down, with journals to replay."""
+    await flushed(stage)
+    stage.rig.crash("random", 3)
+
+
+async def stopped_well(stage: Stage) -> None:
+    await flushed(stage)
+    await stage.rig.stop()
+
+
+async def one_directory_more(stage: Stage) -> None:
+    await stopped_badly(stage)
+    stage.rig.add_ledger_directory()
+    stage.rig.add_journal_directory()
+
+
+async def one_directory_less(stage: Stage) -> None:
+    await stopped_badly(stage)
+    stage.rig.missing.append(stage.rig.ledger_disks[1])
+    stage.model.unknown_allowed = True
+
+
+async def a_dead_ledger(stage: Stage) -> None:
+    """Several logs, each shared by ledgers of which one is deleted."""
+    await stage.start()
+    for first in range(0, 12, 3):
+        for ledger_id in (1, 2, 3):
+            await stage.add(ledger_id, range(first, first + 3))
+        await stage.flushed()
+    stage.delete(2)
+    await stage.add(1, range(12, 15))
+
+
+async def a_collected_ledger(stage: Stage) -> None:
+    """The same, the ledger buried and out of the index, the logs not compacted yet."""
+    await a_dead_ledger(stage)
+    await stage.rig.reclaim(0.0)
+
+
+async def a_failing_ledger_directory(stage: Stage) -> None:
+    await flushed(stage)
+    stage.model.failing = True
+    stage.rig.ledger_disks[1].faults.append_fails = 1
+
+
+async def a_failing_journal(stage: Stage) -> None:
+    await flushed(stage)
+    stage.model.failing = True
+    stage.rig.journal_disks[0].faults.sync_fails = 1
+
+
+async def without_index(stage: Stage) -> None:
+    """Stopped in good order, and the index is gone."""
+    await a_dead_ledger(stage)
+    await stage.rig.stop()
+    disk = stage.rig.ledger_disks[0]
+    index = await SimIndex.open(disk)
+    stage.states = await index.ledgers()
+    await index.close()
+    for path in [path for path in disk.paths() if path.startswith(f"{rebuild.INDEX}/")]:
+        await disk.remove(path)
+    await disk.sync_dir(rebuild.INDEX)
+
+
+# -- what is done -------------------------------------------------------------------------------
+
+
+async def starts(stage: Stage) -> None:
+    await stage.rig.start()
+
+
+async def flushes(stage: Stage) -> None:
+    """A flush, and adds of entries and a fence beside it."""
+    await asyncio.gather(
+        stage.flushed(), stage.add(1, range(14, 18)), stage.fence(3), stage.add(2, [9])
+    )
+
+
+async def flushes_alone(stage: Stage) -> None:
+    await stage.flushed()
+
+
+async def rolls_the_journal(stage: Stage) -> None:
+    """Adds one after the other, over the end of a segment and of the next one."""
+    for first in range(8, 8 + 4 * 12, 4):
+        await stage.add(1, range(first, first + 4), size=3000)
+
+
+async def stops(stage: Stage) -> None:
+    await asyncio.gather(stage.rig.ended(), stage.add(1, range(14, 16)))
+
+
+async def adds_and_flushes(stage: Stage) -> None:
+    """What goes on where a directory fails."""
+    for round_ in range(3):
+        first = 14 + 4 * round_
+        await asyncio.gather(*(stage.add(i, range(first, first + 3)) for i in (1, 2, 3)))
+        await stage.flushed()
+
+
+async def collects(stage: Stage) -> None:
+    await stage.rig.reclaim(0.0)
+
+
+async def compacts(stage: Stage) -> None:
+    await stage.rig.reclaim()
+
+
+async def reclaims_beside_a_flush(stage: Stage) -> None:
+    await asyncio.gather(stage.rig.reclaim(), stage.flushed(), stage.add(3, range(12, 15)))
+
+
+async def rebuilds(stage: Stage) -> None:
+    await _rebuild(stage, stage.states)
+
+
+async def rebuilds_without_states(stage: Stage) -> None:
+    _every_ledger_is_doubted(stage)
+    await _rebuild(stage, None)
+
+
+def _every_ledger_is_doubted(stage: Stage) -> None:
+    """In limbo, and fenced."""
+    stage.model.unknown_allowed = True
+    for ledger in stage.model.ledgers.values():
+        ledger.fence_asked = True
+
+
+async def _rebuild(stage: Stage, states: list[LedgerState] | None) -> None:
+    disk = stage.rig.ledger_disks[0]
+
+    async def make_index(folder: str) -> SimIndex:
+        return await SimIndex.open(disk, folder)
+
+    await rebuild.rebuild(disk, stage.rig.ids[disk], make_index, stage.rig.shape.config, states)
+
+
+async def space_is_free(stage: Stage) -> None:
+    """The deleted ledger is in no log any more."""
+    found = await stage.served(2)
+    assert not found, f"entries of the deleted ledger are served: {sorted(found)}"
+
+
+DEEDS = (
+    Deed("first start", ONE, nothing, starts),
+    Deed("first start of two and two", TWO, nothing, starts),
+    Deed("flush", ONE, flushed, flushes),
+    Deed("flush of two and two", TWO, flushed, flushes),
+    Deed("flush of a fence", ONE, fenced_only, flushes_alone),
+    Deed("flush of a fence, two and two", TWO, fenced_only, flushes_alone),
+    Deed("roll of entry logs", ONE, much, flushes_alone),
+    Deed("roll of the journal", ONE, filled, rolls_the_journal),
+    Deed("roll of two journals", TWO, filled, rolls_the_journal),
+    Deed("replay", ONE, stopped_badly, starts),
+    Deed("replay of two journals", TWO, stopped_badly, starts),
+    Deed("start after a stop", TWO, stopped_well, starts),
+    Deed("stop", ONE, flushed, stops),
+    Deed("stop of two and two", TWO, flushed, stops),
+    Deed("directories added", ONE, one_directory_more, starts),
+    Deed("directory missing", TWO, one_directory_less, starts),
+    Deed("ledger directory fails", TWO, a_failing_ledger_directory, adds_and_flushes),
+    Deed("journal fails", TWO, a_failing_journal, adds_and_flushes),
+    Deed("collection", LOGS, a_dead_ledger, collects, check=space_is_free),
+    Deed("compaction", LOGS, a_collected_ledger, compacts, check=space_is_free),
+    Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
+    Deed("rebuild", LOGS, without_index, rebuilds, mend=rebuilds),
+    Deed(
+        *("rebuild without states", LOGS, without_index, rebuilds_without_states),
+        mend=rebuilds_without_states,
+    ),
+)

@@ -1,0 +1,210 @@
+"""What a node promised, kept in dictionaries; every answer it gives is judged against them.
+
+Always true of a node within its means (no directory lost, nothing rotten):
+- what was answered OK is served again, the same bytes, until its ledger is deleted;
+- what is served under an id was sent under it, and is one entry for ever once it was acknowledged
+  or was found after a restart; another one is refused;
+- a fence that was answered stays, and no normal add begun after it is taken;
+- the last add confirmed is never below an explicit one that was answered, nor above all sent;
+- what was acknowledged is never denied; what was found gone with its deleted ledger after a
+  restart stays gone, unless recovery adds it again.
+When a directory was lost, "unknown" is an answer to everything; a negative still is none.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.api.status import Status
+
+NEGATIVES = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
+SIZES = (40, 10, 200, 900, 2500, 3900, 120, 60)
+_BYTES = bytes(range(256)) * 32
+
+
+class Broken(AssertionError):
+    """The node broke a promise."""
+
+
+@lru_cache(maxsize=1 << 14)
+def entry_of(ledger_id: int, entry_id: int, variant: int, lac: int, size: int) -> bytes:
+    """An entry; its identity follows from all arguments but `lac`."""
+    start = (31 * entry_id + 7 * variant + ledger_id) % 256
+    payload = _BYTES[start : start + size]
+    count = entry_id + 1
+    header = EntryHeader(
+        *(ledger_id, entry_id, lac, count * 1000 + variant, count, size, payload_crc([payload]))
+    )
+    return pack_header(header) + payload
+
+
+def identity(entry: bytes) -> bytes:
+    """The bytes of a header that two equal entries have in common (not LAC, flags, own CRC)."""
+    return entry[6:24] + entry[32:56]
+
+
+@dataclass
+class LedgerModel:
+    """One ledger. An identity is in `acked` from its first OK on, or since it was read after a
+    restart; `sent` are the bytes that may lie under an id."""
+
+    ledger_id: int
+    acked: dict[int, bytes] = field(default_factory=dict)
+    sent: dict[int, list[bytes]] = field(default_factory=dict)
+    fence_asked: bool = False
+    fenced: bool = False
+    explicit_lac: int = -1
+    lac_sent: int = -1
+    next_entry: int = 0
+    deleted: bool = False
+    buried: bool = False
+    gone: dict[int, None] = field(default_factory=dict)
+    """Entries that were acked, and denied after a restart, for the ledger is deleted."""
+    forked: dict[int, None] = field(default_factory=dict)
+    """Of which another content was sent while the first may have been out of reach."""
+    page_cache: bool = False
+    """What was acknowledged may be lost with the power, and is then unknown, never denied."""
+    lost: dict[int, None] = field(default_factory=dict)
+    """Entries of a page-cache ledger that were acknowledged and went with the power."""
+    power_lost: bool = False
+    """Since it was last verified."""
+
+
+class Model:
+    """What one node promised. `unknown_allowed`: a directory of it is lost. `failing`: one is
+    failing, so any request may be answered IO_ERROR until the next restart."""
+
+    def __init__(self, ledger_ids: range) -> None:
+        self.ledgers = {ledger_id: LedgerModel(ledger_id) for ledger_id in ledger_ids}
+        self.unknown_allowed = False
+        self.failing = False
+        self.judged = 0
+
+    # -- adds --
+
+    def sends(self, ledger: LedgerModel, entry_id: int, entry: bytes, lac: int) -> None:
+        known = ledger.sent.setdefault(entry_id, [])
+        if entry not in known:
+            known.append(entry)
+        ledger.lac_sent = max(ledger.lac_sent, lac)
+        ledger.next_entry = max(ledger.next_entry, entry_id + 1)
+        ledger.gone.pop(entry_id, None)
+        if self.unknown_allowed or self.failing or ledger.deleted:
+            others = [each for each in known if identity(each) != identity(entry)]
+            ledger.forked.update({entry_id: None} if others else {})
+
+    def added(
+        self, ledger: LedgerModel, entry_id: int, entry: bytes, status: Status, begun: "Begun"
+    ) -> None:
+        """The answer to an add that was begun when things were as `begun` says."""
+        self.judged += 1
+        where = f"{ledger.ledger_id}:{entry_id}"
+        what = identity(entry)
+        if status is Status.OK:
+            self._taken(ledger, entry_id, what, begun)
+        elif status is Status.FENCED:
+            _hold(ledger.fence_asked, f"an add of {where} was FENCED, and nobody fenced")
+        elif status is Status.CONFLICTING_ENTRY:
+            others = [e for e in ledger.sent[entry_id] if identity(e) != what]
+            _hold(bool(others), f"{where} conflicts with nothing that was sent")
+        elif status is Status.LEDGER_DELETED:
+            _hold(ledger.deleted, f"{where}: the ledger was not deleted")
+            ledger.buried = True
+        elif status not in (Status.BUSY, Status.SHUTTING_DOWN):
+            allowed = self.unknown_allowed or self.failing
+            _hold(allowed, f"an add of {where} was answered {status.name}")
+
+    def _taken(self, ledger: LedgerModel, entry_id: int, what: bytes, begun: "Begun") -> None:
+        where = f"{ledger.ledger_id}:{entry_id}"
+        if not begun.recovery:
+            _hold(not begun.fenced, f"a normal add of {where}, begun after the fence, was taken")
+            _hold(not begun.buried, f"a normal add of {where}, a buried ledger's, was taken")
+        before = ledger.acked.setdefault(entry_id, what)
+        if ledger.deleted or entry_id in ledger.forked:
+            ledger.acked[entry_id] = what  # the first may be collected, or out of reach
+        else:
+            _hold(before == what, f"two different entries were acknowledged as {where}")
+
+    # -- reads --
+
+    def read(
+        self, ledger: LedgerModel, entry_id: int, status: Status, entry: bytes, begun: "Begun"
+    ) -> None:
+        """The answer for one entry to a read that was begun when things were as `begun` says."""
+        self.judged += 1
+        where = f"{ledger.ledger_id}:{entry_id}"
+        if status is Status.OK:
+            self._served(ledger, entry_id, entry, begun)
+        elif status in NEGATIVES:
+            promised = entry_id in begun.acked or entry_id in ledger.lost
+            denied = promised and not ledger.deleted
+            _hold(not denied, f"{where} was acknowledged, and is denied: {status.name}")
+        elif status is not Status.LEDGER_DELETED:
+            known = entry_id in begun.acked and not ledger.deleted and not ledger.power_lost
+            allowed = self.unknown_allowed or (not known and status.name.startswith("LIMBO"))
+            allowed = allowed or self.failing
+            retried = status in (Status.BUSY, Status.SHUTTING_DOWN)
+            _hold(allowed or retried, f"a read of {where} was answered {status.name}")
+
+    def _served(self, ledger: LedgerModel, entry_id: int, entry: bytes, begun: "Begun") -> None:
+        where = f"{ledger.ledger_id}:{entry_id}"
+        possible = ledger.sent.get(entry_id, [])
+        _hold(entry in possible, f"what is served as {where} was never sent, or was replaced")
+        _hold(entry_id not in ledger.gone, f"{where} of a deleted ledger came back")
+        if entry_id in begun.acked and entry_id not in ledger.forked:
+            _hold(identity(entry) == begun.acked[entry_id], f"{where}: another one was acked")
+            possible[:] = [entry, *(e for e in possible if identity(e) != identity(entry))]
+
+    def crashed(self, *, power: bool) -> None:
+        for ledger in self.ledgers.values():
+            ledger.power_lost = ledger.power_lost or (ledger.page_cache and power)
+
+    def settle(self, ledger: LedgerModel, found: dict[int, bytes], denied: list[int]) -> None:
+        """After a restart, nothing under way: what was found stays, what was denied is gone."""
+        for entry_id, entry in found.items():
+            ledger.acked[entry_id] = identity(entry)
+            if entry_id not in ledger.forked:
+                ledger.sent[entry_id] = [entry]
+            ledger.lost.pop(entry_id, None)
+        if ledger.power_lost:
+            for entry_id in [e for e in ledger.acked if e not in found]:
+                del ledger.acked[entry_id]
+                ledger.lost[entry_id] = None
+        ledger.power_lost = False
+        for entry_id in denied:
+            if ledger.acked.pop(entry_id, None) is not None:
+                ledger.gone[entry_id] = None
+                ledger.forked.pop(entry_id, None)
+            elif entry_id not in ledger.gone:
+                ledger.sent.pop(entry_id, None)
+
+    # -- fences, last add confirmed --
+
+    def lac_read(self, ledger: LedgerModel, status: Status, lac: int, fenced: bool) -> None:
+        self.judged += 1
+        if status is not Status.OK:
+            expected = ledger.deleted or self.unknown_allowed or self.failing
+            stops = status is Status.SHUTTING_DOWN
+            _hold(expected or stops, f"the LAC of {ledger.ledger_id}: {status.name}")
+            return
+        _hold(lac <= ledger.lac_sent, f"LAC {lac} of {ledger.ledger_id} was never said")
+        _hold(ledger.fence_asked or not fenced, f"{ledger.ledger_id} is fenced, by nobody")
+        if not ledger.deleted:
+            _hold(fenced or not ledger.fenced, f"the fence of {ledger.ledger_id} is lost")
+            enough = lac >= ledger.explicit_lac
+            _hold(enough, f"LAC {lac} of {ledger.ledger_id} < {ledger.explicit_lac}")
+
+
+class Begun(NamedTuple):
+    """What had been answered when a request was begun; `acked` within the range of a read."""
+
+    recovery: bool = False
+    fenced: bool = False
+    buried: bool = False
+    acked: dict[int, bytes] = {}
+
+
+def _hold(true: bool, otherwise: str) -> None:
+    if not true:
+        raise Broken(otherwise)

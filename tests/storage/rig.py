@@ -1,0 +1,233 @@
+"""One storage node over simulated disks that is started, asked, crashed and started again.
+
+Always true: what is known of the engine's inside is known here and nowhere else in this package;
+a node runs as a process of the simulated loop, so that a crash leaves nothing of it running.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bookie_server.api import messages as m
+from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.disk import DiskFailed
+from bookie_server.entry_index import LedgerState, Location
+from bookie_server.journal import JournalFailed
+from bookie_server.storage_config import StorageConfig
+from tests.simulation.disk import Keep, SimDisk
+from tests.simulation.index import SimIndex
+from tests.simulation.loop import Process, current
+from tests.storage.records import CLUSTER_ID, Records
+from tests.storage.stepping import SteppedDisk, Steps
+
+KIB = 1 << 10
+BOOKIE_ID = "00000000-0000-0000-0000-000000000001"
+CONFIG = StorageConfig(
+    journal_bytes_max=96 * KIB,
+    journal_batch_bytes_max=16 * KIB,
+    journal_pending_bytes_max=128 * KIB,
+    recovery_reserve_bytes=32 * KIB,
+    write_cache_bytes=160 * KIB,
+    flush_interval_s=5.0,
+    flush_chunk_bytes=8 * KIB,
+    entry_log_bytes_max=24 * KIB,
+    entry_bytes_max=4 * KIB,
+    read_bytes_max=32 * KIB,
+    read_pending_bytes_max=128 * KIB,
+    tombstone_sweep_s=7.0,
+    gc_interval_s=3.0,
+    minor_compaction_share=0.5,
+    minor_compaction_s=6.0,
+    major_compaction_share=0.9,
+    major_compaction_s=11.0,
+    read_cache_bytes=48 * KIB,
+    read_ahead_bytes=8 * KIB,
+)
+SMALL = replace(CONFIG, entry_log_bytes_max=9 * KIB, read_cache_bytes=0, read_ahead_bytes=0)
+PAGE_CACHE = True
+
+
+class Down(Exception):
+    """The node does not run: nobody answers."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a node is made of. `stepped`: `Rig.steps` counts what is done to the disks.
+    `page_cache`: the last ledger has that durability. `eager_index`: the index syncs by itself
+    after all that it is given, as RocksDB may; otherwise it never does."""
+
+    journals: int = 1
+    ledgers: int = 1
+    config: StorageConfig = CONFIG
+    stepped: bool = False
+    page_cache: bool = False
+    eager_index: bool = False
+
+
+class EagerIndex(SimIndex):
+    """One that syncs by itself: nobody may rely on it, and nobody may be harmed by it."""
+
+    async def put(self, locations: Sequence[Location]) -> None:
+        await super().put(locations)
+        await self.sync()
+
+    async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
+        await super().move(moves)
+        await self.sync()
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        await super().delete_ledger(ledger_id)
+        await self.sync()
+
+    async def put_ledgers(self, states: Sequence[LedgerState]) -> None:
+        await super().put_ledgers(states)
+        await self.sync()
+
+    async def delete_states(self, ledger_ids: Sequence[int]) -> None:
+        await super().delete_states(ledger_ids)
+        await self.sync()
+
+
+class Rig:
+    """The node, its disks and the metadata it reads."""
+
+    def __init__(self, shape: Shape, rng: random.Random | None = None) -> None:
+        self.shape = shape
+        self.rng = rng or random.Random(0)
+        self.records = Records()
+        self.steps = Steps()
+        self.ids: dict[SimDisk, str] = {}
+        self.journal_disks = [self._disk(f"journal-{n}") for n in range(shape.journals)]
+        self.ledger_disks = [self._disk(f"ledger-{n}") for n in range(shape.ledgers)]
+        self.missing: list[SimDisk] = []
+        """Directories that the next start does not find."""
+        self.boots = 0
+        self.process: Process | None = None
+        self._bookie: Bookie | None = None
+
+    def _disk(self, name: str) -> SimDisk:
+        disk = SteppedDisk(self.rng) if self.shape.stepped else SimDisk(self.rng)
+        if isinstance(disk, SteppedDisk):
+            disk.steps, disk.label = self.steps, f"{name}:"
+        self.ids[disk] = name
+        return disk
+
+    def add_journal_directory(self) -> None:
+        """There from the next start on."""
+        self.journal_disks.append(self._disk(f"journal-{len(self.journal_disks)}"))
+
+    def add_ledger_directory(self) -> None:
+        """There from the next start on."""
+        self.ledger_disks.append(self._disk(f"ledger-{len(self.ledger_disks)}"))
+
+    @property
+    def disks(self) -> list[SimDisk]:
+        return [*self.journal_disks, *self.ledger_disks]
+
+    @property
+    def bookie(self) -> Bookie:
+        assert self._bookie is not None, "the node does not run"
+        return self._bookie
+
+    @property
+    def running(self) -> bool:
+        return self._bookie is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the node exits now, for a disk of it failed. Raises what no disk is to blame
+        for."""
+        if not self.bookie.failed.done():
+            return False
+        error = self.bookie.failed.exception()
+        if error is not None and not isinstance(error, DiskFailed | JournalFailed):
+            raise error
+        return True
+
+    # -- its life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises what the node does not start for."""
+        self.boots += 1
+        process = self.process = current().process(f"bookie#{self.boots}")
+        self._bookie = await process.spawn(self._boot(), name="boots")
+
+    async def _boot(self) -> Bookie:
+        failed: dict[str, str] = {}
+        ledgers = []
+        for directory_id, disk in self._named(self.ledger_disks):
+            kind = EagerIndex if self.shape.eager_index else SimIndex
+            try:
+                index = await kind.open(disk)
+                ledgers.append(LedgerDirectory(directory_id, disk, index, directory_id))
+            except DiskFailed as error:
+                failed[directory_id] = str(error)
+        if not ledgers:
+            raise DiskFailed(str(failed))
+        journals = [JournalDirectory(*each, each[0]) for each in self._named(self.journal_disks)]
+        directories = Directories(journals, ledgers, failed)
+        return await Bookie.start(
+            BOOKIE_ID, directories, self.records, self.shape.config, CLUSTER_ID
+        )
+
+    def _named(self, disks: Sequence[SimDisk]) -> Iterator[tuple[str, SimDisk]]:
+        for disk in disks:
+            if disk not in self.missing:
+                yield self.ids[disk], disk
+
+    def crash(self, keep: Keep, seed: int = 0) -> None:
+        """The node dies; what `keep` does not spare of the unsynced bytes dies with it."""
+        self.rng.seed(seed)
+        for disk in self.disks:
+            disk.crash(keep)
+        if self.process is not None:
+            self.process.kill()
+        self._bookie = self.process = None
+
+    async def stop(self) -> None:
+        """In good order; what is durable then is all that is left."""
+        await self.ended()
+        self.crash("none")
+
+    async def ended(self) -> None:
+        """The node has stopped in good order; its disks are as it left them."""
+        assert self.process is not None
+        await self.process.spawn(self.bookie.stop(), name="stops")
+
+    # -- what it is asked ------------------------------------------------------------------------
+
+    def ask(self, request: m.Request) -> "asyncio.Task[Any]":
+        """The answer comes from the node's process: none after a crash."""
+        if self.process is None:
+            raise Down
+        return self.process.spawn(self.bookie.handle(request))
+
+    async def reclaim(self, below: float = 1.0) -> None:
+        """A pass that buries, collects and compacts, now."""
+        assert self.process is not None
+        await self.process.spawn(self.bookie.reclaim.run_once(below), name="reclaims")
+
+    async def flush(self) -> None:
+        """Returns when a flush that began now is complete."""
+        storage = self.bookie._storage
+        while storage._flush_begun is not None and not self.failed:
+            await _moment()
+        flushes = storage.flushes
+        if not self.failed:
+            storage.begin_flush()
+        while not self.failed and (storage.flushes == flushes or storage._flush_begun is not None):
+            await _moment()
+
+    def begin_flush(self) -> None:
+        """What a full half of the write cache does."""
+        storage = self.bookie._storage
+        if storage._flush_begun is None:
+            storage.begin_flush()
+
+
+async def _moment() -> None:
+    await asyncio.sleep(0.001)

@@ -1,0 +1,86 @@
+"""The node against its model: operations at random, crashes at any moment, everything verified.
+
+STORAGE_CASES and STORAGE_EXAMPLES make the run longer; `python -m tests.storage` is the long one.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.simulation.mutants import MUTANTS
+from tests.storage.__main__ import run_chunk
+from tests.storage.case import case_of, run_case
+from tests.storage.model import Broken
+from tests.storage.operations import OPERATION_BYTES, operations
+from tests.storage.shrink import failure_of, shrunk
+
+CASES = int(os.environ.get("STORAGE_CASES", 1200))
+EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", 300))
+CHUNKS = 8
+CAUGHT = (
+    "fence forgotten at replay",
+    "entries forgotten at replay",
+    "ack before sync",
+    "reply before the fence",
+    "adds taken when fenced",
+    "checkpoint without fences",
+    "checkpoint mark too far",
+    "other bytes under the same id",
+)
+"""Mutants of the simulation that one node alone shows."""
+
+words = st.binary(min_size=OPERATION_BYTES, max_size=OPERATION_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_a_node_keeps_its_promises_in_every_numbered_case(chunk: int):
+    seeds = range(chunk * CASES // CHUNKS, (chunk + 1) * CASES // CHUNKS)
+    failed, _ = run_chunk(seeds)
+    assert failed is None, f"python -m tests.storage --seed {failed}"
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="STORAGE_EXAMPLES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.lists(words, min_size=31, max_size=45))
+def test_a_node_keeps_its_promises_whatever_is_done_to_it(case: list[bytes]):
+    run_case(b"".join(case))
+
+
+def test_the_same_case_runs_the_same():
+    first, second = (run_case(case_of(7)) for _ in range(2))
+    assert first[:3] == second[:3]
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_known_bug_is_caught_within_a_hundred_cases(name: str):
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    with mutant.applied():
+        found = next(seed for seed in range(100) if _broken(case_of(seed)))
+    assert not _broken(case_of(found))
+
+
+def test_a_failing_case_is_made_small():
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == "entries forgotten at replay")
+    with mutant.applied():
+        small = shrunk(case_of(0))
+        assert isinstance(failure_of(small), Broken)
+    assert len(list(operations(small))) <= 4
+
+
+def _broken(case: bytes) -> bool:
+    return isinstance(failure_of(case), Broken)

@@ -1,0 +1,31 @@
+"""A crash between every two disk operations: enumerated, not sampled.
+
+STORAGE_POINTS=all: each with all of PERSISTENCES (four), not with two of them.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.storage.deeds import DEEDS
+from tests.storage.points import PERSISTENCES, Deed, enumerate_points
+
+EVERY = os.environ.get("STORAGE_POINTS") == "all"
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.name.replace(" ", "-"))
+def test_a_crash_between_any_two_operations_breaks_no_promise(deed: Deed):
+    points = enumerate_points(deed, PERSISTENCES if EVERY else PERSISTENCES[::2])
+    print(
+        f"\n{deed.name}: {len(points.operations)} operations, {points.crashes} crashes,"
+        f" {points.second_crashes} of them followed by one more at the start"
+    )
