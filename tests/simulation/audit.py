@@ -1,6 +1,7 @@
 """The end of a run: everything is healed, and every ledger is opened, read and compared.
 
-Always true: within the budget of losses every ledger can be recovered and every acked entry read,
+Always true: within the budget of losses every ledger can be recovered (but where a lost disk and
+torn tails together may have been an ack quorum) and every acked entry read,
 through a new reader and through one opened long ago; beyond it a ledger may be unavailable, with an
 error that says so, but what is read is right and nothing ends early; in the end nobody waits and
 nothing is pending any more.
@@ -80,8 +81,36 @@ class Audit:
 
     def _give_up(self, ledger: LedgerGhost, error: BaseException) -> None:
         ghost = self._world.ghost
+        if not ghost.over_budget and self._is_undecidable(ledger):
+            ghost.meet("audit: a torn tail beside a lost disk leaves the end undecided")
+            return
         invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
         self._world.ghost.meet("audit: a ledger is unavailable, over budget")
+
+    def _is_undecidable(self, ledger: LedgerGhost) -> bool:
+        """Whether in some write set a member lost its disk, or what was on it, and together with
+        those whose tail was torn they are an ack quorum: then nobody can say what was acked."""
+        fragment = ledger.recovered_from or ledger.record.last_fragment
+        lost, torn = self._doubtful(ledger.ledger_id)
+        for entry_id in range(ledger.record.ensemble_size):
+            members = invariants.write_set(ledger.record, entry_id, fragment.ensemble)
+            gone = [b for b in members if b in lost or self._world.ghost.bookie(b).wiped]
+            doubted = [b for b in members if b in torn and b not in gone]
+            if gone and len(gone) + len(doubted) >= ledger.ack_quorum:
+                return True
+        return False
+
+    def _doubtful(self, ledger_id: int) -> tuple[list[str], list[str]]:
+        """The bookies that lack what they lost, and those that lack what was torn."""
+        lost, torn = [], []
+        for node in self._world.nodes:
+            handles = node.bookie._ledgers if node.bookie is not None else None
+            limbo = handles.limbo(ledger_id)[0] if handles is not None else ""
+            if limbo == "lost" or self._world.ghost.bookie(node.bookie_id).rotten:
+                lost.append(node.bookie_id)
+            elif limbo:
+                torn.append(node.bookie_id)
+        return lost, torn
 
     async def _old_reader(self, client: Client, reader: Any, ledger: LedgerGhost) -> None:
         """What a reader delivers that was opened before the ensembles changed."""
@@ -111,7 +140,8 @@ class Audit:
             if node.bookie is not None:
                 counts[f"waiters at {node.address}"] = node.waiters
                 counts[f"requests at {node.address}"] = node.bookie._under_way
-                counts[f"reads at {node.address}"] = node.bookie._read_bytes
+                counts[f"request bytes at {node.address}"] = node.bookie.received.used
+                counts[f"reads at {node.address}"] = node.bookie.replies.used
         for client, writer in self._work.writers:
             if client.process.alive:
                 counts[f"bytes in flight of {writer.ledger_id}"] = writer.inflight_bytes

@@ -75,7 +75,7 @@ class Chaos:
             if isinstance(outcome, Exception):
                 raise outcome
         for node in self.world.nodes:
-            if node.stopping or node.doomed:
+            if node.stopping or node.doomed or node.degraded:
                 node.kill("all")
             await node.start()
         for node in self.world.nodes:

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.disk import DiskFailed, DiskFull, NoSuchFile
+from bookie_server.lanes import in_recovery
 from tests.simulation.loop import current_process
 
-Keep = Literal["random", "none", "all"]
+Keep = Literal["random", "none", "all", "torn"]
 CAPACITY_BYTES = 1 << 40
+BLOCK_BYTES = 4096
 
 
 @dataclass
@@ -37,9 +39,13 @@ class DiskFaults:
 
     sync_s: tuple[float, float] = (0.0005, 0.003)
     read_s: tuple[float, float] = (0.0, 0.0)
+    readers: int = 0
+    """Reads at once of each lane, as a disk has threads; 0: any number."""
     sync_fails: int = 0
     """How many of the next syncs raise EIO."""
     append_fails: int = 0
+    hangs: bool = False
+    """Whether what is asked of it never returns, for as long as this says so."""
     bytes_max: int = CAPACITY_BYTES
     """Capacity: an append or reservation beyond it raises ENOSPC."""
 
@@ -55,6 +61,7 @@ class _Inode:
         self.unsynced: list[tuple[int, bytes]] = []
         self.dead = False
         self.rotten = False
+        self.unreadable: dict[int, None] = {}
 
     def write(self, position: int, data: bytes) -> None:
         _put(self.cache, position, data)
@@ -96,7 +103,7 @@ def _survivors(
         return [(position, data)]
     if keep == "none":
         return []
-    fate = rng.random()
+    fate = rng.random() if keep != "torn" else rng.uniform(0.7, 1.0)
     if fate < 0.35:
         return [(position, data)]
     if fate < 0.7:
@@ -160,8 +167,11 @@ class SimFile:
 
     async def read(self, position: int, length: int) -> bytes:
         self._check(reading=True)
-        await self._disk.pause(self._disk.faults.read_s)
+        await self._disk.pause_reading()
         self._check(reading=True)
+        blocks = range(position // BLOCK_BYTES, -(-(position + length) // BLOCK_BYTES))
+        if any(bad in blocks for bad in self._inode.unreadable):
+            raise DiskFailed(f"EIO on a read of {self.path}")
         data = bytes(self._inode.cache[position : position + length])
         reserved = min(position + length, self._inode.size()) - position - len(data)
         return data + bytes(max(0, reserved))
@@ -176,7 +186,7 @@ class SimFile:
             raise DiskFailed(f"{self.path}: an earlier write or sync failed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _NameChange:
     """`path` names `inode` (None: nothing); `gone` is the old name of a rename."""
 
@@ -196,6 +206,21 @@ class _NameChange:
         names[self.path] = self.inode
 
 
+@dataclass(frozen=True, eq=False)
+class _FolderRename:
+    """All names below `gone` are below `path` from now on, in one step."""
+
+    path: str
+    gone: str
+
+    def folders(self) -> tuple[str, str]:
+        return _folder(self.path), _folder(self.gone)
+
+    def apply(self, names: dict[str, _Inode]) -> None:
+        for name in [name for name in names if name.startswith(f"{self.gone}/")]:
+            names[self.path + name.removeprefix(self.gone)] = names.pop(name)
+
+
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
@@ -211,8 +236,10 @@ class SimDisk:
         self._rng = rng or random.Random(0)
         self._names: dict[str, _Inode] = {}
         self._durable_names: dict[str, _Inode] = {}
-        self._changes: list[_NameChange] = []
+        self._changes: list[_NameChange | _FolderRename] = []
         self._folders: dict[str, None] = {"": None}
+        self._reading: dict[bool, asyncio.Semaphore] = {}
+        self._lists: dict[str, list[str]] = {}  # what `list` found since a name changed
 
     # -- Disk --------------------------------------------------------------------------------
 
@@ -221,7 +248,7 @@ class SimDisk:
             raise DiskFailed(f"{path}: exists already")
         self._require_folder(path)
         if self._used() + reserve_bytes > self.faults.bytes_max:
-            raise DiskFailed(f"ENOSPC: {reserve_bytes} bytes for {path}")
+            raise DiskFull(f"ENOSPC: {reserve_bytes} bytes for {path}")
         inode = _Inode(reserve_bytes)
         self._change(_NameChange(path, inode))
         return SimFile(self, path, inode, 0)
@@ -231,21 +258,32 @@ class SimDisk:
         return SimFile(self, path, inode, inode.size())
 
     async def list(self, folder: str = "") -> list[str]:
+        if (known := self._lists.get(folder)) is not None:
+            return known.copy()
         prefix = f"{folder}/" if folder else ""
         names = [*self._names, *(name for name in self._folders if name)]
         inside = (name[len(prefix) :] for name in names if name.startswith(prefix))
-        return sorted({rest.split("/")[0] for rest in inside if rest})
+        found = sorted({rest.split("/")[0] for rest in inside if rest})
+        self._lists[folder] = found
+        return found.copy()
 
     async def rename(self, old: str, new: str) -> None:
-        inode = self._inode(old)
         self._require_folder(new)
-        self._change(_NameChange(new, inode, gone=old))
+        if any(name.startswith(f"{old}/") for name in self._names):
+            if any(name.startswith(f"{new}/") for name in self._names):
+                raise DiskFailed(f"{new}: not an empty folder")
+            await self.make_folder(new)
+            return self._change(_FolderRename(new, gone=old))
+        return self._change(_NameChange(new, self._inode(old), gone=old))
 
     async def remove(self, path: str) -> None:
         self._inode(path)
         self._change(_NameChange(path, None))
 
     async def make_folder(self, path: str) -> None:
+        if path in self._folders:
+            return
+        self._lists.clear()
         parts = path.split("/")
         for count in range(1, len(parts) + 1):
             self._folders["/".join(parts[:count])] = None
@@ -259,6 +297,7 @@ class SimDisk:
                 change.apply(self._durable_names)
 
     async def free_bytes(self) -> int:
+        await self.pause((0.0, 0.0))
         return max(0, self.faults.bytes_max - self._used())
 
     async def total_bytes(self) -> int:
@@ -268,12 +307,15 @@ class SimDisk:
 
     def crash(self, keep: Keep = "random") -> None:
         """The process that had this disk is gone, and with it what `keep` does not spare:
-        "random" is a power loss, "none" the worst one, "all" a kill -9 with the power on."""
+        "random" is a power loss, "none" the worst one, "torn" one in which no unsynced write is
+        whole or gone but by chance, "all" a kill -9 with the power on."""
         self.boots += 1
+        self._reading.clear()
         for change in self._changes:
             if keep == "all" or (keep == "random" and self._rng.random() < 0.5):
                 change.apply(self._durable_names)
         self._changes.clear()
+        self._lists.clear()
         self._names = dict(self._durable_names)
         crashed: dict[int, None] = {}
         for _, inode in sorted(self._names.items()):
@@ -285,10 +327,19 @@ class SimDisk:
     def wipe(self) -> None:
         """A blank disk."""
         self.boots += 1
+        self._lists.clear()
         self._names.clear()
         self._durable_names.clear()
         self._changes.clear()
         self._folders = {"": None}
+
+    def lose(self, folder: str) -> None:
+        """Damage: what was in the folder is gone, durably."""
+        for names in (self._names, self._durable_names):
+            for path in [path for path in names if _folder(path) == folder]:
+                del names[path]
+        self._changes = [c for c in self._changes if folder not in c.folders()]
+        self._lists.clear()
 
     def paths(self) -> Sequence[str]:
         return sorted(self._names)
@@ -316,6 +367,7 @@ class SimDisk:
     def calm(self) -> None:
         """No failure, no slowness, and space, from now on."""
         self.faults.sync_fails = self.faults.append_fails = 0
+        self.faults.hangs = False
         self.empty_out()
         self.speed_up()
 
@@ -332,6 +384,10 @@ class SimDisk:
             if bit // 8 < len(image):
                 image[bit // 8] ^= 1 << (bit % 8)
 
+    def make_unreadable(self, path: str, position: int) -> None:
+        """Damage: from now on reads of the block with that byte raise EIO."""
+        self._inode(path).unreadable[position // BLOCK_BYTES] = None
+
     def truncate(self, path: str, length: int) -> None:
         """Damage: the file ends after `length` bytes."""
         inode = self._inode(path)
@@ -347,9 +403,19 @@ class SimDisk:
         if self.faults.append_fails > 0 or full:
             self.faults.append_fails = max(0, self.faults.append_fails - 1)
             inode.dead = True
-            raise DiskFailed("ENOSPC on append" if full else "EIO on append")
+            raise DiskFull("ENOSPC on append") if full else DiskFailed("EIO on append")
+
+    async def pause_reading(self) -> None:
+        if not self.faults.readers:
+            await self.pause(self.faults.read_s)
+            return
+        threads = self._reading.setdefault(in_recovery(), asyncio.Semaphore(self.faults.readers))
+        async with threads:
+            await self.pause(self.faults.read_s)
 
     async def pause(self, between_s: tuple[float, float]) -> None:
+        if self.faults.hangs:
+            await asyncio.get_running_loop().create_future()
         shortest, longest = between_s
         if longest > 0:
             await asyncio.sleep(self._rng.uniform(shortest, longest))
@@ -370,9 +436,10 @@ class SimDisk:
         if _folder(path) not in self._folders:
             raise DiskFailed(f"{path}: its folder does not exist")
 
-    def _change(self, change: _NameChange) -> None:
+    def _change(self, change: _NameChange | _FolderRename) -> None:
         process = current_process()
         if process is not None and not process.alive:
             raise DiskFailed(f"{change.path}: changed by a process that is dead")
         change.apply(self._names)
+        self._lists.clear()
         self._changes.append(change)

@@ -6,11 +6,13 @@ whatever it does is undone after a while or when the chaos ends, but for lost an
 which only `chaos.may_lose` allows.
 """
 
+import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tests.simulation.decay import rot
+from tests.simulation.disk import SimDisk
 from tests.simulation.network import ANY
 from tests.simulation.world import Client
 
@@ -136,6 +138,30 @@ def power_everywhere(chaos: "Chaos", rng: random.Random) -> str:
     return f"{len(running)} bookies" if running else ""
 
 
+@event("power cut while writing")
+def power_cut_while_writing(chaos: "Chaos", rng: random.Random) -> str:
+    """All bookies, or one, lose power in the middle of what they write, and it is torn."""
+    running, everywhere = chaos.running(), rng.random() < 0.7
+    slow_s, back_s, chosen = rng.uniform(0.05, 0.6), _back_s(rng), _choice(rng, chaos.running())
+    if chosen is None or rng.random() < 0.5:
+        return ""
+    nodes = running if everywhere else [chosen]
+    for node in nodes:
+        for disk in node.journal_disks:  # so that there is such a moment
+            disk.faults.sync_s = (2 * slow_s, 2 * slow_s)
+
+    async def cut() -> None:
+        await asyncio.sleep(slow_s)
+        for node in nodes:
+            for disk in node.journal_disks:
+                disk.speed_up()
+            if node.running:
+                chaos.kill(node, "torn", back_s=back_s)
+
+    chaos.spawn(cut(), "cuts the power")
+    return f"{len(nodes)} bookies in {slow_s:.2f} s, back in {back_s} s"
+
+
 @event("restart")
 def restart(chaos: "Chaos", rng: random.Random) -> str:
     """One bookie is stopped in good order and started again; what it promised needs no more than
@@ -191,9 +217,15 @@ def _crash(chaos: "Chaos", rng: random.Random, keep: str) -> str:
 # -- disks ---------------------------------------------------------------------------------------
 
 
+def _one_of(rng: random.Random, disks: Sequence[SimDisk]) -> SimDisk:
+    """A run with one disk of a kind draws nothing."""
+    return disks[0] if len(disks) == 1 else rng.choice(disks)
+
+
 @event("disk error")
 def disk_error(chaos: "Chaos", rng: random.Random) -> str:
-    """The next sync or write of one bookie's journal or ledger disk fails: it exits."""
+    """The next sync or write of one bookie's journal or ledger disk fails: it exits, or goes on
+    with the others."""
     node, journal, sync, back_s = (
         _choice(rng, chaos.running()),
         rng.random() < 0.7,
@@ -202,7 +234,7 @@ def disk_error(chaos: "Chaos", rng: random.Random) -> str:
     )
     if node is None:
         return ""
-    faults = (node.journal_disk if journal else node.ledger_disk).faults
+    faults = _one_of(rng, node.journal_disks if journal else node.ledger_disks).faults
     if sync:
         faults.sync_fails = 1
     else:
@@ -216,7 +248,7 @@ def disk_full(chaos: "Chaos", rng: random.Random) -> str:
     """One bookie's disk takes no more for a while: what it writes then fails, it exits, and it
     serves again when there is space."""
     node = rng.choice(chaos.world.nodes)
-    disk = rng.choice((node.journal_disk, node.ledger_disk))
+    disk = _one_of(rng, rng.choice((node.journal_disks, node.ledger_disks)))
     left, seconds, back_s = rng.choice((0, 4_000, 40_000)), rng.uniform(1, 15), _back_s(rng)
     disk.fill_up(left)
 
@@ -225,7 +257,7 @@ def disk_full(chaos: "Chaos", rng: random.Random) -> str:
         chaos.start_later(node, back_s)
 
     chaos.after(seconds, space)
-    which = "journal" if disk is node.journal_disk else "ledger"
+    which = "journal" if disk in node.journal_disks else "ledger"
     return f"{node.address}, {which} disk, {left} bytes left, for {seconds:.1f} s"
 
 
@@ -236,7 +268,7 @@ def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
     node = rng.choice(chaos.world.nodes)
     if not chaos.may_lose(node):
         return ""
-    damage = rot((node.journal_disk, node.ledger_disk), rng)
+    damage = rot((_one_of(rng, node.journal_disks), _one_of(rng, node.ledger_disks)), rng)
     if not damage:
         return ""
     chaos.lose(node)
@@ -244,15 +276,41 @@ def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
     return f"{node.bookie_id} {damage}"
 
 
+@event("lost directory")
+def lost_directory(chaos: "Chaos", rng: random.Random) -> str:
+    """A ledger directory of one bookie is lost as a whole, its journal and identity are not, if
+    the budget allows: it comes back, and whatever it lacks may have been there. One of several may
+    go while the bookie runs."""
+    node, back_s = _choice(rng, chaos.running()), _back_s(rng)
+    running, which = rng.random() < 0.5, rng.random()
+    if node is None or not chaos.may_lose(node) or "forgery" in chaos.plan.faults:
+        return ""  # who lost an entry cannot tell a forged one from it
+    count = len(node.ledger_disks)
+    number = int(which * count)
+    if count > 1 and not node.may_lose_one_directory(number):
+        return ""
+    chaos.lose(node)
+    if count > 1:
+        chaos.world.ghost.meet("one of several directories lost")
+        if not running:
+            chaos.kill(node, "random", back_s=back_s)
+        node.lose_one_directory(number)
+        how = "while it runs" if running else f"back in {back_s} s"
+        return f"number {number} of {node.bookie_id} at {node.address}, {how}"
+    chaos.kill(node, "random", back_s=back_s)
+    node.lose_directory()
+    return f"of {node.bookie_id} at {node.address}, back in {back_s} s"
+
+
 @event("slow disk")
 def slow_disk(chaos: "Chaos", rng: random.Random) -> str:
     node = rng.choice(chaos.world.nodes)
-    disk = node.journal_disk if rng.random() < 0.7 else node.ledger_disk
+    disk = _one_of(rng, node.journal_disks if rng.random() < 0.7 else node.ledger_disks)
     slow_s, seconds = rng.choice((0.5, 4.0, 10.0)), rng.uniform(1, 10)
     disk.faults.sync_s = (0.05, slow_s)
     disk.faults.read_s = (0.0, slow_s / 4)
     chaos.after(seconds, disk.speed_up)
-    which = "journal" if disk is node.journal_disk else "ledger"
+    which = "journal" if disk in node.journal_disks else "ledger"
     return f"{node.address}, {which} disk up to {slow_s} s a sync for {seconds:.1f} s"
 
 
@@ -356,8 +414,15 @@ def wrong_token(chaos: "Chaos", rng: random.Random) -> str:
 
 @event("forgery")
 def forgery(chaos: "Chaos", rng: random.Random) -> str:
-    """Somebody who has the password sends a bookie another entry under an id that it holds."""
-    held = _choice(rng, chaos.work.held_entries())
+    """Somebody who has the password sends a bookie another entry under an id that it holds. (Who
+    knows that it may have lost something cannot tell a forged entry from what it lost.)"""
+    doubtful = {
+        (node.bookie_id, ledger_id)
+        for node in chaos.running()
+        if node.bookie is not None
+        for ledger_id in node.bookie._ledgers.in_limbo()
+    }
+    held = _choice(rng, [e for e in chaos.work.held_entries() if (e[0], e[1][0]) not in doubtful])
     if held is None:
         return ""
     bookie_id, (ledger_id, entry_id) = held

@@ -126,6 +126,16 @@ class BookieGhost:
     rotten: bool = False
     """Durable bytes of it were damaged: of what it promised it may know nothing any more, but it
     never denies it."""
+    bereft: bool = False
+    """A directory of it was lost as a whole, and is not damaged any more; if it was the only one it
+    is rotten too."""
+    partial: dict[int, None] = field(default_factory=dict)
+    """Ledgers of which a directory was not there when it last started: it may not know what it
+    promised of them, but it never denies it."""
+    cleared: dict[int, int] = field(default_factory=dict)
+    """By ledger: the moment from which it says that it has everything again."""
+    compared: dict[int, int] = field(default_factory=dict)
+    """Those that were cleared before it last lost a directory."""
 
 
 @dataclass

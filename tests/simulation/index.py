@@ -1,25 +1,28 @@
 """The twin of the RocksDB index: its records lie in one file of a SimDisk, like everything else.
 
 Always true:
-- `put` returns after the sync that covers it; what was not synced may be lost or torn at a crash,
-  and opening cuts the last batch of the file if its CRC does not match (an opened file is never
-  appended to: what it says is first written to a new one);
+- what was not synced is lost or torn at a crash (RocksDB may keep some of it; nobody may rely on
+  either), and opening cuts the last batch of the file if its CRC does not match (an opened file is
+  never appended to: what it says is first written to a new one);
 - rot is not taken for absence: a batch that does not match and is not the last one fails the
   opening, and reads of a file with a flipped bit fail, as RocksDB's do, with DiskFailed.
 
-A batch, what one put writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
+A batch, what one sync writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
 then the body: records, each with its length (2 bytes), one byte of kind, and the key and value (or
-ledger state) as entry_index.py encodes them.
+ledger state) as entry_index.py encodes them; of what was deleted, the ledger's key. The first batch
+of a file says that nothing of older files counts any more, and all that they said.
 """
 
 import bisect
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from crc32c import crc32c
 
 from bookie_server.disk import DiskFailed, File
 from bookie_server.entry_index import (
+    IndexDamaged,
     LedgerState,
     Location,
     decode_ledger_state,
@@ -27,13 +30,14 @@ from bookie_server.entry_index import (
     encode_ledger_state,
     encode_location,
     entry_key,
+    ledger_key,
 )
 from tests.simulation.disk import SimDisk
 
 BATCH_MAGIC = b"SLIX"
 _FRAME = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<H")
-_ENTRY, _LEDGER = b"E", b"L"
+_ENTRY, _LEDGER, _NO_ENTRIES, _NO_LEDGER, _NEW = b"E", b"L", b"e", b"l", b"N"
 _KEY_BYTES = len(entry_key(0, 0))
 
 
@@ -46,6 +50,9 @@ class SimIndex:
         self._entries: dict[int, dict[int, Location]] = {}
         self._order: dict[int, list[int]] = {}
         self._ledgers: dict[int, LedgerState] = {}
+        self._unsynced: list[bytes] = []
+        self._failure: DiskFailed | None = None  # of a sync
+        self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
 
     @classmethod
     async def open(cls, disk: SimDisk, folder: str = "index") -> "SimIndex":
@@ -58,19 +65,25 @@ class SimIndex:
             index._replay(file.path, await file.read(0, file.end))
         number = int(names[-1]) + 1 if names else 0
         index._file = await disk.create(f"{folder}/{number:08d}")
-        if everything := index._everything():
-            await index._file.append([_batch(everything)], sync=True)
+        await index._file.append([_batch([_NEW, *index._everything()])], sync=True)
         await disk.sync_dir(folder)
         for name in names:
             await disk.remove(f"{folder}/{name}")
         return index
 
     async def put(self, locations: Sequence[Location]) -> None:
-        assert self._file is not None
-        records = [_entry_record(location) for location in locations]
-        await self._file.append([_batch(records)], sync=True)
+        self._check()
+        self._check_failure()
+        self._unsynced += map(_entry_record, locations)
         for location in locations:
             self._remember(location)
+
+    async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
+        self._check_failure()
+        for old, new in moves:
+            if await self.get(old.ledger_id, old.entry_id) == old:
+                self._unsynced.append(_entry_record(new))
+                self._remember(new)
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None:
         self._check()
@@ -97,14 +110,38 @@ class SimIndex:
         ids = self._order.get(ledger_id)
         return ids[-1] if ids else None
 
+    async def ledger_ids(self) -> list[int]:
+        self._check()
+        return sorted(self._entries)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        self._check()
+        self._take([_NO_ENTRIES + ledger_key(ledger_id)])
+
     async def put_ledgers(self, states: Sequence[LedgerState]) -> None:
+        self._check()
+        self._check_failure()
+        self._unsynced += map(_ledger_record, states)
+        self._ledgers.update({state.ledger_id: state for state in states})
+
+    async def delete_states(self, ledger_ids: Sequence[int]) -> None:
+        self._check()
+        self._take([_NO_LEDGER + ledger_key(ledger_id) for ledger_id in ledger_ids])
+
+    async def sync(self) -> None:
+        self._check()
+        self._check_failure()
         assert self._file is not None
-        await self._file.append([_batch([_ledger_record(s) for s in states])], sync=True)
-        for state in states:
-            self._ledgers[state.ledger_id] = state
+        if self._unsynced:
+            records, self._unsynced = self._unsynced, []
+            try:
+                await self._file.append([_batch(records)], sync=True)
+            except DiskFailed as error:
+                self._failure = error
+                raise
 
     async def ledgers(self) -> list[LedgerState]:
-        return [self._ledgers[ledger_id] for ledger_id in sorted(self._ledgers)]
+        return [self._ledgers[ledger_id] for ledger_id in sorted(self._ledgers, key=ledger_key)]
 
     async def close(self) -> None:
         if self._file is not None:
@@ -112,7 +149,20 @@ class SimIndex:
 
     def _check(self) -> None:
         if self._file is not None and self._disk.rot(self._file.path):
-            raise DiskFailed(f"{self._file.path}: corruption: a block's checksum does not match")
+            why = f"{self._file.path}: corruption: a block's checksum does not match"
+            self.on_damage(IndexDamaged(why))
+            raise IndexDamaged(why)
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise DiskFailed(f"an earlier sync failed: {self._failure}")
+
+    def _take(self, records: Sequence[bytes]) -> None:
+        """Visible at once, durable with the next sync."""
+        self._check_failure()
+        self._unsynced += records
+        for record in records:
+            self._apply(record)
 
     def _remember(self, location: Location) -> None:
         entries = self._entries.setdefault(location.ledger_id, {})
@@ -150,19 +200,45 @@ class SimIndex:
 
     def _apply(self, body: bytes) -> None:
         if body[:1] == _LEDGER:
-            state = decode_ledger_state(body[1:])
+            state = _state(body)
             self._ledgers[state.ledger_id] = state
+        elif body[:1] == _NEW:  # an older file may be there again after a crash
+            self._entries, self._order, self._ledgers = {}, {}, {}
+        elif body[:1] == _NO_ENTRIES:
+            self._entries.pop(_ledger_id(body), None)
+            self._order.pop(_ledger_id(body), None)
+        elif body[:1] == _NO_LEDGER:
+            self._ledgers.pop(_ledger_id(body), None)
         else:
-            self._remember(decode_location(body[1 : 1 + _KEY_BYTES], body[1 + _KEY_BYTES :]))
+            self._remember(_location(body))
 
 
+# A node reads at each start what it knew before: what the same bytes say is worked out once.
+
+
+@lru_cache(maxsize=1 << 14)
+def _location(body: bytes) -> Location:
+    return decode_location(body[1 : 1 + _KEY_BYTES], body[1 + _KEY_BYTES :])
+
+
+@lru_cache(maxsize=1 << 12)
+def _state(body: bytes) -> LedgerState:
+    return decode_ledger_state(body[1:])
+
+
+@lru_cache(maxsize=1 << 14)
 def _entry_record(location: Location) -> bytes:
     key = entry_key(location.ledger_id, location.entry_id)
     return _ENTRY + key + encode_location(location)
 
 
+@lru_cache(maxsize=1 << 12)
 def _ledger_record(state: LedgerState) -> bytes:
     return _LEDGER + encode_ledger_state(state)
+
+
+def _ledger_id(body: bytes) -> int:
+    return int.from_bytes(body[-8:], "big", signed=True)
 
 
 def _batch(records: Sequence[bytes]) -> bytes:

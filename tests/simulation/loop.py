@@ -25,8 +25,8 @@ import gc
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -304,14 +304,25 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def run_until_complete(self, main: Any, *, time_max_s: float = float("inf")) -> Any:
         """Run until `main` ends; returns its result or raises its exception, Deadlock, Livelock."""
-        global _running
-        asyncio._set_running_loop(self)
-        self._running, _running = True, self
-        try:
+        with self._in_charge():
             task = main if isinstance(main, asyncio.Future) else self.create_task(main, name="main")
             self._run_until(task, time_max_s)
             return task.result()
+
+    @contextmanager
+    def _in_charge(self) -> Iterator[None]:
+        """Inside, this is the running loop. asyncio's own way to say so asks the kernel for the
+        process' id each time, some 8,000 times a run."""
+        global _running
+        told: dict[str, Any] = dict.fromkeys(_ASKED, lambda **_: self)
+        told["current_task"] = lambda loop=None: _CURRENT_TASK(self)
+        asyncio._set_running_loop(self)
+        self._running, _running = True, self
+        _tell(told)
+        try:
+            yield
         finally:
+            _tell({**_ASKED, "current_task": _CURRENT_TASK})
             self._running, _running = False, None
             asyncio._set_running_loop(None)
 
@@ -365,25 +376,24 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def shut(self) -> None:
         """Cancel what is left and let it end; then the loop is closed."""
-        global _running
-        self._running, _running = True, self
-        asyncio._set_running_loop(self)
         try:
-            for _ in range(100):
-                left = self._tasks.alive()
-                if not left:
-                    break
-                for task in left:
-                    task.cancel()
-                while self._ready:
-                    handle = self._ready.popleft()
-                    with suppress(Exception):
-                        handle._context.run(handle._callback, *handle._args)
+            with self._in_charge():
+                self._cancel_all()
         finally:
-            self._running, _running = False, None
-            asyncio._set_running_loop(None)
             self.close()
             self._let_go()
+
+    def _cancel_all(self) -> None:
+        for _ in range(100):
+            left = self._tasks.alive()
+            if not left:
+                break
+            for task in left:
+                task.cancel()
+            while self._ready:
+                handle = self._ready.popleft()
+                with suppress(Exception):
+                    handle._context.run(handle._callback, *handle._args)
 
     def _let_go(self) -> None:
         """Nothing runs any more: what hung on tasks and timers is freed at once, not by the next
@@ -396,6 +406,19 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 _running: SimLoop | None = None
+_ASKED: dict[str, Any] = {
+    name: getattr(asyncio.events, name)
+    for name in ("get_running_loop", "_get_running_loop", "_get_event_loop")
+}
+_CURRENT_TASK: Any = asyncio.current_task
+
+
+def _tell(answers: dict[str, Any]) -> None:
+    """Put these functions where asyncio and our code look for them."""
+    for name, answer in answers.items():
+        for module in (asyncio, asyncio.events, asyncio.tasks):
+            if hasattr(module, name):
+                setattr(module, name, answer)
 
 
 def _held_back(handle: Handle) -> bool:

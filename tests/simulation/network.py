@@ -24,6 +24,7 @@ from typing import Any
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation.garble import garble
 from tests.simulation.loop import Process, SimLoop, current_process
+from tests.simulation.streams import SimStream, StreamHandler
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 ANY = "*"
@@ -68,9 +69,10 @@ class Exchange:
 class _Server:
     handler: Handler
     process: Process | None
+    streams: StreamHandler | None = None
 
 
-_Parcel = tuple[Callable[..., None], tuple[Any, ...]]
+_Parcel = tuple[Callable[..., object], tuple[Any, ...]]
 """What happens when something arrives, and with what."""
 
 
@@ -110,12 +112,20 @@ class SimNetwork:
         self._clogs: dict[tuple[str, str], list[_Parcel]] = {}
         self._sluggish: dict[str, tuple[float, float]] = {}
         self._under_way: dict[_Call, None] = {}
+        self._streams: dict[SimStream, None] = {}
 
     # -- servers -----------------------------------------------------------------------------
 
-    def serve(self, address: str, handler: Handler, process: Process | None = None) -> None:
-        """`handler(method, request)` answers for the address, as tasks of `process` if given."""
-        self._servers[address] = _Server(handler, process)
+    def serve(
+        self,
+        address: str,
+        handler: Handler,
+        process: Process | None = None,
+        streams: StreamHandler | None = None,
+    ) -> None:
+        """`handler(method, request)` answers for the address, as tasks of `process` if given;
+        `streams(method, messages)` likewise."""
+        self._servers[address] = _Server(handler, process, streams)
 
     def down(self, address: str) -> None:
         """Nobody answers at the address any more; calls under way there fail, soon or at their
@@ -126,6 +136,11 @@ class SimNetwork:
                 call.server = None
                 if self._rng.random() < self.faults.reset:
                     self._later(self._fail, call, f"{address} reset the connection")
+        for stream in list(self._streams):
+            if server is not None and stream.server is server:
+                stream.server = None
+                if self._rng.random() < self.faults.reset:
+                    self._later(stream.fail, f"{address} reset the connection")
 
     @property
     def under_way(self) -> int:
@@ -194,6 +209,58 @@ class SimNetwork:
         finally:
             timer.cancel()
             self._under_way.pop(call, None)
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def stream(self, caller: str, address: str, method: str) -> SimStream:
+        self.calls += 1
+        stream = SimStream(self, caller, address, method)
+        self._streams[stream] = None
+        return stream
+
+    def forget(self, stream: SimStream) -> None:
+        self._streams.pop(stream, None)
+
+    def streams_at(self, address: str) -> tuple[Any, StreamHandler, Process | None] | None:
+        server = self._servers.get(address)
+        if server is None or server.streams is None:
+            return None
+        return server, server.streams, server.process
+
+    def waits_s(self, address: str) -> float:
+        between_s = self._sluggish.get(address)
+        return 0.0 if between_s is None else self._rng.uniform(*between_s)
+
+    def lost(self, sender: str, receiver: str) -> bool:
+        return self._lost(sender, receiver)
+
+    def defect(self, error: Exception) -> None:
+        self.defects.append(error)
+
+    def travel(self, sender: str, receiver: str, after: float, arrive: Callable[[], None]) -> float:
+        loop = asyncio.get_running_loop()
+        for pair in _pairs(sender, receiver):
+            if pair in self._clogs:
+                self._clogs[pair].append((self._not_before, (after, arrive)))
+                return max(after, loop.time())
+        return self._not_before(max(after, loop.time() + self._delay_s()), arrive)
+
+    def _not_before(self, at: float, arrive: Callable[[], None]) -> float:
+        loop = asyncio.get_running_loop()
+        at = max(at, loop.time())
+        loop.call_at(at, arrive, context=_outside(loop))
+        return at
+
+    def told(self, stream: SimStream, request: bytes, answer: bytes, begun: int) -> bytes:
+        where = (stream.caller, stream.address, "Read")
+        exchange = Exchange(*where, request, answer, begun, self.next_moment())
+        for tap in self.taps:
+            tap(exchange)
+        if self.faults.garbled and self._rng.random() < self.faults.garbled:
+            return garble("Read", answer, self._rng)
+        return answer
+
+    # -- one call on its way ---------------------------------------------------------------------
 
     def _arrive(self, call: _Call) -> None:
         if self.faults.astray and self._rng.random() < self.faults.astray:
@@ -281,13 +348,15 @@ class SimNetwork:
         self._later(callback, *args)
 
     def _later(self, callback: Callable[..., None], *args: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._delay_s(), callback, *args, context=_outside(loop))
+
+    def _delay_s(self) -> float:
         between = self.faults.delay_s
         if self.faults.slow and self._rng.random() < self.faults.slow:
             between = self.faults.slow_s
-        loop = asyncio.get_running_loop()
         shortest, longest = between
-        delay_s = shortest + (longest - shortest) * self._rng.random()  # as uniform, which costs
-        loop.call_later(delay_s, callback, *args, context=_outside(loop))
+        return shortest + (longest - shortest) * self._rng.random()  # as uniform, which costs
 
 
 def _pairs(sender: str, receiver: str) -> tuple[tuple[str, str], ...]:
@@ -313,6 +382,12 @@ class SimClient:
         if self._closed or (process is not None and not process.alive):
             raise CallFailed("the network is closed")
         return await self._network.call(self._caller, address, method, request, timeout_s)
+
+    def stream(self, address: str, method: str) -> SimStream:
+        process = current_process()
+        if self._closed or (process is not None and not process.alive):
+            raise CallFailed("the network is closed")
+        return self._network.stream(self._caller, address, method)
 
     async def close(self) -> None:
         """Calls made from now on fail."""

@@ -7,15 +7,25 @@ the run at the next look.
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
 from functools import lru_cache, wraps
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
-from bookie_server.api.status import Meaning, Status, meaning
+from bookie_server.api.status import Meaning, Status, meaning, testimony
 from bookie_server.handler import handle_bytes
+from bookie_server.read_stream import serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
@@ -26,10 +36,13 @@ from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
 from tests.simulation.sometimes import Situations
 from tests.simulation.store import Change, Commit
+from tests.simulation.streams import StreamHandler
 from tests.simulation.trace import Trace
 
 _LEDGERS = paths.LEDGERS + "/"
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+REPAIRER = "repairer"
+"""Whose recovery adds to a closed ledger are copies that a bookie lost: no part of a recovery."""
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -80,6 +93,21 @@ class Observers:
 
         return answer
 
+    def streaming(self, bookie: Any) -> StreamHandler:
+        """serve_stream of the bookie, each message with the read that it answers."""
+
+        async def answer(
+            _method: str, messages: AsyncIterator[bytes]
+        ) -> AsyncGenerator[tuple[bytes, bytes], None]:
+            async with aclosing(serve_stream(bookie, messages)) as replies:
+                async for request, reply in replies:
+                    try:
+                        yield codec.encode(request), reply.data
+                    finally:
+                        reply.sent()
+
+        return answer
+
     # -- the network: as an answer leaves its bookie -------------------------------------------
 
     @kept
@@ -108,6 +136,11 @@ class Observers:
         elif isinstance(request, m.ReadLacRequest):
             assert isinstance(response, m.ReadLacResponse)
             self._read_lac(exchange, ledger, request, response)
+        elif isinstance(request, m.ClearLimboRequest):
+            if request.clear and response.status is Status.OK:
+                bookie = self.ghost.bookie(request.bookie_id)
+                bookie.cleared.setdefault(ledger.ledger_id, exchange.ended)
+                self.ghost.meet("limbo cleared by repair")
         else:
             assert isinstance(response, m.WriteLacResponse)
             self._write_lac(exchange, ledger, request, response)
@@ -132,7 +165,7 @@ class Observers:
         )
         if not _entitled(ledger, exchange.caller, status):
             return
-        if add.recovery:
+        if add.recovery and not (ledger.closed and exchange.caller.startswith(REPAIRER)):
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
         else:
             invariants.a_copy_goes_to_its_write_set(ghost, ledger, entry_id, bookie_id)
@@ -265,7 +298,7 @@ class Observers:
             return
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
-            told.hear(entry_id, bookie_id, meaning(result.status))
+            told.hear(entry_id, bookie_id, testimony(result.status))
 
     # -- the metadata store --------------------------------------------------------------------
 
@@ -325,7 +358,9 @@ class Observers:
         assert after.last_entry is not None
         assert ledger.recovered_from is not None
         ghost, told, end = self.ghost, ledger.recovery(author), after.last_entry + 1
-        denied = told.who_said(end, Meaning.NEGATIVE)
+        denied = invariants.who_counts_as_lacking(ledger, end, told)
+        if any(denied[bookie] is Meaning.TORN for bookie in denied):
+            ghost.meet("recovery decided by a torn limbo")
         self._judge_refusals(ledger, told, denied, [end])
         invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, end, denied)
         invariants.recovery_ends_before_the_first_that_nobody_has(
@@ -491,6 +526,9 @@ class _Listening:
     def __init__(self, bookie: Any) -> None:
         self._bookie = bookie
         self.messages: tuple[m.Request, m.Response] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bookie, name)
 
     async def handle(self, request: m.Request) -> m.Response:
         response: m.Response = await self._bookie.handle(request)

@@ -14,7 +14,7 @@ QUORUMS = (
     *((4, 3, 2), (4, 3, 2), (5, 3, 2), (5, 3, 2), (4, 2, 2), (5, 2, 2), (4, 3, 3), (4, 2, 1)),
 )
 """E, Qw, Qa: mostly such as bear a loss, more than half of them striped."""
-DISK_LOSSES = ("blank", "bit rot")
+DISK_LOSSES = ("blank", "bit rot", "lost directory")
 """Classes that use up the budget of losses."""
 OVER_BY = 2
 
@@ -49,6 +49,12 @@ class Plan:
     """Some readers are opened before the ledger's ensembles change, and used until the end."""
     add_timeout_s: float = 30.0
     """After which an append fails as a whole (config.add_timeout_s)."""
+    journals: int = 1
+    """Journal directories of each bookie."""
+    directories: int = 1
+    """Ledger directories of each bookie."""
+    tight: bool = False
+    """Small segments, logs and caches; collection and compaction without a rest."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -83,8 +89,12 @@ class Plan:
         )
 
     def _options(self) -> list[str]:
-        ways = ("password", "announce", "delayed", "old_readers", "over_budget")
-        return [name.replace("_", " ") for name in ways if getattr(self, name)]
+        ways = ("password", "announce", "delayed", "old_readers", "over_budget", "tight")
+        several = f"directories {self.journals}+{self.directories}"
+        return [
+            *(name.replace("_", " ") for name in ways if getattr(self, name)),
+            *([several] if (self.journals, self.directories) != (1, 1) else []),
+        ]
 
     def _numbers(self) -> str:
         e, qw, qa = self.quorum
@@ -122,4 +132,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         old_readers=rng.random() < 0.3,
         over_budget=over_budget,
         add_timeout_s=rng.choice((30.0, 30.0, 60.0)),
+        journals=rng.choice((1, 1, 2)),
+        directories=rng.choice((1, 1, 1, 2, 3)),
+        tight=rng.random() < 0.35,
     )

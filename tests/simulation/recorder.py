@@ -161,7 +161,7 @@ class Recorder:
 
     def _held(self, node: BookieNode, ledger_id: int) -> Held:
         held = Held(node.address, node.bookie_id, node.running)
-        for disk in (node.journal_disk, node.ledger_disk):
+        for disk in node.disks:
             for path in disk.paths():
                 _scan(disk, path, ledger_id, held)
         held.cached -= held.durable

@@ -14,10 +14,11 @@ from tests.simulation.audit import Audit
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
+from tests.simulation.limbo_work import NAME, LimboWork
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.waiting import a_reader_waits
-from tests.simulation.world import CLIENT, Client, World
+from tests.simulation.world import CLIENT, STORAGE, TIGHT, Client, World
 
 HEALED_S = 200.0
 """Simulated seconds after healing in which everything under way must end."""
@@ -75,10 +76,15 @@ class Scenario:
     async def main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
-        world = self.world = World(config=CLIENT.model_copy(update=choices))
+        world = self.world = World(
+            TIGHT if self.plan.tight else STORAGE,
+            CLIENT.model_copy(update=choices),
+            (self.plan.journals, self.plan.directories),
+        )
         world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)
+        self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
         world.ghost.only_overload = set(self.plan.faults) == {"overload"}
         actors = await self._start(world)
@@ -113,6 +119,7 @@ class Scenario:
             ("writer", self.plan.writers, self.ledgers.write),
             ("recoverer", self.plan.recoverers, self.ledgers.recover),
             ("tailer", self.plan.tailers, self.ledgers.tail),
+            (NAME, 1, self.limbo.repair_often),
         ]
         if self.plan.old_readers:
             self.ledgers.onlooker = await world.client("onlooker")
@@ -159,5 +166,6 @@ class Scenario:
         await audit.every_ledger()
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
+        await self.limbo.ends()
         await audit.nothing_is_left()
         world.observers.situations.at_the_end()

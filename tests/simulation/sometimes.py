@@ -55,6 +55,14 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("wrong token refused", "a bookie answered UNAUTHORIZED"),
     ("overload answered", "a bookie answered BUSY"),
     ("limbo answered", "a bookie that may have lost data answered LIMBO instead of a negative"),
+    ("torn limbo answered", "a bookie that lacks an entry after a torn tail answered LIMBO_TORN"),
+    (
+        "recovery decided by a torn limbo",
+        "the end was found because the whole write set had answered, some of it LIMBO_TORN",
+    ),
+    ("limbo cleared by repair", "a bookie took the word of whoever compared it with its peers"),
+    ("one of several directories lost", "a bookie went on with the others, or came back with them"),
+    ("copies of a lost directory brought back", "and everything that belonged there was there"),
     ("bit rot met by a reader", "a read met an entry that its bookie had and cannot deliver"),
     ("bit rot met by a recovery", "a fencing read met such an entry"),
     ("no spare bookie", "an entry was acked with a member gone and nobody to take its place"),
@@ -77,6 +85,10 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
         "too much was lost to close it, and it said so",
     ),
     ("audit: an entry is unavailable, over budget", "too much was lost to read it, and it said so"),
+    (
+        "audit: a torn tail beside a lost disk leaves the end undecided",
+        "together they may have been an ack quorum, and the ledger stayed IN_RECOVERY",
+    ),
     ("drill with a hung bookie", "everything was tried while one bookie hung"),
     ("commit: LedgerFenced", "a commit whose intent was condemned was refused"),
     ("janitor deleted", "a janitor deleted what no commit names"),
@@ -84,6 +96,9 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
 """(name, what happened)."""
 
 RARE: tuple[str, ...] = (
+    "audit: a torn tail beside a lost disk leaves the end undecided",
+    "recovery decided by a torn limbo",
+    "copies of a lost directory brought back",
     "bit rot met by a reader",
     "bit rot met by a recovery",
     "slot flapped C->D->C",
@@ -182,6 +197,8 @@ class Situations:
         for entry_id, result in enumerate(response.results, request.first_entry):
             if result.status is Status.LIMBO:
                 self.ghost.meet("limbo answered")
+            elif result.status is Status.LIMBO_TORN:
+                self.ghost.meet("torn limbo answered")
             damaged = result.status in (Status.IO_ERROR, Status.BAD_DIGEST)
             if damaged and (ledger.ledger_id, entry_id) in bookie.stored:
                 who = "a recovery" if request.fence else "a reader"

@@ -100,7 +100,9 @@ def test_a_class_that_is_left_out_leaves_the_others_as_they_were():
 def test_every_class_happens_in_some_seed():
     happened: set[str] = set()
     for seed in range(30):
-        plan = replace(busy_plan(seed), faults=FAULTS, password=True, quorum=(3, 3, 2))
+        excluded = ("forgery", "lost directory")[seed % 2]  # they exclude each other
+        faults = tuple(name for name in FAULTS if name != excluded)
+        plan = replace(busy_plan(seed), faults=faults, password=True, quorum=(3, 3, 2))
         happened |= {fault.name for fault in run_seed(seed, plan).injected}
         if happened == {*FAULTS}:
             return
@@ -144,26 +146,26 @@ def test_over_budget_a_ledger_may_be_unavailable_and_says_so():
 # -- disks ---------------------------------------------------------------------------------------
 
 
-def test_a_bookie_with_a_full_disk_exits_and_serves_all_it_acked_once_there_is_space():
+def test_a_bookie_with_a_full_disk_is_read_only_until_there_is_space_and_serves_all_it_acked():
     async def main() -> None:
         chaos = await a_world()
         client, writer = await written(chaos)
         node = chaos.world.nodes[0]
         node.journal_disk.fill_up(0)
         node.ledger_disk.fill_up(0)
-        chaos.world.loop.call_later(20, node.journal_disk.empty_out)
-        chaos.world.loop.call_later(20, node.ledger_disk.empty_out)
-        boots = node.boots
+        await asyncio.sleep(15)
 
         async def write_more():
-            await writer.append(b"x" * 5000)
+            return await writer.append(b"x" * 5000)
 
-        await client.run(write_more())
-        await asyncio.sleep(15)
-        assert not node.running
-        assert node.boots > boots
-        await asyncio.sleep(10)
-        await node.start()
+        last = await client.run(write_more())
+        assert node.running and node.bookie.readonly_reason.startswith("disk full")
+        assert await all_of(node, writer.ledger_id, 7) == [Status.OK] * 8
+        assert (await all_of(node, writer.ledger_id, last))[-1] is not Status.OK
+        node.journal_disk.empty_out()
+        node.ledger_disk.empty_out()
+        await asyncio.sleep(30)
+        assert node.running and not node.bookie.readonly_reason
         assert await all_of(node, writer.ledger_id, 7) == [Status.OK] * 8
 
     run(main())

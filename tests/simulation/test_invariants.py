@@ -307,6 +307,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (x, TimeoutError(), 1.0),
     ),
     (
+        *("37", I.what_is_in_limbo_is_repaired),
+        lambda g, x: ([], 1.0),
+        lambda g, x: (["ledger 1 at b1:1, lost"], 1.0),
+    ),
+    (
+        *("37", I.what_was_cleared_is_whole),
+        lambda g, x: ("a", 1, []),
+        lambda g, x: ("a", 1, [3]),
+    ),
+    (
         *("36", I.a_hung_bookie_blocks_nothing),
         lambda g, x: ("a read", 1.0, 2.0, None),
         lambda g, x: ("a read", 3.0, 2.0, None),
@@ -426,12 +436,60 @@ def test_every_function_has_a_history_that_breaks_it():
     assert [name for names in ALL.values() for name in names if name not in tried] == []
 
 
+def test_what_lies_beyond_the_end_of_a_cleared_ledger_may_be_denied_and_nothing_else():
+    ghost, ledger = history()
+    bookie = ghost.bookie("a")
+    bookie.stored[ledger.ledger_id, 9] = 1
+    ledger.record = replace(
+        ledger.record, state=LedgerState.CLOSED, last_entry=8, length_bytes=8, rows=8
+    )
+    with pytest.raises(Violation):
+        I.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 9, 2)
+    bookie.cleared[ledger.ledger_id] = 1
+    I.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 9, 2)
+    bookie.stored[ledger.ledger_id, 8] = 1
+    with pytest.raises(Violation):
+        I.what_was_acknowledged_is_never_denied(ghost, bookie, ledger, 8, 2)
+
+
+def test_who_lacks_an_entry_after_a_torn_tail_counts_once_all_of_the_write_set_have_spoken():
+    _, ledger = history()
+    ledger.recovered_from = ledger.record.last_fragment
+    told, members = RecoveryGhost(), ledger.record.last_fragment.ensemble
+    for bookie in members[:-1]:
+        told.hear(3, bookie, Meaning.TORN)
+    assert I.who_counts_as_lacking(ledger, 3, told) == {}
+    told.hear(3, members[-1], Meaning.NEGATIVE)
+    assert len(I.who_counts_as_lacking(ledger, 3, told)) == len(members)
+
+
 def test_a_rotten_bookie_may_know_nothing_but_denies_nothing():
     ghost, _ = history()
     ghost.bookie("a").rotten = True
     I.an_acknowledged_add_survives_a_crash(ghost, ghost.bookie("a"), 1, 0, "LIMBO")
     with pytest.raises(Violation):
         I.an_acknowledged_add_survives_a_crash(ghost, ghost.bookie("a"), 1, 0, "NO_SUCH_ENTRY")
+
+
+def test_who_started_without_a_directory_may_not_know_what_it_held_but_denies_nothing():
+    ghost, _ = history()
+    bookie = ghost.bookie("a")
+    bookie.partial[1] = None
+    I.an_acknowledged_add_survives_a_crash(ghost, bookie, 1, 0, "LIMBO")
+    for ledger_id, status in ((1, "NO_SUCH_ENTRY"), (2, "LIMBO")):
+        with pytest.raises(Violation):
+            I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger_id, 0, status)
+
+
+def test_what_a_closed_ledger_does_not_want_on_a_bookie_is_not_brought_back_to_it():
+    ghost, ledger = history()
+    bookie = ghost.bookie("a")
+    end = {"last_entry": 8, "length_bytes": 8, "rows": 8}
+    ledger.record = replace(ledger.record, state=LedgerState.CLOSED, **end)
+    bookie.compared[ledger.ledger_id] = 1
+    I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 9, "NO_SUCH_ENTRY")
+    with pytest.raises(Violation):
+        I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 8, "NO_SUCH_ENTRY")
 
 
 def test_a_deleted_ledgers_entries_may_be_denied():

@@ -235,13 +235,15 @@ def test_what_was_reserved_can_be_written_on_a_full_disk():
 # -- index -------------------------------------------------------------------------------------
 
 
-def test_the_index_finds_again_after_a_crash_what_put_returned_for():
+def test_the_index_finds_again_after_a_crash_what_was_synced():
     async def main() -> None:
         disk = SimDisk()
         index = await SimIndex.open(disk)
         await index.put([Location(1, entry, 0, entry * 100, 100) for entry in (3, 1, 2)])
         await index.put_ledgers([LedgerState(1, fenced=True)])
-        late = asyncio.create_task(index.put([Location(1, 9, 0, 900, 100)]))
+        await index.sync()
+        await index.put([Location(1, 9, 0, 900, 100)])
+        late = asyncio.create_task(index.sync())
         await asyncio.sleep(0)
         disk.crash("none")
         late.cancel()
@@ -261,6 +263,7 @@ def test_rot_in_the_index_is_an_error_and_never_an_absence():
         index = await SimIndex.open(disk)
         for entry in range(5):
             await index.put([Location(1, entry, 0, entry * 100, 100)])
+            await index.sync()
         disk.flip_bit("index/00000000", 1000)
         with pytest.raises(DiskFailed, match="corruption"):
             await index.get(1, 0)

@@ -23,7 +23,7 @@ FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
 JUDGED = [
     *(str(number) for number in range(1, 26)),
-    *("29", "30", "33", "34", "35", "36"),
+    *("29", "30", "33", "34", "35", "36", "37"),
     *("T1", "T2", "T3", "T4", "T5", "T6", "T13", "T14", "T15"),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""

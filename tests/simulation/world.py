@@ -8,14 +8,16 @@ Always true:
 """
 
 import asyncio
+import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
 from bookie_server.journal import JournalFailed
 from bookie_server.storage_config import StorageConfig
@@ -27,7 +29,7 @@ from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreE
 from spark_ledger.metadata.tokens import derive
 from tests.simulation import invariants
 from tests.simulation.disk import Keep, SimDisk
-from tests.simulation.ghost import Ghost
+from tests.simulation.ghost import BookieGhost, Ghost
 from tests.simulation.index import SimIndex
 from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop, current
@@ -51,7 +53,27 @@ STORAGE = StorageConfig(
     read_bytes_max=8 * KIB,
     read_pending_bytes_max=160 * KIB,
     tombstone_sweep_s=7.0,
+    limbo_check_s=4.0,
+    disk_free_bytes_min=192 * KIB,
+    disk_reserve_bytes=160 * KIB,
+    disk_check_s=2.0,
 )
+TIGHT = replace(
+    STORAGE,
+    write_cache_bytes=160 * KIB,
+    entry_log_bytes_max=16 * KIB,
+    read_cache_bytes=16 * KIB,
+    read_ahead_bytes=8 * KIB,
+    tombstone_sweep_s=2.3,
+    gc_interval_s=1.4,
+    overreplicated_wait_s=3.7,
+    minor_compaction_share=0.5,
+    minor_compaction_s=1.7,
+    major_compaction_share=0.95,
+    major_compaction_s=3.1,
+    scrub_interval_s=6.0,
+)
+"""Small logs and caches; collection, compaction and scrub without a rest."""
 CLUSTER_ID = "simulated"
 CLIENT = ClientConfig(
     inflight_bytes=32 * KIB,
@@ -69,9 +91,16 @@ RESTART_S = 2.0  # after which a node that exited by itself is started again
 class World:
     """The network, the store, the bookies, the clients, and who watches them."""
 
-    def __init__(self, storage: StorageConfig = STORAGE, config: ClientConfig = CLIENT) -> None:
+    def __init__(
+        self,
+        storage: StorageConfig = STORAGE,
+        config: ClientConfig = CLIENT,
+        directories: tuple[int, int] = (1, 1),
+    ) -> None:
+        """`directories`: how many journal and ledger directories each bookie has."""
         self.loop: SimLoop = current()
         self.storage = storage
+        self.directories = directories
         self.config = config
         self.network = SimNetwork(self.loop.random_for("network"))
         self.store = SimStore(self.loop.random_for("store"))
@@ -149,6 +178,7 @@ class BookieNode:
         self.boots = 0
         self._rng = world.loop.random_for(f"bookie {number}")
         self._generation = 0
+        self._lost_directories = 0
         self._format()
 
     def _format(self) -> None:
@@ -156,8 +186,28 @@ class BookieNode:
         self._generation += 1
         self.bookie_id = f"00000000-0000-0000-0000-0000000{self._generation:02d}{self.number:03d}"
         seed = f"{self._rng.random()}"
-        self.journal_disk = SimDisk(random.Random(f"journal {seed}"))
-        self.ledger_disk = SimDisk(random.Random(f"ledger {seed}"))
+        journals, ledgers = self.world.directories
+        self.journal_disks = [
+            SimDisk(random.Random(f"{name} {seed}")) for name in _names("journal", journals)
+        ]
+        self.ledger_disks = [
+            SimDisk(random.Random(f"{name} {seed}")) for name in _names("ledger", ledgers)
+        ]
+        self._ledger_names = _names("ledger", ledgers)
+
+    @property
+    def disks(self) -> list[SimDisk]:
+        return [*self.journal_disks, *self.ledger_disks]
+
+    @property
+    def journal_disk(self) -> SimDisk:
+        """The first, mostly the only one."""
+        return self.journal_disks[0]
+
+    @property
+    def ledger_disk(self) -> SimDisk:
+        """The first, mostly the only one."""
+        return self.ledger_disks[0]
 
     async def start(self) -> None:
         """Running and registered when it returns, whoever started it; a disk failure or a kill
@@ -169,6 +219,7 @@ class BookieNode:
         self.boots += 1
         self.process = self.world.loop.process(f"{self.address}#{self.boots}")
         self.session = self.world.store.session(self.address)
+        self._registering = asyncio.Lock()  # of this run: a killed one never lets go of it
         self.world.trace.note(self.address, f"starts as {self.bookie_id}")
         boots = self.boots
         try:
@@ -185,18 +236,36 @@ class BookieNode:
             self.world.network.defects.append(error)
             raise
 
+    async def _directories(self) -> Directories:
+        """Raises DiskFailed when no index can be opened."""
+        journals = zip(_names("journal", len(self.journal_disks)), self.journal_disks, strict=True)
+        ledgers: list[LedgerDirectory] = []
+        failed: dict[str, str] = {}
+        named = zip(self._ledger_names, self.ledger_disks, strict=True)
+        for name, disk in named:
+            try:
+                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
+            except DiskFailed as error:
+                if len(self.ledger_disks) == 1:
+                    raise
+                failed[name] = str(error)
+        if not ledgers:
+            raise DiskFailed(f"no ledger directory can be opened: {failed}")
+        return Directories([JournalDirectory(*each) for each in journals], ledgers, failed)
+
     async def _boot(self) -> None:
-        index = await SimIndex.open(self.ledger_disk)
-        disks = (self.journal_disk, self.ledger_disk)
+        directories = await self._directories()
         self.bookie = await Bookie.start(
-            self.bookie_id, *disks, index, self.session, self.world.storage, CLUSTER_ID
+            self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID
         )
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
         handler = self.world.observers.listening(self.bookie)
-        self.world.network.serve(self.address, handler, self.process)
+        streams = self.world.observers.streaming(self.bookie)
+        self.world.network.serve(self.address, handler, self.process, streams)
         self.world.ghost.serving[self.address] = self.bookie_id
         self.session.add_session_listener(self._session_changed)
+        self.bookie.disks.listeners.append(self._standing_changed)
         await self._register()
 
     async def _watch(self, bookie: Bookie) -> None:
@@ -240,9 +309,9 @@ class BookieNode:
         self.world.trace.note(self.address, f"killed, keeps {keep}")
         self.world.network.down(self.address)
         self.session.abandon()
-        self.world.observers.situations.crashed(half_written(self.ledger_disk))
-        self.journal_disk.crash(keep)
-        self.ledger_disk.crash(keep)
+        self.world.observers.situations.crashed(any(map(half_written, self.ledger_disks)))
+        for disk in self.disks:
+            disk.crash(keep)
         self.process.kill()
 
     def blank(self) -> None:
@@ -252,8 +321,40 @@ class BookieNode:
         self.world.ghost.bookie(self.bookie_id).wiped = True
         self._format()
 
+    def lose_directory(self) -> None:
+        """Entry logs and index are gone, and that they were there is known. The node must be
+        down."""
+        assert not self.running
+        self._bereave().rotten = True
+        for folder in ("entrylog", "index"):
+            self.ledger_disk.lose(folder)
+
+    def may_lose_one_directory(self, number: int) -> bool:
+        """Whether another one would be left that has all that the node knows of its ledgers."""
+        if self.bookie is None:
+            return False
+        living = [store.id for store in self.bookie._storage.stores]
+        return self._ledger_names[number] in living and len(living) > 1
+
+    def lose_one_directory(self, number: int) -> None:
+        """One of several is gone, under the running node or while it is down; a new one is in its
+        place at the next start."""
+        self._bereave()
+        lost, self._lost_directories = self._ledger_names[number], self._lost_directories + 1
+        self._ledger_names[number] = f"{lost.partition('/')[0]}/{self._lost_directories}"
+        self.ledger_disks[number] = SimDisk(random.Random(f"{self._rng.random()}"))
+        if self.bookie is not None:
+            self.bookie._storage.drop(lost, DiskFailed("it is gone"))
+
+    def _bereave(self) -> BookieGhost:
+        mine = self.world.ghost.bookie(self.bookie_id)
+        mine.bereft = True
+        mine.compared.update(mine.cleared)
+        mine.cleared.clear()
+        return mine
+
     def calm(self) -> None:
-        for disk in (self.journal_disk, self.ledger_disk):
+        for disk in self.disks:
             disk.calm()
         for end_of_crowd in list(self._crowds):
             end_of_crowd()
@@ -269,13 +370,13 @@ class BookieNode:
         adds = storage.journal_pending_bytes_max + reserve
         reads = storage.read_pending_bytes_max + reserve
         bookie._adder._undecided_bytes += adds
-        bookie._read_bytes += reads
+        bookie.replies.take(reads)
 
         def end_of_crowd() -> None:
             if end_of_crowd in self._crowds:
                 self._crowds.remove(end_of_crowd)
                 bookie._adder._undecided_bytes -= adds
-                bookie._read_bytes -= reads
+                bookie.replies.give_back(reads)
 
         self._crowds.append(end_of_crowd)
         return end_of_crowd
@@ -289,14 +390,24 @@ class BookieNode:
         """It could not make its next journal segment, and exits once this one is full."""
         if self.bookie is None:
             return False
-        following = self.bookie._journal._next
-        return following.done() and not following.cancelled() and bool(following.exception())
+        journals = self.bookie._storage._journals._live.values()
+        following = [journal._next for journal in journals]
+        return all(f.done() and not f.cancelled() and bool(f.exception()) for f in following)
 
     @property
     def unusable(self) -> bool:
         """It runs, but its index is rotten: it can take nothing and knows nothing."""
-        disk = self.ledger_disk
-        return any(disk.rot(path) for path in disk.paths() if path.startswith("index/"))
+        return any(
+            disk.rot(path)
+            for disk in self.ledger_disks
+            for path in disk.paths()
+            if path.startswith("index/")
+        )
+
+    @property
+    def degraded(self) -> bool:
+        """It runs without a directory that failed; a restart takes that up again."""
+        return self.bookie is not None and bool(self.bookie._storage.failures)
 
     @property
     def waiters(self) -> int:
@@ -314,8 +425,10 @@ class BookieNode:
         """Ask the restarted bookie, past the network, for all it acknowledged and fenced."""
         ghost = self.world.ghost
         mine = ghost.bookie(self.bookie_id)
-        for ledger_id in mine.fence_replied:
-            if self._exists(ledger_id) and not mine.rotten:  # else it is in limbo, and says so
+        mine.partial = dict.fromkeys(self._partial())
+        every = self.bookie._ledgers.every().limbo == "lost"  # only a new directory is there
+        for ledger_id in mine.fence_replied if not (mine.rotten or every) else ():
+            if self._exists(ledger_id):  # the others are in limbo, and take no adds
                 request = m.ReadLacRequest(self.bookie_id, ledger_id, token=self._token(ledger_id))
                 answer = await self.bookie.handle(request)
                 assert isinstance(answer, m.ReadLacResponse)
@@ -326,6 +439,13 @@ class BookieNode:
         for ledger_id, entries in spans.items():
             if self._exists(ledger_id):
                 await self._check_entries(ledger_id, sorted(entries))
+
+    def _partial(self) -> list[int]:
+        """Ledgers of which a directory is not there."""
+        ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie._storage
+        if self.bookie._ledgers.every().limbo == "lost":
+            return [ledger_id for ledger_id, _ in ghost.stored]
+        return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
 
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
         served: dict[int, str] = {}
@@ -374,20 +494,26 @@ class BookieNode:
         if state is SessionState.CONNECTED and self.process.alive:
             self.process.spawn(self._register(), name=f"{self.address} registers")
 
+    def _standing_changed(self) -> None:
+        if self.process.alive:
+            self.process.spawn(self._register(), name=f"{self.address} registers")
+
     async def _register(self) -> None:
         """As registration.py: an ephemeral node of ours, whatever was there before."""
         plain = {"address": self.address, "rack": "", "free_bytes": 1 << 30}
         record = json.dumps({**plain, "total_bytes": 1 << 31, "version": 1}, sort_keys=True)
         while True:
             try:
-                await self._publish(record.encode())
+                async with self._registering:
+                    await self._publish(record.encode())
                 return
             except StoreError:
                 await asyncio.sleep(REGISTER_RETRY_S)
 
     async def _publish(self, record: bytes) -> None:
         known = f"{paths.BOOKIES_KNOWN}/{self.bookie_id}"
-        folder = paths.BOOKIES_READONLY if self.readonly else paths.BOOKIES_AVAILABLE
+        folders = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
+        folder, other = reversed(folders) if self.readonly else folders
         here = f"{folder}/{self.bookie_id}"
         try:
             await self.session.create(known, record)
@@ -395,12 +521,17 @@ class BookieNode:
             await self.session.sync(here)
         try:
             found = await self.session.get(here)
+            if found.owner != self.session.session_id:
+                await self.session.delete(here, found.version)
+                raise NoNode(here)
         except NoNode:
             await self.session.create(here, record, ephemeral=True)
-            return
-        if found.owner != self.session.session_id:
-            await self.session.delete(here, found.version)
-            await self.session.create(here, record, ephemeral=True)
+        with contextlib.suppress(NoNode):
+            await self.session.delete(f"{other}/{self.bookie_id}")
+
+
+def _names(kind: str, count: int) -> list[str]:
+    return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 
 
 @dataclass(frozen=True)

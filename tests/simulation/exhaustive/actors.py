@@ -14,6 +14,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.handler import handle_bytes
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -172,8 +173,11 @@ class BookieActor(Actor):
         journal_disk, ledger_disk = self._disks
         index = await SimIndex.open(ledger_disk)
         store = StoreDoor(self._calls)
-        disks = (journal_disk, ledger_disk, index)
-        return await Bookie.start(self.bookie_id, *disks, store, STORAGE_QUIET)
+        directories = Directories(
+            [JournalDirectory("journal", journal_disk)],
+            [LedgerDirectory("ledger", ledger_disk, index)],
+        )
+        return await Bookie.start(self.bookie_id, directories, store, STORAGE_QUIET)
 
     def _crash(self) -> None:
         """The power fails: what was not synced is gone, and whatever was under way."""

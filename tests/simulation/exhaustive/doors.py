@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spark_ledger.bookies.network import CallFailed
+from spark_ledger.bookies.network import CallFailed, Stream
 from spark_ledger.metadata.store import ANY_VERSION, Operation, SessionState, Versioned, Watcher
 from tests.simulation.disk import SimDisk
 from tests.simulation.exhaustive.messages import STORE, Asked, Call, Message
@@ -55,6 +55,9 @@ class NetworkDoor:
         if answer is None:
             raise CallFailed(f"{method} to {address}: the connection was reset")
         return answer
+
+    def stream(self, address: str, method: str) -> Stream:
+        raise CallFailed("nothing is streamed here")
 
     async def close(self) -> None: ...
 

@@ -32,6 +32,8 @@ from tests.simulation.invariants.liveness import (
     every_ledger_can_be_closed,
     everything_under_way_ends,
     the_same_seed_gives_the_same_run,
+    what_is_in_limbo_is_repaired,
+    what_was_cleared_is_whole,
 )
 from tests.simulation.invariants.quorums import (
     crashed_recoveries_change_nothing,
@@ -39,6 +41,7 @@ from tests.simulation.invariants.quorums import (
     recovery_decides_by_every_ack_quorum,
     recovery_ends_before_the_first_that_nobody_has,
     recovery_stays_in_the_last_fragment,
+    who_counts_as_lacking,
 )
 from tests.simulation.invariants.reads import (
     a_confirmed_position_was_durable_when_it_was_said,
@@ -127,9 +130,12 @@ __all__ = [
     "the_same_seed_gives_the_same_run",
     "success_is_of_ones_own_or_earlier_rows",
     "what_a_commit_names_is_there",
+    "what_is_in_limbo_is_repaired",
     "what_is_there_has_no_end",
     "what_was_committed_is_all_there",
     "what_is_committed_was_acked",
     "what_was_acknowledged_is_never_denied",
+    "what_was_cleared_is_whole",
+    "who_counts_as_lacking",
     "write_set",
 ]

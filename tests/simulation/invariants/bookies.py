@@ -1,6 +1,7 @@
 """What one bookie says, before and after it crashed: 5, 12, 13, 14, 15, 16, 25, 30, T13."""
 
 from bookie_server.api.status import Meaning, Status, meaning
+from spark_ledger.metadata.ledger_record import entries_kept, keeps
 from tests.simulation.ghost import BookieGhost, Ghost, Identity, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require
 
@@ -65,10 +66,14 @@ def an_acknowledged_add_survives_a_crash(
     ghost: Ghost, bookie: BookieGhost, ledger_id: int, entry_id: int, status: str
 ) -> None:
     """Every add OK follows a sync covering it: after a crash the entry is still served (from a
-    rotten disk: it is not denied)."""
-    unknown = bookie.rotten and meaning(Status[status]) is Meaning.UNKNOWN
+    rotten disk, and while a directory is not there: it is not denied). Not so what is no business
+    of the bookie any more."""
+    doubtful = bookie.rotten or ledger_id in bookie.partial
+    unknown = doubtful and meaning(Status[status]) is Meaning.UNKNOWN
+    ledger = ghost.ledgers.get(ledger_id)
+    released = ledger is not None and _released(bookie, ledger, entry_id)
     require(
-        status == "OK" or unknown,
+        status == "OK" or unknown or released,
         "15",
         f"{bookie.bookie_id} had acknowledged ledger {ledger_id} entry {entry_id} and answers"
         f" {status} after its restart",
@@ -80,13 +85,36 @@ def what_was_acknowledged_is_never_denied(
     ghost: Ghost, bookie: BookieGhost, ledger: LedgerGhost, entry_id: int, begun: int
 ) -> None:
     """A bookie that once acked e answers OK or unknown for e until its ledger is deleted, never
-    a negative: also after a crash, a torn write or bit rot. `begun`: when the read began."""
+    a negative: also after a crash, a torn write or bit rot. `begun`: when the read began. What
+    does not belong to it when a ledger was compared and cleared is not brought back; who lost a
+    directory does not know of ledgers whose record names it no more."""
     acked = bookie.stored.get((ledger.ledger_id, entry_id))
+    released = _released(bookie, ledger, entry_id)
+    foreign = bookie.bereft and not _named(bookie, ledger)
     require(
-        ledger.deleted or acked is None or begun < acked,
+        ledger.deleted or acked is None or begun < acked or released or foreign,
         "16",
         f"{bookie.bookie_id} had acknowledged ledger {ledger.ledger_id} entry {entry_id} and denies"
         " it now",
+    )
+
+
+def _named(bookie: BookieGhost, ledger: LedgerGhost) -> bool:
+    return any(bookie.bookie_id in each.ensemble for each in ledger.record.fragments)
+
+
+def _released(bookie: BookieGhost, ledger: LedgerGhost, entry_id: int) -> bool:
+    """Whether the ledger is closed and the bookie is in no fragment of it (what it has is collected
+    as over-replicated), or was compared and cleared there and the entry is not one of those that
+    its record wants there."""
+    if ledger.closed and not _named(bookie, ledger):
+        return True
+    compared = ledger.ledger_id in bookie.cleared or ledger.ledger_id in bookie.compared
+    if not compared or ledger.record.last_entry is None:
+        return False
+    kept = entries_kept(ledger.record, bookie.bookie_id, ledger.record.last_entry)
+    return not any(
+        entry_id in entries and keeps(ledger.record, slot, entry_id) for entries, slot in kept
     )
 
 

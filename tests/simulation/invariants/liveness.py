@@ -1,4 +1,4 @@
-"""After faults stop, within a stated bound: 34, 35, 36; and that a run repeats: 33."""
+"""After faults stop, within a stated bound: 34, 35, 36, 37; and that a run repeats: 33."""
 
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require
@@ -65,4 +65,23 @@ def a_hung_bookie_blocks_nothing(
         "36",
         f"{what} with one bookie hung took {took_s:.1f} s, at most {bound_s:.1f} s are allowed:"
         f" {failure!r}",
+    )
+
+
+@invariant("37")
+def what_is_in_limbo_is_repaired(ghost: Ghost, left: list[str], within_s: float) -> None:
+    """Closed ledgers return to whole copies where a bookie may have lost some, and the lists of
+    what is in limbo drain."""
+    require(not left, "37", f"in limbo still, {within_s:.0f} s after all was closed: {left}")
+
+
+@invariant("37")
+def what_was_cleared_is_whole(
+    ghost: Ghost, bookie_id: str, ledger_id: int, lacking: list[int]
+) -> None:
+    """A bookie whose limbo was cleared has every entry that belongs to it by the write sets."""
+    require(
+        not lacking,
+        "37",
+        f"{bookie_id} was told that ledger {ledger_id} is whole there, and lacks {lacking}",
     )

@@ -25,7 +25,7 @@ def recovery_decides_by_every_ack_quorum(
 ) -> None:
     """Coverage and negatives equal their set definitions: before a tail is read every ack quorum
     of every write set has a fenced member (`entry_id` None); before a ledger ends, every ack
-    quorum of the entry after the end has a member that denied it."""
+    quorum of the entry after the end has a member that lacks it (who_counts_as_lacking)."""
     fragment = ledger.recovered_from
     assert fragment is not None
     size = ledger.record.ensemble_size
@@ -34,6 +34,23 @@ def recovery_decides_by_every_ack_quorum(
         members = write_set(ledger.record, entry, fragment.ensemble)
         if not hits_every_ack_quorum(members, ledger.ack_quorum, heard):
             raise Violation("24", _too_few(ledger, members, entry_id, heard))
+
+
+def who_counts_as_lacking(
+    ledger: LedgerGhost, entry_id: int, told: RecoveryGhost
+) -> dict[str, Meaning]:
+    """The bookies whose word that they lack the entry counts, and what they said. Who denied it,
+    always; who lacks it after a torn tail, once each of the write set has said one or the other,
+    and only when the denials do not suffice."""
+    assert ledger.recovered_from is not None
+    denied = dict.fromkeys(told.who_said(entry_id, Meaning.NEGATIVE), Meaning.NEGATIVE)
+    members = write_set(ledger.record, entry_id, ledger.recovered_from.ensemble)
+    torn = told.who_said(entry_id, Meaning.TORN)
+    if hits_every_ack_quorum(members, ledger.ack_quorum, denied):
+        return denied
+    if all(bookie in denied or bookie in torn for bookie in members):
+        return denied | dict.fromkeys(torn, Meaning.TORN)
+    return denied
 
 
 def _too_few(

@@ -5,7 +5,16 @@ describes (production code has no switch for it); it is caught when an invariant
 bound fails, not when it raises. The same seeds are clean without it.
 """
 
-from tests.simulation.mutants import adding, bookies, reading, records, recovering, topics
+from tests.simulation.mutants import (
+    adding,
+    bookies,
+    limbo,
+    reading,
+    records,
+    recovering,
+    storing,
+    topics,
+)
 from tests.simulation.mutants.mutant import Mutant, run_changed
 
 __all__ = ["MUTANTS", "Mutant", "run_changed"]
@@ -14,6 +23,8 @@ MUTANTS: tuple[Mutant, ...] = (
     *adding.MUTANTS,
     *recovering.MUTANTS,
     *bookies.MUTANTS,
+    *storing.MUTANTS,
+    *limbo.MUTANTS,
     *records.MUTANTS,
     *reading.MUTANTS,
     *topics.MUTANTS,

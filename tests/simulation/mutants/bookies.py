@@ -8,13 +8,14 @@ from bookie_server import (
     adder,
     bookie,
     journal,
-    ledger_directory,
     ledger_handle,
+    ledger_handles,
     ledger_storage,
     replay,
 )
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.replayed import Replayed
 from tests.simulation.mutants.mutant import Mutant
 
 CRASHING = {
@@ -54,8 +55,8 @@ TAILED = {**CRASHING, "faults": ("slow network",), "tailers": 2, "recoverers": 0
 
 
 def ack_before_sync(append: Any) -> Any:
-    def appended(self: Any, records: Any) -> Any:
-        append(self, records)
+    def appended(self: Any, *what: Any) -> Any:
+        append(self, *what)
         done = self.task.get_loop().create_future()
         done.set_result(None)
         return done
@@ -64,17 +65,15 @@ def ack_before_sync(append: Any) -> Any:
 
 
 def forgets_fences(apply: Any) -> Any:
-    async def applied(record: Any, storage: Any) -> None:
-        if record.kind is not replay.Kind.FENCE:
-            await apply(record, storage)
+    async def applied(self: Any, records: Any) -> None:
+        await apply(self, [each for each in records if each.kind is not replay.Kind.FENCE])
 
     return applied
 
 
 def forgets_entries(apply: Any) -> Any:
-    async def applied(record: Any, storage: Any) -> None:
-        if record.kind is not replay.Kind.ENTRY:
-            await apply(record, storage)
+    async def applied(self: Any, records: Any) -> None:
+        await apply(self, [each for each in records if each.kind is not replay.Kind.ENTRY])
 
     return applied
 
@@ -82,9 +81,8 @@ def forgets_entries(apply: Any) -> Any:
 def replies_before_fence_is_durable(fence: Any) -> Any:
     async def fenced(self: Any, handle: Any) -> None:
         if not handle.state.fenced:
-            state = handle.fence()
-            self._storage.set_state(state)
-            self._journal.append([bookie.Record(bookie.Kind.FENCE, state.ledger_id, -1, b"", 0)])
+            state = handle.state = self._storage.set_state(handle.fence())
+            self._storage.append([bookie.Record(bookie.Kind.FENCE, state.ledger_id, -1, b"", 0)])
 
     return fenced
 
@@ -139,16 +137,16 @@ def leaves_waiters(wait_beyond: Any) -> Any:
 
 def checkpoint_skips_states(begin_flush: Any) -> Any:
     def without_states(self: Any) -> None:
-        if not self._cache.active.bytes and self._journal is not None:
-            self._dirty = {}  # nothing cached, so nothing to flush
+        if not self._cache.active.bytes and self._attached:
+            self._states._dirty = {}  # nothing cached, so nothing to flush
         begin_flush(self)
 
     return without_states
 
 
 def checkpoint_at_its_end(move: Any) -> Any:
-    async def as_of_now(self: Any, mark: Any) -> None:
-        await move(self, self._journal.synced)
+    async def as_of_now(self: Any, flush: Any) -> None:
+        await move(self, flush._replace(marks=self._journals.synced()))
 
     return as_of_now
 
@@ -156,7 +154,7 @@ def checkpoint_at_its_end(move: Any) -> Any:
 def damage_is_absence(read_response: Any) -> Any:
     def without_damaged(self: Any, request: Any, handle: Any, found: Any) -> Any:
         answer = read_response(self, request, handle, found)
-        absent = m.EntryResult(self._absence(handle))
+        absent = m.EntryResult(Status.NO_SUCH_ENTRY)
         results = [absent if r.status is Status.IO_ERROR else r for r in answer.results]
         return answer._replace(results=results)
 
@@ -196,10 +194,10 @@ def lac_in_the_identity(compare: Any) -> Any:
 
 
 S, H = ledger_storage.LedgerStorage, ledger_handle.LedgerHandle
-B, D = bookie.Bookie, ledger_directory.LedgerDirectory
+B, D = bookie.Bookie, ledger_handles.LedgerHandles
 MUTANTS = (
-    Mutant("fence forgotten at replay", "BP-46, 1", replay, "_apply", forgets_fences, CRASHING),
-    Mutant("entries forgotten at replay", "BP-46, 2", replay, "_apply", forgets_entries, CRASHING),
+    Mutant("fence forgotten at replay", "BP-46, 1", Replayed, "apply", forgets_fences, CRASHING),
+    Mutant("entries forgotten at replay", "BP-46, 2", Replayed, "apply", forgets_entries, CRASHING),
     Mutant("ack before sync", "BP-46 (15)", journal.Journal, "append", ack_before_sync, SLOW_SYNC),
     Mutant("reply before the fence", "D1", B, "_fence", replies_before_fence_is_durable, SLOW_SYNC),
     Mutant("adds taken when fenced", "1.8", H, "refusal_of_add", takes_adds_when_fenced),

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from bookie_server.api.entry import pack_header
+from bookie_server.api.messages import Add
 from bookie_server.api.status import Status
 from spark_ledger.bookies import bookie_client
 from spark_ledger.errors import DataUnavailable
 from spark_ledger.ledger import client, quorum, recovery, transitions
+from spark_ledger.ledger.pending_adds import PendingAdd
 from spark_ledger.ledger.transitions import Refused, Write, with_replacements
 from spark_ledger.metadata.ledger_record import LedgerState
 from tests.simulation.mutants.mutant import Mutant
@@ -120,8 +123,10 @@ def advancing_lac_in_write_backs(write_back: Any) -> Any:
 def plain_write_backs(write_back: Any) -> Any:
     def plain(self: Any, entry: Any, frozen_lac: int) -> Any:
         pending = write_back(self, entry, frozen_lac)
-        pending.add = pending.add._replace(recovery=False)
-        return pending
+        header = entry.header._replace(last_add_confirmed=frozen_lac)
+        add = Add([pack_header(header), entry.payload], False, self._token)
+        counts = pending.cumulative_bytes, pending.cumulative_rows
+        return PendingAdd(pending.entry_id, add, pending.size, *counts, pending.appended_at)
 
     return plain
 

@@ -1,0 +1,127 @@
+"""Repair in a run: a janitor that repairs what bookies list as in limbo, and the end of all limbo.
+
+Always true: the janitor is the product's own; it works while everything goes wrong, and again when
+all ledgers are closed, with the passwords that an operator has. In the end nothing is in limbo any
+more but ledgers that cannot be closed, and whatever a bookie cleared is whole there (37).
+"""
+
+import asyncio
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from spark_ledger.errors import LedgerError, NoSuchLedger
+from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.tokens import derive
+from spark_ledger.repair.limbo import listed, repair
+from spark_ledger.repair.limbo_janitor import LimboJanitor
+from tests.simulation import invariants
+from tests.simulation.ghost import LedgerGhost
+from tests.simulation.ledger_work import LedgerWork
+from tests.simulation.plan import Plan
+from tests.simulation.world import PASSWORD, BookieNode, Client, World
+
+NAME = "repairer"
+PASS_S = 3.0
+IDLE_S = 20.0
+"""A writer that stands still for so long loses its ledger in limbo: some that hang do."""
+REPAIRED_S = 200.0
+"""Simulated seconds in which all that was closed must be whole and out of limbo."""
+
+
+class LimboWork:
+    """Of one run."""
+
+    def __init__(self, world: World, plan: Plan, work: LedgerWork) -> None:
+        self._world = world
+        self._plan = plan
+        self._work = work
+
+    async def repair_often(self, client: Client) -> None:
+        """As the janitor of a cluster does, until the chaos' time is over."""
+        janitor = LimboJanitor(client.ledgers, IDLE_S)
+        end = self._world.loop.now + self._plan.chaos_s
+        while self._world.loop.now < end:
+            await asyncio.sleep(PASS_S)
+            try:
+                await janitor.look()
+            except LedgerError as error:
+                self._work.met(client, "repair", error)
+
+    async def ends(self) -> None:
+        """Everything was audited: what is in limbo is repaired, and what was repaired is whole."""
+        client = await self._world.client(NAME)
+        deadline = self._world.loop.now + REPAIRED_S
+        while left := self._left():
+            if self._world.loop.now > deadline:
+                invariants.what_is_in_limbo_is_repaired(self._world.ghost, left, REPAIRED_S)
+                break
+            await client.run(self._repair_all(client), "repairs")
+            await asyncio.sleep(PASS_S)
+        for node in self._world.nodes:
+            for ledger_id in self._world.ghost.bookie(node.bookie_id).cleared:
+                ledger = self._world.ghost.ledgers[ledger_id]
+                if ledger.closed and not ledger.deleted:
+                    await self._compare(node, ledger)
+
+    async def _repair_all(self, client: Client) -> None:
+        try:
+            for one in await listed(client.ledgers.metadata):
+                await self._repair(client, one.ledger_id, one.bookie_id)
+        except LedgerError as error:
+            self._work.met(client, "repair", error)
+
+    async def _repair(self, client: Client, ledger_id: int, bookie_id: str) -> None:
+        try:
+            await repair(client.ledgers, ledger_id, [bookie_id], self._password(ledger_id))
+        except NoSuchLedger:
+            return  # its bookie clears it
+        except LedgerError as error:
+            self._work.met(client, "repair", error)
+
+    def _password(self, ledger_id: int) -> bytes:
+        return self._work.password_of(ledger_id) if ledger_id in self._world.ghost.ledgers else b""
+
+    def _left(self) -> list[str]:
+        """What is in limbo at the bookies that are there, and could be repaired."""
+        found = []
+        for node in self._world.nodes:
+            if node.bookie is None:
+                continue
+            if node.bookie._ledgers.every().limbo:
+                found.append(f"every ledger at {node.address}")
+            for ledger_id, reason in node.bookie._ledgers.in_limbo().items():
+                ledger = self._world.ghost.ledgers.get(ledger_id)
+                if ledger is None or ledger.closed or ledger.deleted:
+                    found.append(f"ledger {ledger_id} at {node.address}, {reason}")
+        return found
+
+    async def _compare(self, node: BookieNode, ledger: LedgerGhost) -> None:
+        """The bookie, asked past the network, has all that belongs to it."""
+        ghost, mine = self._world.ghost, self._world.ghost.bookie(node.bookie_id)
+        if node.bookie is None or (mine.rotten and not mine.bereft):
+            return  # what rots again is no fault of the repair
+        lacking = await _lacking(node, ledger.record)
+        invariants.what_was_cleared_is_whole(ghost, node.bookie_id, ledger.ledger_id, lacking)
+        if mine.bereft and not lacking:
+            ghost.meet("copies of a lost directory brought back")
+
+
+async def _lacking(node: BookieNode, record: LedgerRecord) -> list[int]:
+    assert record.last_entry is not None
+    token = derive(PASSWORD).read if record.verifiers is not None else b""
+    lacking = []
+    for entries, slot in entries_kept(record, node.bookie_id, record.last_entry):
+        for entry_id in entries:
+            if keeps(record, slot, entry_id) and not await _has(
+                node, record.ledger_id, entry_id, token
+            ):
+                lacking.append(entry_id)
+    return lacking
+
+
+async def _has(node: BookieNode, ledger_id: int, entry_id: int, token: bytes) -> bool:
+    assert node.bookie is not None
+    request = m.ReadRequest(node.bookie_id, ledger_id, entry_id, entry_id, 1 << 20, token=token)
+    answer = await node.bookie.handle(request)
+    assert isinstance(answer, m.ReadResponse)
+    return bool(answer.results) and answer.results[0].status is Status.OK

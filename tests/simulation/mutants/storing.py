@@ -1,0 +1,130 @@
+"""Bugs of a storage node with several directories, and of what reclaims its space."""
+
+import asyncio
+from typing import Any
+
+from bookie_server import checkpoint, cluster_ledgers, compactor, ledger_storage, stores
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
+from tests.simulation.mutants.mutant import Mutant
+
+SEVERAL = {
+    "quorum": (3, 3, 2),
+    "bookies": 3,
+    "faults": ("power", "kill", "slow disk"),
+    "between_s": 0.4,
+    "writers": 2,
+    "recoverers": 1,
+    "tailers": 0,
+    "journals": 2,
+    "directories": 2,
+    "tight": False,
+    "entries": (10, 30),
+    "over_budget": False,
+}
+RECLAIMED = {
+    **SEVERAL,
+    "chaos_s": 18.0,
+    "recoverers": 3,
+    "journals": 1,
+    "directories": 1,
+    "tight": True,
+    "entries": (15, 40),
+}
+UNREADABLE = {**RECLAIMED, "faults": ("kill", "suspension", "stall")}
+
+
+def marks_as_one(move: Any) -> Any:
+    """The positions of several journals are put in one order: what is beyond the one is beyond
+    the other."""
+
+    async def moved(self: Any, flush: Any) -> None:
+        furthest = max(flush.marks.values(), default=None)
+        await move(self, flush._replace(marks=dict.fromkeys(flush.marks, furthest)))
+
+    return moved
+
+
+def marked_when_one_is_flushed(write: Any) -> Any:
+    """The first directory whose part is durable writes the mark, as if it spoke for all."""
+
+    async def written(self: Any, flush: Any) -> None:
+        live = self._stores.live
+        if flush.marks is not None and len(live) > 1:
+            first = live[0]
+            entries = stores._entries(flush.half, flush.parts.get(first.id, ()))
+            await first.write(entries, flush.changes)
+            marks = {i: checkpoint.Mark(position) for i, position in flush.marks.items()}
+            await checkpoint.write(first.disk, {**self._marks, **marks})
+            await asyncio.sleep(0.3)  # the other one is slower
+        await write(self, flush)
+
+    return written
+
+
+def source_removed_before_the_index(finish: Any) -> Any:
+    """The old log goes when the index points to the copy, not when that is durable."""
+
+    async def finished(self: Any, copy_id: int, source: int, *, doubtful: bool) -> None:
+        pointing, whole = await self._turn_to(copy_id, source)
+        if whole:
+            await self._away_with(source, doubtful=doubtful)
+        if pointing:
+            await self._store.logs.finish_copy(copy_id)
+
+    return finished
+
+
+def error_taken_for_absence(init: Any) -> Any:
+    """A record that cannot be read is a ledger that is gone; nobody looks twice."""
+
+    def made(self: Any, metadata: Any, cluster_id: str) -> None:
+        async def absent(ledger_ids: Any) -> list[int]:
+            gone = []
+            for ledger_id in ledger_ids:
+                try:
+                    await metadata.get(paths.ledger(ledger_id))
+                except StoreError:
+                    gone.append(ledger_id)
+            return gone
+
+        async def the_same(ledger_ids: Any) -> list[int]:
+            return list(ledger_ids)
+
+        async def known() -> bool:
+            return True
+
+        init(self, metadata, cluster_id)
+        self.absent, self.confirmed_absent, self.is_known = absent, the_same, known
+
+    return made
+
+
+S = ledger_storage.LedgerStorage
+MUTANTS = (
+    Mutant("marks compared as one", "BK#4844", S, "_move_checkpoint", marks_as_one, SEVERAL),
+    Mutant(
+        "mark moved when one directory is flushed",
+        "BK#3329",
+        S,
+        "_write",
+        marked_when_one_is_flushed,
+        SEVERAL,
+    ),
+    Mutant(
+        "source removed before the index is durable",
+        "BK#1534",
+        compactor.Compactor,
+        "_finish",
+        source_removed_before_the_index,
+        RECLAIMED,
+    ),
+    Mutant(
+        "error taken for a deleted ledger",
+        "BK#870",
+        cluster_ledgers.ClusterLedgers,
+        "__init__",
+        error_taken_for_absence,
+        UNREADABLE,
+    ),
+)
