@@ -25,10 +25,12 @@ simulate: ; $(HAVE_PYTHON)
 
 chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
 
 bench: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py bench
+	@$(VENV_PYTHON) benchmarks/bookie.py $(BOOKIE_ARGS)
 	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
 
 lint: ; $(HAVE_PYTHON)

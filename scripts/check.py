@@ -28,6 +28,7 @@ STEPS: dict[str, list[str]] = {
     "types": ["-m", "mypy", *(word for name in PACKAGES for word in ("-p", name))],
     "tidy": [*PYTEST, "-s", "tests/tidy"],
     "unit": [*PYTEST, "-n", "2", "tests/unit"],
+    "storage": [*PYTEST, "-n", "2", "tests/storage"],
     "simulation": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/simulation"],
     "integration": [*PYTEST, "tests/integration"],
     "spark": [*PYTEST, "tests/spark"],

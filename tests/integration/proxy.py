@@ -39,7 +39,8 @@ class Proxy:
 
     def __init__(self, upstream_port: int) -> None:
         self.port = 0
-        self._upstream_port = upstream_port
+        self.upstream_port = upstream_port
+        self.forwarded_bytes = 0
         self._delay_s = 0.0
         self._dropped = {"requests": False, "answers": False}
         self._cut = False
@@ -105,7 +106,7 @@ class Proxy:
             client.transport.abort()
             return
         try:
-            opened = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+            opened = await asyncio.open_connection("127.0.0.1", self.upstream_port)
         except OSError:
             client.transport.abort()
             return
@@ -131,6 +132,7 @@ class Proxy:
                 if self._dropped[way] or link.lost:
                     link.lost = True
                     continue
+                self.forwarded_bytes += len(chunk)
                 target.write(chunk)
                 await target.drain()
         link.reset()

@@ -1,11 +1,15 @@
 """A bookie as a client in any language meets it: plain gRPC and what the server tells of itself."""
 
+import queue
+import time
+
 import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from bookie_server.api import codec
-from bookie_server.api.messages import InfoRequest, InfoResponse
-from bookie_server.api.status import Status
+from bookie_server.api.messages import InfoRequest, InfoResponse, ReadRequest, ReadStreamRequest
+from bookie_server.api.status import Status, StopReason
+from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 
 SERVICE = "spark_ledger.bookie.v1.Bookie"
@@ -41,3 +45,29 @@ def test_bytes_that_are_no_request_are_answered_and_the_bookie_goes_on(cluster: 
         answer = channel.unary_unary(f"/{SERVICE}/Read")(b"\xff\xff\xff", timeout=TIMEOUT_S)
     assert codec.decode_response("Read", answer).status is Status.BAD_REQUEST
     assert info(bookie.address, bookie.id).status is Status.OK
+
+
+def test_a_long_range_is_streamed_as_credit_allows_and_an_idle_stream_holds_up_no_stop():
+    with LocalCluster(bookies=1) as cluster, LedgerClient(cluster.service_url) as client:
+        with client.create_ledger(1, 1, 1) as writer:
+            for number in range(8):
+                writer.append_async(bytes([number]) * 1000)
+        bookie = cluster.bookies[0]
+        read = ReadRequest(bookie.id, writer.ledger_id, 0, 7, 2500)
+        messages: queue.Queue[bytes] = queue.Queue()
+        messages.put(codec.encode(ReadStreamRequest(read, 1)))
+        with grpc.insecure_channel(bookie.address) as channel:
+            call = channel.stream_stream(f"/{SERVICE}/ReadStream")
+            answers = call(iter(messages.get, None), timeout=60)
+            response = codec.decode_response("Read", next(answers))
+            assert (len(response.results), response.stop) == (1, StopReason.BYTE_LIMIT)
+            messages.put(codec.encode(ReadStreamRequest(credit_bytes=5000)))
+            payloads = [bytes(response.results[0].entry[64:])]
+            while len(payloads) < 5:
+                response = codec.decode_response("Read", next(answers))
+                payloads += [bytes(result.entry[64:]) for result in response.results]
+            assert payloads == [bytes([number]) * 1000 for number in range(len(payloads))]
+            began = time.monotonic()
+            bookie.stop()
+            assert time.monotonic() - began < 8, "the stream waits for credit, the stop not for it"
+            messages.put(None)

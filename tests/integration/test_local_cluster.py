@@ -237,7 +237,7 @@ def test_a_bookie_whose_disk_fails_while_it_serves_ends_with_status_6_and_loses_
 def test_a_bookie_that_cannot_open_its_disk_ends_with_status_6(fresh_cluster):
     cluster = fresh_cluster(bookies=1)
     bookie = cluster.bookies[0]
-    bookie.stop()
+    bookie.kill()  # after a stop nothing in the journal would be needed
     journal = bookie.folder / "journal"
     for file in journal.rglob("*"):
         if file.is_file() and file.stat().st_size > 4096:

@@ -1,0 +1,84 @@
+"""A bookie that may have lost something, as a user meets it: listed, repaired by the command, and
+served by that bookie again."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from spark_ledger import LedgerClient
+from spark_ledger.local import LocalCluster
+from spark_ledger.local.local_bookie import LocalBookie
+from tests.integration.test_cli import succeeds
+from tests.processes import eventually
+
+SETTINGS: dict[str, object] = {"limbo_check_s": 1, "refresh_s": 1}
+NEVER_S, SOON_S = 600, 0.2  # when what was acknowledged leaves the journal
+PAYLOADS = [b"payload %d " % number * 50 for number in range(20)]
+
+
+def listed(cluster: LocalCluster) -> list[dict]:
+    found: list[dict] = json.loads(
+        succeeds("ledger", "limbo", "--json", "--service-url", cluster.service_url)
+    )
+    return found
+
+
+def damage_a_journal_record(bookie: LocalBookie) -> None:
+    """A flipped bit in an entry that was acknowledged, and that later batches vouch for."""
+    bookie.kill()
+    for path in sorted(bookie.folder.rglob("*.journal")):
+        data = bytearray(path.read_bytes())
+        at = data.find(PAYLOADS[3])
+        if at >= 0:
+            data[at + 5] ^= 1
+            path.write_bytes(data)
+            return
+    raise AssertionError("the journal does not hold the entry")
+
+
+def lose_what_the_ledger_directory_held(bookie: LocalBookie) -> None:
+    bookie.kill()
+    for folder in ("entrylog", "index"):
+        shutil.rmtree(Path(bookie.folder) / "ledgers" / folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "flush_s"),
+    [(damage_a_journal_record, NEVER_S), (lose_what_the_ledger_directory_held, SOON_S)],
+)
+def test_a_bookie_that_lost_something_lists_it_and_the_command_brings_it_back(
+    fresh_cluster, harm, flush_s
+):
+    settings = {**SETTINGS, "flush_interval_s": flush_s}
+    cluster: LocalCluster = fresh_cluster(bookies=3, bookie_settings=settings)
+    bookie = cluster.bookies[0]
+    with LedgerClient(cluster.service_url) as client:
+        with client.create_ledger(3, 3, 2) as writer:
+            for payload in PAYLOADS:
+                writer.append(payload)
+            ledger_id = writer.ledger_id
+        time.sleep(1)  # the last copies
+        assert listed(cluster) == []
+        harm(bookie)
+        bookie.start()
+        assert eventually(lambda: [one["ledger_id"] for one in listed(cluster)] == [ledger_id])
+        (one,) = listed(cluster)
+        assert (one["bookie_id"], one["reason"]) == (bookie.id, "lost")
+        url = ("--service-url", cluster.service_url)
+        assert "lost" in succeeds("ledger", "limbo", *url)
+        said = json.loads(succeeds("ledger", "recover", ledger_id, "--json", *url))
+        assert said["state"] == "CLOSED"
+        assert all(one["cleared"] for one in said["repaired"])
+        copied = {one["bookie_id"]: one["copied"] for one in said["repaired"]}
+        assert sorted(copied) == sorted(one.id for one in cluster.bookies)
+        assert copied.pop(bookie.id) >= 1
+        assert not any(copied.values())
+        assert eventually(lambda: listed(cluster) == [])
+        for other in cluster.bookies[1:]:
+            other.stop()
+        reader = client.open_ledger(ledger_id, recover=False)
+        found = [bytes(payload) for _, payload in reader.read(0, len(PAYLOADS) - 1)]
+        assert found == PAYLOADS
