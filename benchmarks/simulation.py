@@ -9,6 +9,7 @@ sample counts for the innermost function of this repository, with what it calls 
 """
 
 import argparse
+import itertools
 import signal
 import statistics
 import sys
@@ -85,10 +86,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--start", type=int, default=0)
     options = parser.parse_args()
-    freeze()
     with quiet():
         seeds = range(options.start, options.start + options.seeds)
-        run_seed(options.start)  # imports and caches
+        seed = next(seed for seed in itertools.count() if replay.drawn_plan(seed).topics)
+        run_seed(seed, replay.drawn_plan(seed))  # imports (pandas, for topics) and caches
+        freeze()
         outcomes, failed, took_s = timed(seeds)
         samples = Samples()
         with samples.taken():

@@ -134,6 +134,7 @@ up_pulsar() {
 
 bk_bench() {
   local log=$RUN/bk-bench.log
+  cd "$RUN" # it leaves files where it is started
   timeout 90 java -Xmx1500m -cp "$HOME_DIR/bk/lib/*" \
     org.apache.bookkeeper.benchmark.BenchThroughputLatency -ensemble 3 -quorum 3 -ackQuorum 2 \
     -entrysize "$1" -throttle "$2" -time 12 -skipwarmup -zookeeper 127.0.0.1:2182 -ledgers 1 \

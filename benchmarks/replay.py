@@ -1,0 +1,196 @@
+"""What a restart costs: replaying a journal, and one flush of a full half of the write cache.
+
+    python benchmarks/replay.py [--bytes 1073741824] [--entry 1024] [--ledgers 1] [--profile F]
+    python benchmarks/replay.py --flush [--entry 1024]
+
+A journal of `bytes` of entries is written by the real Journal to a real disk; nothing of it is
+flushed. A process of its own then opens the engine on it as a killed bookie does: seconds,
+CPU-seconds of all its threads, and the most memory it held (VmHWM). `--flush` puts 48 MiB of
+entries into the engine instead and flushes them, five times; medians. `--profile` writes what
+cProfile saw of the event loop's thread.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.processes import most_memory_mib
+from bookie_server.__main__ import GARBAGE_OBJECTS
+from bookie_server.__main__ import _keep_the_heap_small as keep_the_heap_small
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.entry_index import LedgerState, encode_ledger_state
+from bookie_server.journal import FOLDER, Journal
+from bookie_server.journal_format import Kind, Position, Record, body_crc
+from bookie_server.os_disk import OsDisk
+from bookie_server.replay import open_engine
+from bookie_server.rocks_index import RocksIndex
+from bookie_server.storage_config import StorageConfig
+
+MIB = 1 << 20
+GIB = 1 << 30
+FLUSHED_BYTES, FLUSHES = 48 * MIB, 5
+FRAME_BYTES = 256 << 10
+"""What is appended at once, as frames of a client's lane are."""
+
+
+class Cost(NamedTuple):
+    """Of one restart or flush."""
+
+    seconds: float
+    cpu_s: float
+    memory_mib: float
+
+
+def replay_cost(
+    size: int = GIB, entry_bytes: int = 1 << 10, ledgers: int = 1, profile: str = ""
+) -> Cost:
+    """Of opening the engine on a journal of `size` bytes of entries with such payloads."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        asyncio.run(write_journal(Path(folder), size, entry_bytes, ledgers))
+        command = [sys.executable, __file__, "--open", folder, "--profile", profile]
+        shown = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        return Cost(*map(float, shown.split()))
+
+
+def flush_cost(entry_bytes: int = 1 << 10) -> Cost:
+    """Of the flush of 48 MiB of entries: medians."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
+        costs = asyncio.run(_flushes(Path(folder), entry_bytes))
+    return Cost(
+        statistics.median(each.seconds for each in costs),
+        statistics.median(each.cpu_s for each in costs),
+        costs[-1].memory_mib,
+    )
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+async def write_journal(folder: Path, size: int, entry_bytes: int, ledgers: int) -> None:
+    disk = OsDisk(folder / "journal", "journal")
+    await disk.make_folder(FOLDER)
+    journal = await Journal.open(disk, StorageConfig(), 1, Position(0, 0))
+    for ledger_id in range(ledgers):
+        body = encode_ledger_state(LedgerState(ledger_id))
+        journal.append([Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))])
+    for records in _frames(size, entry_bytes, ledgers):
+        done = journal.append(records)
+        if journal.pending_bytes >= 2 * StorageConfig().journal_batch_bytes_max:
+            await done
+    await journal.append([])
+    journal.abandon()
+    await asyncio.sleep(0)
+    disk.shut_down()
+
+
+def _frames(size: int, entry_bytes: int, ledgers: int) -> Iterator[list[Record]]:
+    """Frames of the ledgers in turn; each is bytes of its own, the entries are views into it."""
+    per_frame = max(1, FRAME_BYTES // entry_bytes)
+    next_ids = dict.fromkeys(range(ledgers), 0)
+    for number in range(-(-size // (per_frame * entry_bytes))):
+        ledger_id = number % ledgers
+        first = next_ids[ledger_id]
+        next_ids[ledger_id] += per_frame
+        yield _frame(ledger_id, range(first, first + per_frame), entry_bytes)
+
+
+def _frame(ledger_id: int, entry_ids: range, entry_bytes: int) -> list[Record]:
+    payload = os.urandom(entry_bytes)
+    crc = payload_crc([payload])
+    parts = []
+    for entry_id in entry_ids:
+        so_far = (entry_id + 1) * entry_bytes
+        header = EntryHeader(ledger_id, entry_id, -1, so_far, entry_id + 1, entry_bytes, crc)
+        parts += (pack_header(header), payload)
+    frame, length = memoryview(b"".join(parts)), 64 + entry_bytes
+    starts = zip(entry_ids, range(0, len(frame), length), strict=True)
+    return [Record(Kind.ENTRY, ledger_id, e, frame[at : at + length], crc) for e, at in starts]
+
+
+# -- opening ----------------------------------------------------------------------------------
+
+
+async def _directories(folder: Path) -> Directories:
+    journal = JournalDirectory("journal-1", OsDisk(folder / "journal", "journal"))
+    index = await RocksIndex.open(folder / "ledger" / "index")
+    ledger = LedgerDirectory("ledger-1", OsDisk(folder / "ledger", "ledger"), index)
+    return Directories([journal], [ledger])
+
+
+async def _open(folder: Path) -> Cost:
+    directories = await _directories(folder)
+    began, cpu = time.monotonic(), time.process_time()
+    engine = await open_engine(directories, StorageConfig())
+    cost = Cost(time.monotonic() - began, time.process_time() - cpu, most_memory_mib(os.getpid()))
+    await engine.close()
+    return cost
+
+
+async def _flushes(folder: Path, entry_bytes: int) -> list[Cost]:
+    directories = await _directories(folder)
+    engine = await open_engine(directories, StorageConfig(write_cache_bytes=4 * FLUSHED_BYTES))
+    engine.set_state(LedgerState(0))
+    frames = _frames(FLUSHES * FLUSHED_BYTES, entry_bytes, 1)
+    costs = []
+    for _ in range(FLUSHES):
+        for _ in range(FLUSHED_BYTES // max(entry_bytes, FRAME_BYTES)):
+            records = next(frames)
+            engine.put_all(0, {record.entry_id: record.body for record in records})
+        began, cpu = time.monotonic(), time.process_time()
+        await engine.flush()
+        costs.append(
+            Cost(time.monotonic() - began, time.process_time() - cpu, most_memory_mib(os.getpid()))
+        )
+    await engine.close()
+    return costs
+
+
+def _profiled(work: Coroutine[Any, Any, Cost], path: str) -> Cost:
+    if not path:
+        return asyncio.run(work)
+    profile = cProfile.Profile()
+    cost = profile.runcall(asyncio.run, work)
+    profile.dump_stats(path)
+    return cost
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bytes", type=int, default=GIB)
+    parser.add_argument("--entry", type=int, default=1 << 10)
+    parser.add_argument("--ledgers", type=int, default=1)
+    parser.add_argument("--profile", default="")
+    parser.add_argument("--flush", action="store_true")
+    parser.add_argument("--open", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    keep_the_heap_small()
+    gc.set_threshold(GARBAGE_OBJECTS)
+    if options.open:
+        print(*_profiled(_open(Path(options.open)), options.profile))
+        return
+    if options.flush:
+        cost, count = flush_cost(options.entry), FLUSHED_BYTES // options.entry
+    else:
+        cost = replay_cost(options.bytes, options.entry, options.ledgers, options.profile)
+        count = options.bytes // options.entry
+    print(
+        f"{cost.seconds:.2f} s, CPU {cost.cpu_s:.2f} s ({cost.cpu_s / count * 1e6:.1f} us an"
+        f" entry), VmHWM {cost.memory_mib:.0f} MiB"
+    )
+
+
+if __name__ == "__main__":
+    main()
