@@ -179,7 +179,8 @@ class Stores:
     def check(self) -> None:
         """Raises DiskFailed when no directory is left."""
         if not self._live:
-            raise DiskFailed(f"no ledger directory is left: {self.failures}")
+            why = "; ".join(self.failures[each] for each in sorted(self.failures))
+            raise DiskFailed(f"no ledger directory is left: {why}")
 
     # -- where entries go --
 
