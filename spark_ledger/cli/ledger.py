@@ -70,6 +70,13 @@ def show(ledger_id: Id, json: JsonOption = False, service_url: UrlOption = None)
 def recover(
     ledger_id: Id,
     password: Password = "",
+    gone: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Id of a bookie that will never come back: entries at the end that only it may"
+            " have are given up. Once for each.",
+        ),
+    ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -80,7 +87,7 @@ def recover(
     async def work(ledgers: "LedgerStore") -> "tuple[LedgerRecord, list[Repaired]]":
         from spark_ledger.repair.limbo import repair_everywhere
 
-        return await repair_everywhere(ledgers, ledger_id, password.encode())
+        return await repair_everywhere(ledgers, ledger_id, password.encode(), set(gone or ()))
 
     record, repaired = with_ledgers(service_url, work)
     if json:
@@ -90,7 +97,7 @@ def recover(
         print()
         rows = [(one.bookie_id, one.compared, one.copied, one.why or "whole") for one in repaired]
         print_table(("BOOKIE", "COMPARED", "COPIED", "NOW"), rows, "no bookie keeps copies")
-    if not all(one.cleared for one in repaired):
+    if not all(one.cleared or one.bookie_id in (gone or ()) for one in repaired):
         raise typer.Exit(1)
 
 

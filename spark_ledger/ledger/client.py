@@ -6,7 +6,7 @@ through records.py; opening with recovery is the only way to take a ledger over.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import MappingProxyType
@@ -170,14 +170,19 @@ class LedgerStore:
             known = await self._record_since(ledger_id, min_version)
         return LedgerReader(self._cluster, known, derive(password))
 
-    async def recover(self, ledger_id: int, *, password: bytes = b"") -> VersionedRecord:
+    async def recover(
+        self, ledger_id: int, *, password: bytes = b"", gone: Set[str] = frozenset()
+    ) -> VersionedRecord:
         """Fence and close the ledger; the same result however often and by whomever.
 
+        `gone`: ids of bookies that will never answer again, as the caller answers for: where only
+        they stand between torn bookies and a decision, what only they may have is given up. Data of
+        theirs that was acknowledged may be lost by a wrong word here, and by nothing else.
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
         with self._while_open():
-            return await recover(self._cluster, ledger_id, derive(password))
+            return await recover(self._cluster, ledger_id, derive(password), gone)
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.

@@ -13,13 +13,15 @@ Always true:
 - what is written back carries the LAC as it was when recovery began; the length and the rows of
   the closed ledger come from the header of its last entry itself;
 - a password that the record does not verify changes nothing, not even the record's state;
+- a bookie that is declared gone for good confirms nothing any more: it counts as fenced, and what
+  it cannot say as what a torn bookie lacks, a proof only together with the whole write set;
 - an attempt that could not be decided is followed by another, from the record as it is by then
   (somebody else may have closed it), until the time is over.
 Any number of recoverers may run, crash and overlap: whoever closes first is adopted by the rest.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import aclosing
 
 from bookie_server.api.entry import NO_ENTRY, Buffer, Entry, pack_header
@@ -50,6 +52,10 @@ LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 NO_LIMIT = 1 << 62
 ENTRY_ID_MAX = 2**63 - 1
+IF_GONE = (
+    "Start the bookies named, or repair what they lost. If one will never come back:"
+    " `spark-ledger ledger recover {} --gone BOOKIE_ID` (docs/protocol.md, Limbo)."
+)
 CUT_SHORT = "the answer stops before it"
 
 
@@ -64,8 +70,13 @@ _LASTING = (
 )
 
 
-async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
+async def recover(
+    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str] = frozenset()
+) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
+
+    `gone`: ids of bookies that will never answer again, as somebody who knows declares: entries at
+    the end that only these have are given up where otherwise nothing could be decided.
 
     Tries again, with pauses, for recovery_timeout_s while bookies do not answer. Then raises what
     the last attempt met: DataUnavailable when its end cannot be decided (the ledger stays
@@ -83,7 +94,7 @@ async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> Versioned
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    return await _attempt(cluster, ledger_id, tokens)
+                    return await _attempt(cluster, ledger_id, tokens, gone)
                 except (DataUnavailable, NotEnoughBookies) as failure:
                     if failure.facts.get("lasting"):
                         raise
@@ -94,7 +105,9 @@ async def recover(cluster: Cluster, ledger_id: int, tokens: Tokens) -> Versioned
         raise met from None
 
 
-async def _attempt(cluster: Cluster, ledger_id: int, tokens: Tokens) -> VersionedRecord:
+async def _attempt(
+    cluster: Cluster, ledger_id: int, tokens: Tokens, gone: Set[str]
+) -> VersionedRecord:
     """One attempt, from the record as it is now; the closed ledger's record."""
     known = await cluster.records.read(ledger_id, fresh=True)
     if not allows(known.record.verifiers, "recover", tokens.recover):
@@ -102,7 +115,7 @@ async def _attempt(cluster: Cluster, ledger_id: int, tokens: Tokens) -> Versione
     known = await cluster.records.move(known, transitions.mark_in_recovery)
     if known.record.closed:
         return known
-    recovery = Recovery(cluster, known, tokens)
+    recovery = Recovery(cluster, known, tokens, gone)
     try:
         return await recovery.run()
     finally:
@@ -112,13 +125,16 @@ async def _attempt(cluster: Cluster, ledger_id: int, tokens: Tokens) -> Versione
 class Recovery:
     """One attempt to recover one ledger that is IN_RECOVERY."""
 
-    def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
+    def __init__(
+        self, cluster: Cluster, known: VersionedRecord, tokens: Tokens, gone: Set[str] = frozenset()
+    ) -> None:
         self._cluster = cluster
         self._known = known
         self._record = known.record
         self._ledger_id = known.record.ledger_id
         self._token = tokens.recover
         self._ensemble = known.record.last_fragment.ensemble  # frozen: reads go there
+        self._gone = {slot for slot, bookie in enumerate(self._ensemble) if bookie in gone}
         self._quorum = Quorum(
             known.record.ensemble_size, known.record.write_quorum, known.record.ack_quorum
         )
@@ -159,7 +175,7 @@ class Recovery:
         lost, reasons = 0, dict[int, str]()
         async with aclosing(as_answered(questions)) as answers:
             async for slot, answer in answers:
-                if meaning(answer.status) is Meaning.UNKNOWN:
+                if meaning(answer.status) is Meaning.UNKNOWN and slot not in self._gone:
                     reasons[slot] = f"{answer.status.name} {answer.reason}".strip()
                     lost |= 1 << slot
                     if self._quorum.covered(lost):
@@ -240,7 +256,7 @@ class Recovery:
             )
             for bookie in self._ensemble
         ]
-        tail = TailWindow(self._quorum, self._ledger_id, first, window)
+        tail = TailWindow(self._quorum, self._ledger_id, first, window, self._gone)
         late: float | None = None  # until when a positive may still come
         async with aclosing(as_answered(questions)) as answers:
             while True:
@@ -313,7 +329,9 @@ class Recovery:
         if refusing.count(True) >= self._quorum.ack_quorum:
             return Unauthorized(text, ledger_id=self._ledger_id)
         lasting = bool(reasons) and all(_says(reason, *_LASTING) for reason in reasons.values())
-        return DataUnavailable(text, ledger_id=self._ledger_id, lasting=lasting)
+        torn = any(_says(reason, Status.LIMBO_TORN) for reason in reasons.values())
+        remedy = IF_GONE.format(self._ledger_id) if torn else None
+        return DataUnavailable(text, remedy, ledger_id=self._ledger_id, lasting=lasting)
 
 
 def _says(reason: str, *statuses: Status) -> bool:
@@ -327,7 +345,14 @@ class TailWindow:
     that more answers change nothing that matters.
     """
 
-    def __init__(self, quorum: Quorum, ledger_id: int, first: int, window: int) -> None:
+    def __init__(
+        self,
+        quorum: Quorum,
+        ledger_id: int,
+        first: int,
+        window: int,
+        gone: Set[int] = frozenset(),
+    ) -> None:
         self.found: list[Entry] = []
         self.ended = False
         self.decided = False
@@ -335,6 +360,7 @@ class TailWindow:
         self._ledger_id = ledger_id
         self._first = first
         self._window = window
+        self._gone = gone
         self._responses: dict[int, ReadResponse] = {}
 
     def heard(self, slot: int, response: ReadResponse) -> None:
@@ -366,7 +392,11 @@ class TailWindow:
         if response is None:
             return None, "no answer yet"
         said = judge(response, self._ledger_id, self._first, entry_id)
-        return said if said is not None else (Meaning.UNKNOWN, CUT_SHORT)
+        if said is None:
+            return Meaning.UNKNOWN, CUT_SHORT
+        if said[0] is Meaning.UNKNOWN and slot in self._gone:
+            return Meaning.TORN, said[1]
+        return said
 
     def reasons(self) -> dict[int, str]:
         """What each member of the first entry's write set said of it, by slot."""

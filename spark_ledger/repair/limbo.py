@@ -20,13 +20,13 @@ Always true:
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence, Set
 from typing import NamedTuple
 
 from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult
 from bookie_server.api.status import Status
-from spark_ledger.errors import DataUnavailable, LedgerError, Unavailable
+from spark_ledger.errors import BadConfig, DataUnavailable, LedgerError, Unavailable
 from spark_ledger.ledger.answers import judge, say
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
@@ -118,14 +118,24 @@ async def repair(
 
 
 async def repair_everywhere(
-    ledgers: LedgerStore, ledger_id: int, password: bytes = b""
+    ledgers: LedgerStore, ledger_id: int, password: bytes = b"", gone: Set[str] = frozenset()
 ) -> tuple[LedgerRecord, list[Repaired]]:
     """Close the ledger, then compare every bookie that its fragments name, and those that list it,
     and bring back what any of them lacks. The record, and what became of each bookie.
 
-    Raises what LedgerStore.recover raises, Unavailable.
+    `gone`: as LedgerStore.recover takes it. Raises what that raises, Unavailable; BadConfig, before
+    anything is changed, if one of `gone` holds nothing of the ledger's end.
     """
-    known = await ledgers.recover(ledger_id, password=password)
+    if gone:
+        record = (await ledgers.record(ledger_id, fresh=True)).record
+        ensemble = record.last_fragment.ensemble
+        unknown = sorted(gone - set(ensemble))
+        if unknown and not record.closed:
+            raise BadConfig(
+                f"no bookie {unknown[0]!r} holds the end of ledger {ledger_id}",
+                f"Its bookies are {', '.join(ensemble)}: name the one that is gone by its id.",
+            )
+    known = await ledgers.recover(ledger_id, password=password, gone=gone)
     named = [each for fragment in known.record.fragments for each in fragment.ensemble]
     named += await _listing(ledgers.metadata, ledger_id)
     bookie_ids = list(dict.fromkeys(named))

@@ -10,11 +10,12 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
-from tests.integration.test_cli import succeeds
+from tests.integration.test_cli import spark_ledger, succeeds
 from tests.processes import eventually
 
 SETTINGS: dict[str, object] = {"limbo_check_s": 1, "refresh_s": 1}
 NEVER_S, SOON_S = 600, 0.2  # when what was acknowledged leaves the journal
+BLOCK_BYTES = 4096
 PAYLOADS = [b"payload %d " % number * 50 for number in range(20)]
 
 
@@ -86,3 +87,47 @@ def test_a_bookie_that_lost_something_lists_it_and_the_command_brings_it_back(
         reader = client.open_ledger(ledger_id, recover=False)
         found = [bytes(payload) for _, payload in reader.read(0, len(PAYLOADS) - 1)]
         assert found == PAYLOADS
+
+
+def tear(bookie: LocalBookie) -> None:
+    """The batch of the last entry, as a power loss in mid-write leaves it, and nothing after it
+    that vouches for it."""
+    for path in sorted(bookie.folder.rglob("*.journal")):
+        data = bytearray(path.read_bytes())
+        at = data.find(PAYLOADS[-1])
+        if at >= 0:
+            data[at + 5] ^= 1
+            rest = (at // BLOCK_BYTES + 1) * BLOCK_BYTES
+            data[rest:] = bytes(len(data) - rest)
+            path.write_bytes(data)
+
+
+def test_torn_everywhere_and_one_bookie_gone_for_good_a_ledger_is_closed_by_who_declares_it(
+    fresh_cluster,
+):
+    settings = {**SETTINGS, "flush_interval_s": NEVER_S}
+    cluster: LocalCluster = fresh_cluster(bookies=3, bookie_settings=settings)
+    url = ("--service-url", cluster.service_url)
+    *torn, gone = cluster.bookies
+    with LedgerClient(cluster.service_url) as client:
+        writer = client.create_ledger(3, 3, 2)
+        for payload in PAYLOADS:
+            writer.append(payload)
+        assert eventually(lambda: all(has_everything(each) for each in cluster.bookies))
+        for bookie in cluster.bookies:
+            bookie.kill()
+        for bookie in torn:
+            tear(bookie)
+            bookie.start()
+        assert eventually(lambda: {one["reason"] for one in listed(cluster)} == {"torn"})
+        recover = ("ledger", "recover", writer.ledger_id, *url)
+        unknown = spark_ledger(*recover, "--gone", "nobody")
+        assert unknown.returncode == 1
+        assert "no bookie 'nobody' holds the end" in unknown.stderr
+        said = json.loads(succeeds(*recover, "--gone", gone.id, "--json"))
+        assert (said["state"], said["last_entry"]) == ("CLOSED", len(PAYLOADS) - 2)
+        assert {one["bookie_id"]: one["cleared"] for one in said["repaired"]} == {
+            **{each.id: True for each in torn},
+            gone.id: False,
+        }
+        assert eventually(lambda: listed(cluster) == [])

@@ -6,16 +6,17 @@ Time is simulated: waits cost nothing.
 """
 
 import asyncio
+import dataclasses
 import functools
 import json
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import unpack_entry
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -23,7 +24,8 @@ from spark_ledger.bookies.network import CallFailed, TooLate
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.placement import resolve
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment
 from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore
 
@@ -306,3 +308,37 @@ async def cluster_on(*racks: str, **settings: Any) -> tuple[FakeCluster, LedgerS
     for number, rack in enumerate(racks):
         await cluster.register(chr(ord("a") + number), rack)
     return cluster, await cluster.client()
+
+
+def entry_bytes(ledger_id: int, entry_id: int, lac: int) -> bytes:
+    """What a bookie keeps of the entry, whose payload is two bytes long up to entry 9."""
+    payload = b"p%d" % entry_id
+    size = 2 * (entry_id + 1)
+    crc = payload_crc([payload])
+    header = EntryHeader(ledger_id, entry_id, lac, size, entry_id + 1, len(payload), crc)
+    return pack_header(header) + payload
+
+
+def put(
+    cluster: FakeCluster, ledger_id: int, entry_id: int, holders: Iterable[str], lac: int = -1
+) -> None:
+    """The entry lies on these bookies, whoever wrote it there."""
+    for name in holders:
+        bookie = cluster.bookies[name]
+        bookie.entries[ledger_id, entry_id] = entry_bytes(ledger_id, entry_id, lac)
+        bookie.lac[ledger_id] = max(lac, bookie.lac.get(ledger_id, -1))
+
+
+async def ledger_on(
+    cluster: FakeCluster,
+    ledgers: LedgerStore,
+    sizes: tuple[int, int, int] = (3, 3, 2),
+    **fields: Any,
+) -> int:
+    """An open ledger on bookies a, b, c, ... in this order."""
+    writer = await ledgers.create(*sizes)
+    ensemble = tuple(cluster.bookies)[: sizes[0]]
+    record = dataclasses.replace(writer.record, fragments=(Fragment(0, ensemble),), **fields)
+    path = paths.ledger(writer.ledger_id)
+    await cluster.admin.set(path, ledger_record.encode(record), writer.version)
+    return writer.ledger_id

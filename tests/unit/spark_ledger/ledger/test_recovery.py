@@ -12,32 +12,13 @@ from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from tests.simulation.loop import current
-from tests.unit.spark_ledger.ledger.fakes import SilentFor, cluster_of, simulated
-
-
-def entry_bytes(ledger_id, entry_id, lac):
-    payload = b"p%d" % entry_id
-    size = 2 * (entry_id + 1)
-    crc = payload_crc([payload])
-    header = EntryHeader(ledger_id, entry_id, lac, size, entry_id + 1, len(payload), crc)
-    return pack_header(header) + payload
-
-
-def put(cluster, ledger_id, entry_id, holders, lac=-1):
-    for name in holders:
-        bookie = cluster.bookies[name]
-        bookie.entries[ledger_id, entry_id] = entry_bytes(ledger_id, entry_id, lac)
-        bookie.lac[ledger_id] = max(lac, bookie.lac.get(ledger_id, -1))
-
-
-async def ledger_on(cluster, ledgers, sizes=(3, 3, 2), **fields):
-    """An open ledger on bookies a, b, c, ... in this order."""
-    writer = await ledgers.create(*sizes)
-    ensemble = tuple(cluster.bookies)[: sizes[0]]
-    record = dataclasses.replace(writer.record, fragments=(Fragment(0, ensemble),), **fields)
-    path = paths.ledger(writer.ledger_id)
-    await cluster.admin.set(path, ledger_record.encode(record), writer.version)
-    return writer.ledger_id
+from tests.unit.spark_ledger.ledger.fakes import (
+    SilentFor,
+    cluster_of,
+    ledger_on,
+    put,
+    simulated,
+)
 
 
 def unknown(request):
@@ -407,42 +388,6 @@ async def test_a_ledger_deleted_between_two_attempts_is_gone():
     await cluster.admin.delete(paths.ledger(ledger_id))
     with pytest.raises(errors.NoSuchLedger):
         await recovery
-
-
-def torn(cluster, name):
-    """What this bookie lacks it answers as one whose journal ended in a torn write."""
-    bookie = cluster.bookies[name]
-
-    def lacks(request):
-        if not isinstance(request, m.ReadRequest):
-            return None
-        answer = bookie.answer(request)
-        absent = m.EntryResult(Status.LIMBO_TORN)
-        results = [absent if r.status is Status.NO_SUCH_ENTRY else r for r in answer.results]
-        return answer._replace(results=results)
-
-    bookie.override = lacks
-
-
-@simulated
-async def test_after_a_power_loss_of_all_the_end_is_found_and_what_one_still_has_is_kept():
-    cluster, ledgers = await cluster_of(3)
-    ledger_id = await ledger_on(cluster, ledgers)
-    for name in "abc":
-        torn(cluster, name)
-    assert (await ledgers.recover(ledger_id)).record.closed
-
-
-@simulated
-async def test_who_lacks_an_entry_after_a_torn_tail_proves_nothing_while_another_is_silent():
-    cluster, ledgers = await cluster_of(3)
-    ledger_id = await ledger_on(cluster, ledgers)
-    torn(cluster, "a")
-    cluster.bookies["b"].refusing = True
-    with pytest.raises(errors.DataUnavailable, match="LIMBO_TORN"):
-        await ledgers.recover(ledger_id)
-    cluster.bookies["b"].refusing = False
-    assert (await ledgers.recover(ledger_id)).record.closed
 
 
 @simulated
