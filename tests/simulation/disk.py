@@ -169,12 +169,15 @@ class SimFile:
         self._check(reading=True)
         await self._disk.pause_reading()
         self._check(reading=True)
-        blocks = range(position // BLOCK_BYTES, -(-(position + length) // BLOCK_BYTES))
-        if any(bad in blocks for bad in self._inode.unreadable):
-            raise DiskFailed(f"EIO on a read of {self.path}")
-        data = bytes(self._inode.cache[position : position + length])
-        reserved = min(position + length, self._inode.size()) - position - len(data)
-        return data + bytes(max(0, reserved))
+        inode, end = self._inode, position + length
+        if inode.unreadable:
+            blocks = range(position // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+            if any(bad in blocks for bad in inode.unreadable):
+                raise DiskFailed(f"EIO on a read of {self.path}")
+        with memoryview(inode.cache) as image:
+            data = bytes(image[position:end])
+        reserved = min(end, inode.size()) - position - len(data)
+        return data + bytes(reserved) if reserved > 0 else data
 
     async def close(self) -> None:
         """Nothing is synced by closing."""
@@ -273,6 +276,7 @@ class SimDisk:
             if any(name.startswith(f"{new}/") for name in self._names):
                 raise DiskFailed(f"{new}: not an empty folder")
             await self.make_folder(new)
+            self._lists.clear()  # both have other names in them now
             return self._change(_FolderRename(new, gone=old))
         return self._change(_NameChange(new, self._inode(old), gone=old))
 
@@ -441,5 +445,6 @@ class SimDisk:
         if process is not None and not process.alive:
             raise DiskFailed(f"{change.path}: changed by a process that is dead")
         change.apply(self._names)
-        self._lists.clear()
+        for folder in change.folders():  # those above it had the folder before
+            self._lists.pop(folder, None)
         self._changes.append(change)

@@ -165,10 +165,17 @@ class SimIndex:
             self._apply(record)
 
     def _remember(self, location: Location) -> None:
-        entries = self._entries.setdefault(location.ledger_id, {})
-        if location.entry_id not in entries:
-            bisect.insort(self._order.setdefault(location.ledger_id, []), location.entry_id)
-        entries[location.entry_id] = location
+        ledger_id, entry_id, *_ = location
+        if (entries := self._entries.get(ledger_id)) is None:
+            entries, self._order[ledger_id] = {}, []
+            self._entries[ledger_id] = entries
+        if entry_id not in entries:
+            order = self._order[ledger_id]
+            if order and entry_id < order[-1]:
+                bisect.insort(order, entry_id)
+            else:
+                order.append(entry_id)
+        entries[entry_id] = location
 
     def _everything(self) -> list[bytes]:
         ledgers = [_ledger_record(self._ledgers[ledger_id]) for ledger_id in sorted(self._ledgers)]
@@ -199,18 +206,20 @@ class SimIndex:
             self._apply(body[at - length : at])
 
     def _apply(self, body: bytes) -> None:
-        if body[:1] == _LEDGER:
+        kind = body[:1]
+        if kind == _ENTRY:
+            self._remember(_location(body))
+        elif kind == _LEDGER:
             state = _state(body)
             self._ledgers[state.ledger_id] = state
-        elif body[:1] == _NEW:  # an older file may be there again after a crash
-            self._entries, self._order, self._ledgers = {}, {}, {}
-        elif body[:1] == _NO_ENTRIES:
+        elif kind == _NO_ENTRIES:
             self._entries.pop(_ledger_id(body), None)
             self._order.pop(_ledger_id(body), None)
-        elif body[:1] == _NO_LEDGER:
+        elif kind == _NO_LEDGER:
             self._ledgers.pop(_ledger_id(body), None)
         else:
-            self._remember(_location(body))
+            assert kind == _NEW, body
+            self._entries, self._order, self._ledgers = {}, {}, {}  # an older file may be there
 
 
 # A node reads at each start what it knew before: what the same bytes say is worked out once.

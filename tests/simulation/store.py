@@ -24,7 +24,7 @@ Works on the simulated loop; on a real one too, with real milliseconds.
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,16 +100,18 @@ class SimStore:
         self.stalled_until = max(self.stalled_until, _now() + seconds)
         loop.call_at(self.stalled_until, self.release, context=_outside(loop))
 
-    def hold(self, arrival: Callable[[], None]) -> bool:
-        """Keep an arriving request, in order, while stalled."""
-        if _now() < self.stalled_until:
-            self._held.append(arrival)
-            return True
-        return False
+    @property
+    def is_stalled(self) -> bool:
+        """Whether nobody is answered now."""
+        return _now() < self.stalled_until
+
+    def hold(self, arrival: Callable[[], None]) -> None:
+        """Keep a request that arrived while stalled, in order."""
+        self._held.append(arrival)
 
     def release(self) -> None:
         """Carry out what was held, if the stall is over."""
-        if _now() >= self.stalled_until:
+        if not self.is_stalled:
             held, self._held = self._held, []
             for arrival in held:
                 arrival()
@@ -314,21 +316,21 @@ class SimSession:
 
     # -- requests ------------------------------------------------------------------------------
 
-    async def _read(self, read: Callable[[], Any]) -> Any:
+    def _read(self, read: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
         def on_replica() -> Any:
             self._catch_up(self._drawn_zxid())
             return read()
 
-        return await self._submit(on_replica, write=False)
+        return self._submit(on_replica, write=False)
 
-    async def _write(self, evaluate: Callable[[Write], Any]) -> Any:
+    def _write(self, evaluate: Callable[[Write], Any]) -> Coroutine[Any, Any, Any]:
         def on_leader() -> Any:
             try:
                 return self._store.write(self.name, evaluate)
             finally:
                 self._catch_up(self._store.zxid)
 
-        return await self._submit(on_leader, write=True)
+        return self._submit(on_leader, write=True)
 
     async def _submit(self, action: Callable[[], Any], *, write: bool) -> Any:
         if self._ended:
@@ -366,8 +368,9 @@ class SimSession:
     def _arrive(self, request: _Request, suspensions: int) -> None:
         if request.dropped or suspensions != self._suspensions:
             return
-        loop = asyncio.get_running_loop()
-        if self._store.hold(partial(self._arrive, request, suspensions)):
+        if self._store.is_stalled:
+            loop = asyncio.get_running_loop()
+            self._store.hold(partial(self._arrive, request, suspensions))
             loop.call_at(request.deadline, self._time_out, request, context=_outside(loop))
             return
         if self._expired:

@@ -99,11 +99,12 @@ class Model:
     ) -> None:
         """The answer to an add that was begun when things were as `begun` says."""
         self.judged += 1
-        where = f"{ledger.ledger_id}:{entry_id}"
         what = identity(entry)
         if status is Status.OK:
             self._taken(ledger, entry_id, what, begun)
-        elif status is Status.FENCED:
+            return
+        where = _at(ledger, entry_id)
+        if status is Status.FENCED:
             _hold(ledger.fence_asked, f"an add of {where} was FENCED, and nobody fenced")
         elif status is Status.CONFLICTING_ENTRY:
             others = [e for e in ledger.sent[entry_id] if identity(e) != what]
@@ -116,7 +117,7 @@ class Model:
             _hold(allowed, f"an add of {where} was answered {status.name}")
 
     def _taken(self, ledger: LedgerModel, entry_id: int, what: bytes, begun: "Begun") -> None:
-        where = f"{ledger.ledger_id}:{entry_id}"
+        where = _at(ledger, entry_id)
         if not begun.recovery:
             _hold(not begun.fenced, f"a normal add of {where}, begun after the fence, was taken")
             _hold(not begun.buried, f"a normal add of {where}, a buried ledger's, was taken")
@@ -133,14 +134,17 @@ class Model:
     ) -> None:
         """The answer for one entry to a read that was begun when things were as `begun` says."""
         self.judged += 1
-        where = f"{ledger.ledger_id}:{entry_id}"
         if status is Status.OK:
             self._served(ledger, entry_id, entry, begun)
-        elif status in NEGATIVES:
+            return
+        if status in NEGATIVES:
             promised = entry_id in begun.acked or entry_id in ledger.lost
-            denied = promised and not ledger.deleted
-            _hold(not denied, f"{where} was acknowledged, and is denied: {status.name}")
+            if promised and not ledger.deleted:
+                raise Broken(
+                    f"{_at(ledger, entry_id)} was acknowledged, and is denied: {status.name}"
+                )
         elif status is not Status.LEDGER_DELETED:
+            where = _at(ledger, entry_id)
             known = entry_id in begun.acked and not ledger.deleted and not ledger.power_lost
             allowed = self.unknown_allowed or (not known and status.name.startswith("LIMBO"))
             allowed = allowed or self.failing
@@ -148,13 +152,18 @@ class Model:
             _hold(allowed or retried, f"a read of {where} was answered {status.name}")
 
     def _served(self, ledger: LedgerModel, entry_id: int, entry: bytes, begun: "Begun") -> None:
-        where = f"{ledger.ledger_id}:{entry_id}"
         possible = ledger.sent.get(entry_id, [])
-        _hold(entry in possible, f"what is served as {where} was never sent, or was replaced")
-        _hold(entry_id not in ledger.gone, f"{where} of a deleted ledger came back")
+        if entry not in possible:
+            where = _at(ledger, entry_id)
+            raise Broken(f"what is served as {where} was never sent, or was replaced")
+        if entry_id in ledger.gone:
+            raise Broken(f"{_at(ledger, entry_id)} of a deleted ledger came back")
         if entry_id in begun.acked and entry_id not in ledger.forked:
-            _hold(identity(entry) == begun.acked[entry_id], f"{where}: another one was acked")
-            possible[:] = [entry, *(e for e in possible if identity(e) != identity(entry))]
+            what = identity(entry)
+            if what != begun.acked[entry_id]:
+                raise Broken(f"{_at(ledger, entry_id)}: another one was acked")
+            if len(possible) > 1:
+                possible[:] = [entry, *(e for e in possible if identity(e) != what)]
 
     def crashed(self, *, power: bool) -> None:
         for ledger in self.ledgers.values():
@@ -203,6 +212,11 @@ class Begun(NamedTuple):
     fenced: bool = False
     buried: bool = False
     acked: dict[int, bytes] = {}
+
+
+def _at(ledger: LedgerModel, entry_id: int) -> str:
+    """The entry, in words; each judgement that holds, and most do, does without them."""
+    return f"{ledger.ledger_id}:{entry_id}"
 
 
 def _hold(true: bool, otherwise: str) -> None:
