@@ -219,6 +219,8 @@ class Journal:
     async def _something_came(self) -> bool:
         """False: nothing did before the moment at which what was written is to be synced."""
         self._wake.clear()
+        if self._sync_at is None:
+            return await self._wake.wait()
         try:
             async with asyncio.timeout_at(self._sync_at):
                 await self._wake.wait()
@@ -449,10 +451,10 @@ class Replay:
         try:
             return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
         except BadJournal as error:
-            found = await self._search_batch(reader.file, file_id, at + BLOCK_BYTES)
-            if found is not None or await self._is_written(reader.file, at):
-                self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
-            return found
+            if not await self._is_written(reader.file, at):
+                return None  # the rest of nearly every segment: there is nothing to search
+            self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
+            return await self._search_batch(reader.file, file_id, at + BLOCK_BYTES)
 
     async def _is_written(self, file: File, at: int) -> bool:
         """Whether there is anything from `at` on but the zeros of reserved space."""
