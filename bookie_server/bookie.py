@@ -142,7 +142,10 @@ class Bookie:
         """Why normal adds are refused by this node as a whole; empty when it is writable."""
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
-        return disk_monitor.readonly_reason(self.disks.states, self._limbo_reason)
+        limbo = self._limbo_reason
+        if not self.disks.any_full:
+            return limbo
+        return disk_monitor.readonly_reason(self.disks.states, limbo)
 
     @property
     def _limbo_reason(self) -> str:

@@ -222,6 +222,11 @@ class DiskMonitor:
         """Empty while it lives."""
         return self._failure(directory_id) or str(self._watches[directory_id].failed or "")
 
+    @property
+    def any_full(self) -> bool:
+        """Whether a directory is full, living or not. (Each add asks: nearly always none is.)"""
+        return any([watch.full for watch in self._watches.values()])
+
     def has_space(self, directory_id: str) -> bool:
         """Whether new ledgers may go there."""
         return not self._watches[directory_id].full and not self._why_failed(directory_id)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
+from bookie_server.api.entry import BadEntry, Buffer, check_entry
 from bookie_server.disk import Disk, DiskFailed, File, NoSuchFile
 from bookie_server.entry_index import Location
 from bookie_server.storage_config import StorageConfig
@@ -102,7 +102,7 @@ def decode_record(data: Buffer, location: Location) -> memoryview:
         raise BadEntryLog(f"expected {location}, found {found}")
     entry = memoryview(data)[RECORD_HEADER_BYTES:]
     try:
-        header = unpack_entry(entry).header
+        header = check_entry(entry)
     except BadEntry as error:
         raise BadEntryLog(f"{location}: {error}") from error
     if (header.ledger_id, header.entry_id) != (location.ledger_id, location.entry_id):

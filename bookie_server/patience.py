@@ -13,7 +13,7 @@ Always true:
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -42,20 +42,21 @@ class Patience:
         """Whether a call that alters something has hung."""
         return self._hung is not None
 
-    async def alter(
+    def alter(
         self, call: Callable[P, Awaitable[T]], *arguments: P.args, **more: P.kwargs
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Make the call, which changes something. Raises what it raises, and DiskHung."""
-        try:
-            return await self.read(call, *arguments, **more)
-        except DiskHung as error:
-            self._hung = error
-            raise
+        return self._make(True, call, *arguments, **more)
 
-    async def read(
+    def read(
         self, call: Callable[P, Awaitable[T]], *arguments: P.args, **more: P.kwargs
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Make the call, which changes nothing. Raises what it raises, and DiskHung."""
+        return self._make(False, call, *arguments, **more)
+
+    async def _make(
+        self, alters: bool, call: Callable[P, Awaitable[T]], *arguments: P.args, **more: P.kwargs
+    ) -> T:
         if self._hung is not None:
             raise DiskHung(f"not used any more: {self._hung}")
         work = call(*arguments, **more).__await__()
@@ -72,7 +73,10 @@ class Patience:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise DiskHung(f"a call did not return for {self._limit_s:g} s") from error
+            hung = DiskHung(f"a call did not return for {self._limit_s:g} s")
+            if alters:
+                self._hung = hung
+            raise hung from error
         finally:
             clock.stop()
 

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
@@ -128,7 +129,8 @@ class BookieDirectory:
         async with self._refreshing:
             writable = await self._read_all(paths.BOOKIES_AVAILABLE)
             readonly = await self._read_all(paths.BOOKIES_READONLY)
-        same = _places(writable, readonly) == _places(self._writable, self._readonly)
+        before = self._writable, self._readonly
+        same = (writable, readonly) == before or _places(writable, readonly) == _places(*before)
         self._writable, self._readonly = writable, readonly
         for bookie in (*readonly.values(), *writable.values()):
             self._heard_of(bookie)
@@ -199,17 +201,23 @@ class BookieDirectory:
     async def _read(self, path: str, bookie_id: str) -> BookieInfo | None:
         """One registration; None if it is gone or damaged."""
         try:
-            plain = json.loads((await self._metadata.get(path)).value)
-            return BookieInfo(
-                bookie_id,
-                str(plain["address"]),
-                str(plain.get("rack", "")),
-                int(plain.get("free_bytes", 0)),
-                str(plain.get("reason", "")),
-                str(plain.get("frames", "")),
-            )
+            return _decode((await self._metadata.get(path)).value, bookie_id)
         except (NoNode, ValueError, KeyError, TypeError, OverflowError):
             return None
+
+
+@lru_cache(maxsize=256)
+def _decode(value: bytes, bookie_id: str) -> BookieInfo:
+    """A registration; most are what they were when they were read last."""
+    plain = json.loads(value)
+    return BookieInfo(
+        bookie_id,
+        str(plain["address"]),
+        str(plain.get("rack", "")),
+        int(plain.get("free_bytes", 0)),
+        str(plain.get("reason", "")),
+        str(plain.get("frames", "")),
+    )
 
 
 def _places(*groups: Registrations) -> list[list[BookieInfo]]:

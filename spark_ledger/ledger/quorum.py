@@ -8,6 +8,7 @@ Qa silent members in every write set is the same as Qw - Qa + 1 heard in each.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from bookie_server.api.status import Meaning
 
@@ -39,9 +40,7 @@ class Quorum:
 
     def write_masks(self) -> tuple[int, ...]:
         """For each `entry_id % ensemble_size` its write set as a bit mask over slots."""
-        return tuple(
-            sum(1 << slot for slot in self.write_set(entry)) for entry in range(self.ensemble_size)
-        )
+        return _write_masks(self)
 
     def acked(self, acks: int) -> bool:
         """Whether the slots in the mask `acks`, all of one write set, make an ack quorum."""
@@ -62,6 +61,12 @@ class Quorum:
             (first_slot + step) % self.ensemble_size
             for step in range(0, self.ensemble_size, self.write_quorum)
         )
+
+
+@lru_cache(maxsize=64)
+def _write_masks(quorum: Quorum) -> tuple[int, ...]:
+    slots = range(quorum.ensemble_size)
+    return tuple(sum(1 << slot for slot in quorum.write_set(entry)) for entry in slots)
 
 
 class Verdict(Enum):
