@@ -18,7 +18,7 @@ from bookie_server import identity as identities
 from bookie_server.checkpoint import BadCheckpoint, Marks
 from bookie_server.config import BookieConfig
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskFull
 from bookie_server.disk_monitor import DiskMonitor, Role, Watched
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState
 from bookie_server.identity import BadIdentity, Identity, Place
@@ -78,7 +78,8 @@ class OnDisk:
         await DiskMonitor(watched, config.storage()).look()
 
     async def open(self) -> Directories:
-        """Raises DiskFailed when no index can be opened."""
+        """Raises DiskFailed when no index can be opened, DiskFull when there is no space to open
+        one: it is not lost, and must not be taken for that."""
         journals = [
             JournalDirectory(await identities.directory_id(j.disk, "journal"), j.disk, j.name)
             for j in self.journals
@@ -92,6 +93,10 @@ class OnDisk:
                 index = await RocksIndex.open(each.path / INDEX, f"index-{number}")
                 device = str(each.path.stat().st_dev)
                 ledgers.append(LedgerDirectory(directory_id, each.disk, index, each.name, device))
+            except DiskFull:
+                for opened in ledgers:
+                    await opened.index.close()
+                raise
             except DiskFailed as error:
                 failed[directory_id] = str(error)
                 names[directory_id] = each.name
@@ -159,7 +164,8 @@ async def _marks(placed: Placed, first_journal: str) -> Marks:
 
 async def _states(placed: Placed) -> list[LedgerState] | None:
     """What the index says of ledgers; None when it cannot be opened or read, or says nothing: then
-    it was lost and an empty one is in its place, or a rebuild of it was interrupted."""
+    it was lost and an empty one is in its place, or a rebuild of it was interrupted. Raises
+    DiskFull."""
     try:
         await refuse_half_rebuilt(placed.disk)
         index = await RocksIndex.open(placed.path / INDEX)
@@ -168,6 +174,8 @@ async def _states(placed: Placed) -> list[LedgerState] | None:
         finally:
             await index.close()
         return states if any(state.ledger_id == EVERY_LEDGER for state in states) else None
+    except DiskFull:
+        raise
     except DiskFailed as error:
         log.warning("%s", error)
         return None

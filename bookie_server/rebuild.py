@@ -18,7 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from bookie_server.disk import Disk, DiskFailed, NoSuchFile
+from bookie_server.disk import Disk, DiskFailed, DiskFull, NoSuchFile
 from bookie_server.entry_index import EVERY_LEDGER, EntryIndex, LedgerState
 from bookie_server.entry_index import merged as merge
 from bookie_server.entry_log import FOLDER, MAP, EntryLogs
@@ -76,26 +76,55 @@ async def rebuild(
     """Make the index of the directory anew; durable when it returns. `states` are those of the
     other directories' indexes (one ledger may come several times), None when there is none.
 
-    Raises DiskFailed; then the command has to be given again.
+    Raises DiskFailed; then the command has to be given again. Raises DiskFull when there was no
+    space for it: the directory is as it was.
     """
-    if MARKER not in await disk.list():
+    goes_on = MARKER in await disk.list()
+    if not goes_on:
         await (await disk.create(MARKER)).close()
         await disk.sync_dir()
+    try:
+        found = await _make(disk, directory_id, make_index, config, states)
+    except DiskFull as error:
+        if goes_on:
+            raise
+        await _empty(disk, NEW)
+        await disk.remove(MARKER)
+        await disk.sync_dir()
+        raise DiskFull(
+            f"there is no space to make the index anew, which is as it was: {error}"
+        ) from error
+    await _replace(disk)
+    return found
+
+
+async def _make(
+    disk: Disk,
+    directory_id: str,
+    make_index: MakeIndex,
+    config: StorageConfig,
+    states: Sequence[LedgerState] | None,
+) -> Rebuilt:
+    """The new index, whole and durable beside the old one."""
     await disk.make_folder(FOLDER)
     await _empty(disk, NEW)
     index = await make_index(NEW)
     known = _merged(states) if states is not None else {}
-    logs = await EntryLogs.open(disk, config)
     found = Rebuilt()
-    for log_id in sorted([*logs.sealed(), *_halves(logs)]):
-        await _take(logs, disk, log_id, index, known, found)
-    found.all_doubted = found.all_doubted or states is None
-    await index.put_ledgers(_states(known, found, directory_id))
-    await index.sync()
+    try:
+        logs = await EntryLogs.open(disk, config)
+        for log_id in sorted([*logs.sealed(), *_halves(logs)]):
+            await _take(logs, disk, log_id, index, known, found)
+        found.all_doubted = found.all_doubted or states is None
+        await index.put_ledgers(_states(known, found, directory_id))
+        await index.sync()
+        await logs.close()
+    except DiskFailed:
+        with contextlib.suppress(DiskFailed):
+            await index.close()
+        raise
     await index.close()
-    await logs.close()
     await _forget_maps(disk)
-    await _replace(disk)
     return found
 
 

@@ -9,6 +9,7 @@ IndexDamaged: the tables are not to be trusted, and `--rebuild-index` makes them
 """
 
 import asyncio
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskFull
 from bookie_server.entry_index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
@@ -69,10 +70,16 @@ class RocksIndex(EntryIndex):
 
     @classmethod
     async def open(cls, folder: Path, name: str = "index") -> "RocksIndex":
-        """Open or make the index in `folder`. Raises DiskFailed, which says what to do."""
+        """Open or make the index in `folder`. Raises DiskFull when there is no space for what that
+        writes, else DiskFailed, which says what to do."""
         try:
             return cls(*await asyncio.to_thread(_open, folder), name)
         except Exception as error:
+            if _lacks_space(error):
+                raise DiskFull(
+                    f"there is no space to open the entry index in {folder}: nothing is damaged;"
+                    " free some bytes on that disk, then start the bookie again"
+                ) from error
             raise DiskFailed(
                 f"the entry index in {folder} cannot be opened: {error}; make it again from the"
                 f" entry logs: {REBUILD}"
@@ -234,13 +241,19 @@ class RocksIndex(EntryIndex):
         return states
 
 
+def _lacks_space(error: Exception) -> bool:
+    """RocksDB passes on the text alone."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+
+
 def _judged(error: Exception) -> DiskFailed:
     if isinstance(error, BadIndexRecord) or _CORRUPTION in str(error):
         return IndexDamaged(
             f"the entry index is damaged: {error}; stop the bookie and make it again from the entry"
             f" logs: {REBUILD}"
         )
-    return DiskFailed(f"entry index: {error}")
+    kind = DiskFull if _lacks_space(error) else DiskFailed
+    return kind(f"entry index: {error}")
 
 
 class _Guard:

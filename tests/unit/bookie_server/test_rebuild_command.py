@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from bookie_server import checkpoint
+from bookie_server import checkpoint, rocks_index
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.config import BookieConfig
+from bookie_server.disk import DiskFull
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState
 from bookie_server.entry_log import EntryLogs
 from bookie_server.identity import Identity
@@ -60,5 +61,51 @@ def test_states_come_from_a_directory_that_was_there_to_the_last(tmp_path, offse
         for directory in directories.ledgers:
             assert len(await directory.index.range(1, 0, 100, 1 << 40)) == 10
             await directory.index.close()
+
+    asyncio.run(main())
+
+
+async def close(*directories):
+    for directory in directories:
+        await directory.index.close()
+
+
+def no_space_in(monkeypatch, *folders):
+    """RocksDB can open nothing in these folders, as on a disk without a free byte."""
+    opened = rocks_index.Rdict
+
+    def refuse(path, options):
+        if path in map(str, folders):
+            raise Exception("IO error: No space left on device: While appending to file")
+        return opened(path, options)
+
+    monkeypatch.setattr(rocks_index, "Rdict", refuse)
+
+
+def test_an_index_that_lacks_space_is_not_taken_for_a_lost_one(tmp_path, monkeypatch):
+    async def main():
+        disks, config = on_disk(tmp_path)
+        await prepare(disks, (4096, 4096))
+        no_space_in(monkeypatch, tmp_path / "one" / "index")
+        for asked in (disks.open, disks.broken_indexes, lambda: disks.rebuild_indexes(config)):
+            with pytest.raises(DiskFull, match=f"open the entry index in {tmp_path}/one.* free"):
+                await asked()
+        monkeypatch.undo()
+        await close(*(await disks.open()).ledgers)
+
+    asyncio.run(main())
+
+
+def test_a_rebuild_that_lacks_space_leaves_the_directory_as_it_was(tmp_path, monkeypatch):
+    async def main():
+        disks, config = on_disk(tmp_path)
+        await prepare(disks, (4096, 4096))
+        no_space_in(monkeypatch, tmp_path / "one" / "index.new")
+        with pytest.raises(DiskFull, match="as it was"):
+            await disks.rebuild_indexes(config)
+        monkeypatch.undo()
+        first, second = (await disks.open()).ledgers
+        assert len(await first.index.range(1, 0, 9, 1 << 20)) == 10
+        await close(first, second)
 
     asyncio.run(main())
