@@ -139,11 +139,11 @@ def length_of_what_was_heard(end_at: Any) -> Any:
 
 
 def never_joins(recover: Any) -> Any:
-    async def alone(cluster: Any, ledger_id: int, tokens: Any) -> Any:
+    async def alone(cluster: Any, ledger_id: int, *more: Any) -> Any:
         known = await cluster.records.read(ledger_id, fresh=True)
         if known.record.state is LedgerState.IN_RECOVERY:
             raise DataUnavailable(f"somebody else recovers ledger {ledger_id}")
-        return await recover(cluster, ledger_id, tokens)
+        return await recover(cluster, ledger_id, *more)
 
     return alone
 
