@@ -189,7 +189,8 @@ class LedgerWriter:
         self._closed = False
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
-        """Append one entry and wait until it is acknowledged; returns its id.
+        """Append one entry and wait until it is acknowledged; returns its id. The payload may be
+        changed then (see `append_async`).
 
         Raises MessageTooBig, LedgerFenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
         """
@@ -199,17 +200,19 @@ class LedgerWriter:
         """Append one entry; the future is done with its id once it is acknowledged, in the order
         of the appends, or with an error of `append`.
 
-        Blocks while the in-flight bytes of the configuration are used up. The payload must not
-        change until the future is done. A callback added to the future runs on the event loop: it
-        must not block.
+        Blocks while the in-flight bytes of the configuration are used up. The payload may be
+        changed as soon as it returns: a buffer that can be is copied once, a read-only one is not
+        (what a read-only view shows must not change until the writer is closed). A callback added
+        to the future runs on the event loop: it must not block.
         """
         future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
+        parts = payload if isinstance(payload, bytes) else core_writer.own_parts(payload)
         with self._order:
             waiting = self._handed_bytes - self._taken_bytes
             if waiting + self._writer.inflight_bytes >= self._inflight_bytes:
                 self._calls.run(self._room())
-            self._handed.append((future, payload, rows, size))
+            self._handed.append((future, parts, rows, size))
             self._handed_bytes += size
             wake = not self._scheduled
             self._scheduled = True

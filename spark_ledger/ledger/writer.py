@@ -114,8 +114,9 @@ class LedgerWriter:
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> asyncio.Future[int]:
         """Append one entry: the concatenation of the buffers of `payload`, counted as `rows` rows.
 
-        Never blocks; see `room`. The buffers must not change until the future is done; it is
-        done, in the order of the appends, with the entry's id once Qa bookies have it on disk.
+        Never blocks; see `room`. The buffers may be changed as soon as it returns: those that can
+        be are copied, read-only ones are not. The future is done, in the order of the appends,
+        with the entry's id once Qa bookies have it on disk.
         It fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
         LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed
         may still turn up when the ledger is recovered.
@@ -126,7 +127,7 @@ class LedgerWriter:
 
     def append_for(self, waiter: Any, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> None:
         """`append`, with the caller's own future to be resolved (on the event loop)."""
-        parts = _parts(payload)
+        parts = own_parts(payload)
         size = sum(map(len, parts))
         refusal = self._refusal(size, rows)
         if refusal is not None:
@@ -296,10 +297,16 @@ class LedgerWriter:
                 self._announce_in(ANNOUNCE_AGAIN_S)
 
 
-def _parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
-    """The payload as a list of buffers whose lengths are bytes."""
+def own_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
+    """The payload as a list of buffers whose lengths are bytes, and which nobody changes: what is
+    not read-only is copied. (The last copy is sent when the caller has long had his answer.)"""
     if isinstance(payload, bytes):
         return [payload]
     if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):
-        return [memoryview(payload).cast("B")]  # type: ignore[arg-type]
-    return [part if isinstance(part, bytes) else memoryview(part).cast("B") for part in payload]
+        return [_own(payload)]  # type: ignore[arg-type]
+    return [part if isinstance(part, bytes) else _own(part) for part in payload]
+
+
+def _own(part: Buffer) -> Buffer:
+    view = memoryview(part)
+    return view.cast("B") if view.readonly else view.tobytes()

@@ -69,8 +69,8 @@ def encode_header(partition: int, rows: int, first_row: int, written_ms: int) ->
 
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> memoryview:
-    """The Arrow IPC stream of one record batch of SCHEMA. Raises ValueError for a compression
-    that is none of COMPRESSIONS."""
+    """The Arrow IPC stream of one record batch of SCHEMA, read-only, so that a ledger's writer
+    takes it without a copy. Raises ValueError for a compression that is none of COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     codec = None if compression == "none" else compression
@@ -78,7 +78,7 @@ def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> memo
     options = pa.ipc.IpcWriteOptions(compression=codec)
     with pa.ipc.new_stream(sink, SCHEMA, options=options) as stream:
         stream.write_batch(record_batch)
-    return memoryview(sink.getvalue())
+    return memoryview(sink.getvalue()).toreadonly()
 
 
 def decode_batch(payload: Buffer) -> MessageBatch:

@@ -5,6 +5,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from bookie_server.api.entry import unpack_entry
 from spark_ledger import errors
 from spark_ledger.client.ledger_client import LedgerReader, LedgerWriter
 from spark_ledger.client.loop import background_loop
@@ -47,6 +48,25 @@ def test_an_append_given_up_before_it_is_sent_is_written_all_the_same(writer, lo
     assert given_up.cancel()
     loop_held.set()
     assert after.result(timeout=5) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda b: b, memoryview, lambda b: [b"", b]])
+def test_a_buffer_may_be_used_again_as_soon_as_append_async_returned(wrap):
+    background = background_loop()
+    cluster, ledgers = background.run(cluster_of(3))
+    core = background.run(ledgers.create(3, 3, 2))
+    writer = LedgerWriter(background, core, ledgers.config.inflight_bytes)
+    held, buffer = threading.Event(), bytearray(b"first")
+    background.loop.call_soon_threadsafe(held.wait)
+    added = writer.append_async(wrap(buffer))
+    buffer[:] = b"other"
+    held.set()
+    assert added.result(timeout=5) == 0
+    writer.close()
+    for bookie in cluster.bookies.values():
+        stored = unpack_entry(bookie.entries[core.ledger_id, 0])
+        assert bytes(stored.payload) == b"first"
+    background.run(ledgers.close())
 
 
 def test_what_is_refused_fails_alone(writer):

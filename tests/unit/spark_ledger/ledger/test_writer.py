@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from bookie_server.api import messages as m
@@ -9,7 +10,7 @@ from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.network import CallFailed
-from spark_ledger.ledger.writer import MissingCopy
+from spark_ledger.ledger.writer import MissingCopy, own_parts
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState, decode
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
@@ -67,6 +68,42 @@ async def test_entries_get_ids_in_order_and_headers_count_bytes_and_rows():
     assert bytes(entry.payload) == b"abc"
     assert (entry.header.cumulative_bytes, entry.header.cumulative_rows) == (10, 7)
     assert entry.header.last_add_confirmed == 2
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda b: b, memoryview, lambda b: [b"", b]],
+    ids=["bytearray", "memoryview", "in a list"],
+)
+def test_a_buffer_that_is_used_again_once_an_append_returned_changes_no_copy(wrap):
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(3)
+        writer = await ledgers.create(3, 3, 2)
+        late = cluster.bookies["c"]
+        late.override = refuses(Status.BUSY, retry_after_ms=300)
+        buffer = bytearray(b"first" * 20_000)
+        payload = wrap(buffer)
+        added = writer.append(payload)
+        buffer[:] = b"other" * 20_000
+        assert await added == 0
+        buffer[:] = b"third" * 20_000
+        late.override = None
+        assert await writer.fully_replicated(5) == []
+        for bookie in cluster.bookies.values():
+            stored = unpack_entry(bookie.entries[writer.ledger_id, 0])
+            assert bytes(stored.payload) == b"first" * 20_000
+
+    test()
+
+
+@pytest.mark.parametrize("payload", [b"abc", memoryview(b"abc"), [b"a", memoryview(b"bc")]])
+def test_what_nobody_can_change_is_not_copied(payload):
+    def address(buffer):
+        return np.frombuffer(buffer, np.uint8).ctypes.data
+
+    given = payload if isinstance(payload, list) else [payload]
+    assert list(map(address, own_parts(payload))) == list(map(address, given))
 
 
 @simulated

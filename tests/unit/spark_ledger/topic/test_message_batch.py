@@ -42,6 +42,13 @@ def test_a_slice_is_encoded_without_the_rows_around_it():
     assert decode_batch(payload).record_batch.equals(rows.slice(500, 2))
 
 
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_what_is_encoded_is_read_only_so_a_ledgers_writer_does_not_copy_it(compression):
+    rows = batch([b"k"], [b"v"])
+    parts = encode_batch(rows, partition=0, first_row=0, written_ms=0, compression=compression)
+    assert all(memoryview(part).readonly for part in parts)
+
+
 def test_a_header_has_these_bytes():
     assert encode_header(3, 2, 70, 1000).hex() == (
         "534c4d310100000003000000020000004600000000000000e803000000000000"
