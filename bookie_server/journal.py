@@ -11,6 +11,8 @@ Always true:
 - the first failed write or sync, and a next segment that cannot be made, end the journal: all
   that waits fails with JournalFailed, and nothing is accepted after it; for a next segment that
   only lacks space there is another try until there is some;
+- a segment has its name only when its header is durable, and all of its length: one that is shorter
+  or has none is damaged. What a crash left half made has another name, and no number;
 - after a restart a new segment is begun; an old one is only read.
 
 The next segment is made (space reserved, header and name synced) ahead of need. Which records go
@@ -46,11 +48,11 @@ from bookie_server.journal_format import (
 from bookie_server.journal_queue import Group, JournalQueue
 from bookie_server.lanes import Lane
 from bookie_server.pressure import Work
-from bookie_server.segment_reader import SegmentReader, read_around
+from bookie_server.segment_reader import SegmentReader
 from bookie_server.storage_config import StorageConfig
 
 FOLDER = "journal"
-SUFFIX, DAMAGED_SUFFIX = ".journal", ".damaged"
+SUFFIX, DAMAGED_SUFFIX, MAKING_SUFFIX = ".journal", ".damaged", ".making"
 ANY_BYTES = 1 << 62
 FENCES_PART = 8  # of the least segment, kept for fences when there is no space for another
 SPACE_PAUSE_S = 1.0  # between two tries to make a segment for which there was no space
@@ -321,17 +323,28 @@ async def _make_segment(disk: Disk, file_id: int, config: StorageConfig) -> _Seg
     Raises DiskFull when nothing of it was made, else DiskFailed.
     """
     path, bytes_max = segment_path(file_id), config.journal_bytes_max
+    await _remove_half_made(disk)
+    if file_id in await segment_ids(disk):
+        raise DiskFailed(f"{path}: exists already")
     try:
-        file = await disk.create(path, bytes_max, direct=True)
+        file = await disk.create(path + MAKING_SUFFIX, bytes_max, direct=True)
     except DiskFull:
         bytes_max = _least_bytes(config)
-        file = await disk.create(path, bytes_max, direct=True)
+        file = await disk.create(path + MAKING_SUFFIX, bytes_max, direct=True)
     try:
-        await file.append([encode_file_header(file_id)], sync=True)
+        await file.append([encode_file_header(file_id, bytes_max)], sync=True)
+        await disk.rename(path + MAKING_SUFFIX, path)
         await disk.sync_dir(FOLDER)
     except DiskFull as error:  # its blocks were reserved: this is no lack of space
         raise DiskFailed(f"{path}: {error}") from error
     return _Segment(file_id, file, bytes_max)
+
+
+async def _remove_half_made(disk: Disk) -> None:
+    """What a crash left of a segment that was being made."""
+    for name in await disk.list(FOLDER):
+        if name.endswith(MAKING_SUFFIX):
+            await disk.remove(f"{FOLDER}/{name}")
 
 
 def _least_bytes(config: StorageConfig) -> int:
@@ -367,7 +380,8 @@ class Replay:
     Iterate `records()` to the end; then `damage` are the unreadable bytes below a position known
     to be synced (acknowledged data may be lost), `torn` those beyond it (a write that was not
     synced: acknowledged in the page-cache lane only), `ending` says how the last run ended, and
-    `end` is where the journal ends.
+    `end` is where the journal ends. No crash cuts a segment short or makes a block unreadable: what
+    cannot be read in such a segment is damage wherever it lies.
     """
 
     def __init__(self, disk: Disk, mark: Position | None) -> None:
@@ -377,18 +391,18 @@ class Replay:
         self._mark = mark
         self._suspects: list[Suspect] = []
         self._missing: list[Suspect] = []
+        self._no_crash: dict[int, None] = {}  # segments with what no crash does
         self._sealed = False
         self.end = self._known_synced
         self.file_ids: list[int] = []
 
     @property
     def damage(self) -> list[Suspect]:
-        below = [s for s in self._suspects if s.position < self._known_synced]
-        return self._missing + [s for s in below if s.why != _END or self._ends_early(s.position)]
+        return [s for s in self._suspects if self._is_damage(s)] + self._missing
 
     @property
     def torn(self) -> list[Suspect]:
-        return [s for s in self._suspects if s.position >= self._known_synced and s.why != _END]
+        return [s for s in self._suspects if s.why != _END and not self._is_damage(s)]
 
     @property
     def ending(self) -> Ending:
@@ -396,6 +410,12 @@ class Replay:
             return Ending.TORN
         never_ran = self._mark is None and not self.file_ids
         return Ending.CLEAN if self._sealed or never_ran else Ending.UNCLEAN
+
+    def _is_damage(self, suspect: Suspect) -> bool:
+        below = suspect.position < self._known_synced
+        if suspect.why == _END:
+            return below and self._ends_early(suspect.position)
+        return below or suspect.position.file_id in self._no_crash
 
     def _ends_early(self, end: Position) -> bool:
         """Whether more of the segment was synced than can be read; a full one ends where the
@@ -423,9 +443,9 @@ class Replay:
         file = await self._disk.open(segment_path(file_id))
         reader = SegmentReader(file)
         try:
-            _note_bad_file_header(await reader.read(0, BLOCK_BYTES), file_id)
+            missing = _missing_of(await reader.read_around(0, BLOCK_BYTES), file_id, file.end)
             start = self._mark.offset if self._mark and self._mark.file_id == file_id else 0
-            at = max(start, BLOCK_BYTES)
+            start = at = max(start, BLOCK_BYTES)
             while (batch := await self._next_batch(reader, file_id, at)) is not None:
                 length = BATCH_HEADER_BYTES + batch.records_bytes
                 data = await reader.read(batch.offset, length, batch.end)
@@ -436,7 +456,12 @@ class Replay:
                 at = batch.end
                 yield records
             self.end = Position(file_id, at)
-            self._suspects.append(Suspect(self.end, None, None, _END))
+            if missing:
+                self._missing.append(Suspect(self.end, None, None, missing))
+            else:
+                self._suspects.append(Suspect(self.end, None, None, _END))
+            if missing or reader.unreadable_end > start:
+                self._no_crash[file_id] = None
         finally:
             await reader.close()
             await file.close()
@@ -451,21 +476,23 @@ class Replay:
         try:
             return decode_batch_header(await reader.read(at, BATCH_HEADER_BYTES), file_id, at)
         except BadJournal as error:
-            if not await self._is_written(reader.file, at):
+            if not await self._is_written(reader, at):
                 return None  # the rest of nearly every segment: there is nothing to search
             self._suspects.append(Suspect(Position(file_id, at), None, None, str(error)))
-            return await self._search_batch(reader.file, file_id, at + BLOCK_BYTES)
+            return await self._search_batch(reader, file_id, at + BLOCK_BYTES)
 
-    async def _is_written(self, file: File, at: int) -> bool:
+    async def _is_written(self, reader: SegmentReader, at: int) -> bool:
         """Whether there is anything from `at` on but the zeros of reserved space."""
-        while data := await read_around(file, at, _SCAN_BYTES):
+        while data := await reader.read_around(at, _SCAN_BYTES):
             if data != bytes(len(data)):
                 return True
             at += len(data)
         return False
 
-    async def _search_batch(self, file: File, file_id: int, at: int) -> BatchHeader | None:
-        while data := await read_around(file, at, _SCAN_BYTES):
+    async def _search_batch(
+        self, reader: SegmentReader, file_id: int, at: int
+    ) -> BatchHeader | None:
+        while data := await reader.read_around(at, _SCAN_BYTES):
             candidates = BATCH_MAGIC in data and range(0, len(data), BLOCK_BYTES)
             for offset in candidates or ():
                 with contextlib.suppress(BadJournal):
@@ -475,12 +502,17 @@ class Replay:
         return None
 
 
-def _note_bad_file_header(data: Buffer, file_id: int) -> None:
-    """Nothing is lost with it: each batch says by itself where it belongs."""
+def _missing_of(head: Buffer, file_id: int, end: int) -> str:
+    """What the segment has lost, which begins with `head` and ends at `end`; empty: nothing that
+    shows. A header that is there and bad is no loss: each batch says by itself where it belongs."""
+    if len(head) < BLOCK_BYTES or not any(head):
+        return "the segment has lost its header"
     try:
-        decode_file_header(data, file_id)
+        length = decode_file_header(head, file_id)
     except BadJournal as error:
         _log.warning("journal segment %d: %s", file_id, error)
+        return ""
+    return f"the segment is cut: it had {length} bytes, not {end}" if end < length else ""
 
 
 _END = "the segment's readable part ends here"

@@ -3,6 +3,7 @@
 Always true:
 - a segment is a file header and batches; file header and batches start at multiples of 4096, so a
   new batch never rewrites a block that holds acknowledged bytes;
+- the file header says how long the file was made: one that is shorter was cut;
 - a batch is what one sync makes durable; its header says up to where the journal was synced when
   it was written, so bad bytes below that are damage and bad bytes beyond it a torn write;
 - every header has a CRC, and names the file and the position it was written to, so bytes of
@@ -24,11 +25,11 @@ from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
 
 BLOCK_BYTES = 4096
 FILE_MAGIC, BATCH_MAGIC, RECORD_MAGIC = b"SLJF", b"SLJB", b"SLJR"
-VERSION = 1
+VERSION, FILE_VERSION = 1, 2
 BATCH_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 64
 
-_FILE = struct.Struct("<4sHHQ")
+_FILE_1, _FILE = struct.Struct("<4sHHQ"), struct.Struct("<4sHHQQ")
 _BATCH = struct.Struct("<4sHHQQQQQIII")
 _RECORD = struct.Struct("<4sBBHqqQQQIII")
 _CRC = struct.Struct("<I")
@@ -122,9 +123,9 @@ def batch_bytes(records: Sequence[Record]) -> int:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def encode_file_header(file_id: int) -> bytes:
-    """The first block of a segment."""
-    head = _FILE.pack(FILE_MAGIC, VERSION, 0, file_id)
+def encode_file_header(file_id: int, segment_bytes: int) -> bytes:
+    """The first block of a segment whose file is `segment_bytes` long from the beginning."""
+    head = _FILE.pack(FILE_MAGIC, FILE_VERSION, 0, file_id, segment_bytes)
     return (head + _CRC.pack(crc32c(head))).ljust(BLOCK_BYTES, b"\0")
 
 
@@ -155,15 +156,19 @@ def encode_batch(
 # -- reading ----------------------------------------------------------------------------------
 
 
-def decode_file_header(data: Buffer, file_id: int) -> None:
-    """Raises BadJournal when these are not the first bytes of segment `file_id`."""
+def decode_file_header(data: Buffer, file_id: int) -> int:
+    """How long the file was made; of version 1, which does not say, the least: its header's block.
+
+    Raises BadJournal when these are not the first bytes of segment `file_id`.
+    """
     if len(data) < _FILE.size + _CRC.size:
         raise BadJournal("the segment is shorter than its header")
-    magic, version, _, found = _FILE.unpack_from(data)
-    if not _crc_matches(data, 0, _FILE.size):
+    magic, version, _, found, segment_bytes = _FILE.unpack_from(data)
+    if not _crc_matches(data, 0, _FILE_1.size if version == 1 else _FILE.size):
         raise BadJournal("the segment header's CRC does not match")
-    if (magic, version, found) != (FILE_MAGIC, VERSION, file_id):
+    if (magic, found) != (FILE_MAGIC, file_id) or version not in (1, FILE_VERSION):
         raise BadJournal(f"segment {file_id} says {magic!r} version {version} file {found}")
+    return BLOCK_BYTES if version == 1 else int(segment_bytes)
 
 
 def decode_batch_header(data: Buffer, file_id: int, offset: int) -> BatchHeader:

@@ -151,8 +151,12 @@ class Journals:
             self._ledgers[home] -= 1
 
     async def set_aside(self, journal_id: str, file_id: int) -> None:
-        """See Journal.set_aside."""
-        await self._live[journal_id].set_aside(file_id)
+        """See Journal.set_aside. One that failed keeps it as it is."""
+        if (journal := self._live.get(journal_id)) is not None:
+            try:
+                await journal.set_aside(file_id)
+            except DiskFailed as error:  # this directory's failure, not the stores'
+                journal.fail(error)
 
     def hurry(self) -> None:
         """See Journal.hurry."""

@@ -4,39 +4,27 @@ Always true: two pieces are in memory, and what is handed out is a view into one
 is small: a batch is followed by zeros up to the next multiple of 4096, which whoever keeps an entry
 of it must not keep as well. A piece begins where a batch does, so that few batches span two. What
 the disk cannot read is, block by block, bytes that nobody wrote (`UNREADABLE`), which whoever
-decodes them finds damaged: one bad sector costs its block and not the segment.
+decodes them finds damaged, and `unreadable_end` tells from a torn write: one bad sector costs its
+block and not the segment. After BAD_BLOCKS_MAX of them the rest of the segment is not tried any
+more, and a read that hangs is not repeated at all: a start ends in time.
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import NamedTuple
 
 from bookie_server.disk import DiskFailed, File
 from bookie_server.journal_format import BLOCK_BYTES
+from bookie_server.patience import DiskHung
 
 PIECE_BYTES = 8 << 20
 AHEAD_BYTES = PIECE_BYTES // 8  # the next piece is asked for when so much is left; read twice
 UNREADABLE = b"\xff"
+BAD_BLOCKS_MAX = 64
 COPIED_BYTES_MAX = 64 << 10  # beyond it the zeros are less than a sixteenth of what is kept
 
-
 _log = logging.getLogger(__name__)
-
-
-async def read_around(file: File, start: int, length: int) -> bytes:
-    """As File.read, with UNREADABLE for the blocks that cannot be read. They are searched for by
-    halves: few reads where few are bad."""
-    try:
-        return await file.read(start, length)
-    except DiskFailed as error:
-        first, end = start // BLOCK_BYTES, min(start + length, file.end)
-        count = -(-end // BLOCK_BYTES) - first
-        if count <= 1:
-            _log.error("%s: the block at %d cannot be read: %s", file.path, start, error)
-            return UNREADABLE * max(0, end - start)
-    middle = (first + count // 2) * BLOCK_BYTES
-    left = await read_around(file, start, middle - start)
-    return left + await read_around(file, middle, end - middle)
 
 
 class _Piece(NamedTuple):
@@ -55,11 +43,17 @@ class SegmentReader:
 
     def __init__(self, file: File) -> None:
         self.file = file
+        self.unreadable_end = 0
+        """Where the last of what could not be read ends; 0: all could."""
+        self._bad_blocks: dict[int, None] = {}
         self._piece = _Piece(0, memoryview(b""), False)
         self._next: asyncio.Task[_Piece] | None = None
 
     async def read(self, at: int, length: int, following: int | None = None) -> memoryview:
-        """As read_around; `following`: where what is asked for after it begins, if it is known."""
+        """As read_around; `following`: where what is asked for after it begins, if it is known.
+
+        Raises DiskHung.
+        """
         if not self._piece.holds(at, length):
             await self._move_to(at, length)
         start, data, ends = self._piece
@@ -73,8 +67,40 @@ class SegmentReader:
             self._next = asyncio.ensure_future(self._read(start, max(length, PIECE_BYTES)))
 
     async def close(self) -> None:
-        """Nothing reads the file when this returns."""
-        await self._take_next()
+        """Nothing reads the file when this returns, but a thread that hangs."""
+        with contextlib.suppress(DiskHung):
+            await self._take_next()
+
+    async def read_around(self, start: int, length: int) -> bytes:
+        """As File.read, with UNREADABLE for the blocks that cannot be read. They are searched for
+        by halves: few reads where few are bad. Raises DiskHung."""
+        end = min(start + length, self.file.end)
+        if len(self._bad_blocks) >= BAD_BLOCKS_MAX:
+            return self._unreadable(start, end)
+        try:
+            return await self.file.read(start, length)
+        except DiskHung:
+            raise
+        except DiskFailed as error:
+            first = start // BLOCK_BYTES
+            count = -(-end // BLOCK_BYTES) - first
+            if count <= 1:
+                self._note_bad(first, error)
+                return self._unreadable(start, end)
+        middle = (first + count // 2) * BLOCK_BYTES
+        left = await self.read_around(start, middle - start)
+        return left + await self.read_around(middle, end - middle)
+
+    def _note_bad(self, block: int, error: DiskFailed) -> None:
+        path, at = self.file.path, block * BLOCK_BYTES
+        _log.error("%s: the block at %d cannot be read: %s", path, at, error)
+        self._bad_blocks[block] = None
+        if len(self._bad_blocks) == BAD_BLOCKS_MAX:
+            _log.error("%s: too many of its blocks cannot be read: the rest is not tried", path)
+
+    def _unreadable(self, start: int, end: int) -> bytes:
+        self.unreadable_end = max(self.unreadable_end, end)
+        return UNREADABLE * max(0, end - start)
 
     async def _move_to(self, at: int, length: int) -> None:
         piece = await self._take_next()
@@ -87,5 +113,5 @@ class SegmentReader:
         return None if coming is None else await coming
 
     async def _read(self, start: int, length: int) -> _Piece:
-        data = await read_around(self.file, start, length)
+        data = await self.read_around(start, length)
         return _Piece(start, memoryview(data), len(data) < length)

@@ -36,10 +36,20 @@ def read(data, offset=8192):
 
 
 def test_the_bytes_of_a_segment_header():
-    header = encode_file_header(9)
-    assert header[:20].hex() == "534c4a46010000000900000000000000f95830fb"
-    assert header[20:] == bytes(BLOCK_BYTES - 20)
-    decode_file_header(header, 9)
+    header = encode_file_header(9, 1 << 20)
+    assert header[:28].hex() == "534c4a460200000009000000000000000000100000000000da248414"
+    assert header[28:] == bytes(BLOCK_BYTES - 28)
+    assert decode_file_header(header, 9) == 1 << 20
+
+
+def test_a_segment_header_of_version_1_does_not_say_how_long_the_segment_is():
+    header = bytes.fromhex("534c4a46010000000900000000000000f95830fb").ljust(BLOCK_BYTES, b"\0")
+    assert decode_file_header(header, 9) == BLOCK_BYTES
+    for bit in range(8 * 20):
+        bad = bytearray(header)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(BadJournal):
+            decode_file_header(bad, 9)
 
 
 def test_the_bytes_of_a_batch():
@@ -125,7 +135,7 @@ def test_a_record_of_another_batch_is_none():
 
 
 def test_a_segment_header_of_another_file_or_damaged_is_refused():
-    header = bytearray(encode_file_header(9))
+    header = bytearray(encode_file_header(9, 1 << 20))
     with pytest.raises(BadJournal, match="file 9"):
         decode_file_header(header, 8)
     header[3] ^= 1

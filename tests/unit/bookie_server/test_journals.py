@@ -3,6 +3,9 @@
 import asyncio
 import random
 
+import pytest
+
+from bookie_server.disk import DiskFailed
 from bookie_server.journal import Journal
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.journals import Journals
@@ -18,6 +21,29 @@ async def two_journals() -> Journals:
         await disk.make_folder("journal")
         opened[name] = await Journal.open(disk, CONFIG, 1, Position(0, 0))
     return Journals(opened, lambda _: None)
+
+
+@pytest.mark.parametrize("when", ["before it", "in it"])
+def test_a_journal_that_fails_before_its_damaged_segment_is_set_aside_fails_alone(when):
+    async def main():
+        journals = await two_journals()
+        disk = journals._live["j1"]._disk
+
+        async def rename(old, new):
+            raise DiskFailed("EIO")
+
+        if when == "before it":
+            journals.fail("j1", DiskFailed("EIO"))
+            await asyncio.sleep(1)
+        else:
+            disk.rename = rename
+        await journals.set_aside("j1", 1)
+        await asyncio.sleep(1)
+        assert list(journals.live) == ["j0"]
+        await journals.append([lac(1)])
+        await journals.close()
+
+    run(main())
 
 
 def lac(ledger_id: int, body: bytes = b"") -> Record:

@@ -5,11 +5,12 @@ import pytest
 from bookie_server import segment_reader
 from bookie_server.disk import DiskFailed
 from bookie_server.journal_format import BLOCK_BYTES as BLOCK
+from bookie_server.patience import DiskHung
 from bookie_server.segment_reader import (
+    BAD_BLOCKS_MAX,
     COPIED_BYTES_MAX,
     PIECE_BYTES,
     SegmentReader,
-    read_around,
 )
 from tests.simulation.loop import run
 
@@ -17,7 +18,10 @@ BYTES = random.Random(1).randbytes(64 * 1024)
 
 
 class File:
-    """Bytes in memory; reads that touch `bad` fail. Notes what was read."""
+    """Bytes in memory; reads that touch `bad` fail, and all if `error` is set. Notes what was
+    read."""
+
+    error: DiskFailed | None = None
 
     def __init__(self, content: bytes = BYTES, bad: int | None = None) -> None:
         self.content, self.bad = content, bad
@@ -30,6 +34,8 @@ class File:
 
     async def read(self, position: int, length: int) -> bytes:
         self.reads.append((position, length))
+        if self.error is not None:
+            raise self.error
         if self.bad is not None and position <= self.bad < position + length:
             raise DiskFailed("EIO")
         return self.content[position : position + length]
@@ -100,7 +106,7 @@ def test_a_block_that_cannot_be_read_is_damaged_bytes_and_costs_no_others():
         for at, length in ((2 * BLOCK, 100), (2 * BLOCK + 90, 3000), (3 * BLOCK - 5, 9000)):
             assert await reader.read(at, length, at + length) == expected[at : at + length]
         await reader.close()
-        assert await read_around(file, 100, len(BYTES)) == expected[100:]
+        assert await SegmentReader(file).read_around(100, len(BYTES)) == expected[100:]
 
     run(scenario())
 
@@ -109,8 +115,8 @@ def test_a_bad_block_at_the_end_of_the_file_is_no_longer_than_it():
     async def scenario():
         file = File(BYTES[: 2 * BLOCK + 10], bad=2 * BLOCK + 5)
         expected = BYTES[: 2 * BLOCK] + b"\xff" * 10
-        assert await read_around(file, 0, 9 * BLOCK) == expected
-        assert await read_around(file, 2 * BLOCK + 10, BLOCK) == b""
+        assert await SegmentReader(file).read_around(0, 9 * BLOCK) == expected
+        assert await SegmentReader(file).read_around(2 * BLOCK + 10, BLOCK) == b""
 
     run(scenario())
 
@@ -118,8 +124,45 @@ def test_a_bad_block_at_the_end_of_the_file_is_no_longer_than_it():
 def test_one_bad_block_in_a_piece_costs_few_reads():
     async def scenario():
         file = File(bad=5 * BLOCK)
-        assert await read_around(file, 0, len(BYTES)) == spoiled(5)
+        assert await SegmentReader(file).read_around(0, len(BYTES)) == spoiled(5)
         assert len(file.reads) == 2 * (len(BYTES) // BLOCK).bit_length() - 1
+
+    run(scenario())
+
+
+def test_a_read_that_hangs_is_not_tried_again_by_halves():
+    async def scenario():
+        file = File()
+        file.error = DiskHung("it did not return")
+        reader = SegmentReader(file)
+        with pytest.raises(DiskHung):
+            await reader.read(0, len(BYTES))
+        assert len(file.reads) == 1
+
+    run(scenario())
+
+
+def test_what_is_read_ahead_of_need_and_hangs_does_not_keep_the_reader_from_closing():
+    async def scenario():
+        file = File()
+        reader = SegmentReader(file)
+        await reader.read(0, 4000, 4000)
+        file.error = DiskHung("it did not return")
+        await reader.close()
+
+    run(scenario())
+
+
+def test_after_many_bad_blocks_the_rest_of_the_segment_is_not_tried():
+    async def scenario():
+        file = File(bytes(BLOCK) * 10_000)
+        file.error = DiskFailed("EIO")
+        reader = SegmentReader(file)
+        for at in range(0, file.end, 1000 * BLOCK):
+            data = await reader.read_around(at, 1000 * BLOCK + 5)
+            assert data == b"\xff" * min(1000 * BLOCK + 5, file.end - at)
+        assert len(file.reads) < 3 * BAD_BLOCKS_MAX
+        assert reader.unreadable_end == file.end
 
     run(scenario())
 
