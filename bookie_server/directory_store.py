@@ -106,6 +106,20 @@ class DirectoryStore:
                 await self.index.sync()
         return deleted
 
+    async def delete_entries(self, entries: Mapping[int, Iterable[int]]) -> None:
+        """Let the index forget those of the entries (ids by ledger) that it has. Durable when it
+        returns. Raises DiskFailed."""
+        deleted = False
+        async with self.index_lock:
+            for ledger_id, entry_ids in entries.items():
+                last = await self.index.last(ledger_id)
+                held = [each for each in entry_ids if last is not None and each <= last]
+                if held:
+                    await self.index.delete(ledger_id, held)
+                    deleted = True
+            if deleted:
+                await self.index.sync()
+
     async def close(self) -> None:
         """Raises DiskFailed."""
         async with self.index_lock:

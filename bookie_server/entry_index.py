@@ -202,6 +202,9 @@ class EntryIndex(Protocol):
     async def ledger_ids(self) -> list[int]:
         """Every ledger that has a location here, ascending."""
 
+    async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        """Forget where these of its entries lie."""
+
     async def delete_ledger(self, ledger_id: int) -> None:
         """Forget where its entries lie; its state stays."""
 

@@ -451,9 +451,9 @@ class _OpenFiles:
         try:
             return await self._disk.open(path)
         except NoSuchFile:
-            if self._path(log_id) == path:
+            if path == log_path(log_id):
                 raise
-            return await self._disk.open(self._path(log_id))  # renamed by a compaction meanwhile
+            return await self._disk.open(log_path(log_id))  # the copy has, or just got, its name
 
     async def _evict(self) -> None:
         idle = [log_id for log_id in self._files if not self._reads[log_id]]

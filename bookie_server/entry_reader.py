@@ -6,8 +6,9 @@ Always true:
 - what comes from a disk is checked whole (header, digest, place) before anybody sees it. What is
   bad is told to `quarantine` and answered as Undeliverable, never as absent; the other entries of
   the same read are served;
-- a log that went while it was read may have been compacted: its entries are looked up once more
-  before they are called undeliverable;
+- an entry is called undeliverable only when no place where it lies now delivers it: one whose log
+  went while it was read may have been compacted, and is looked up once more; one that lies in
+  several directories is read from each of them;
 - read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
   only where it is reading just what the request needs.
 
@@ -59,8 +60,8 @@ class _Place(NamedTuple):
 
 
 Stores = Callable[[int], Sequence[Store]]
-"""The living directories that may hold a ledger's entries; of two that hold the same one the later
-is right."""
+"""The living directories that may hold a ledger's entries. Of two that hold the same one the later
+is read first; the other counts where that one is bad: what is whole is right wherever it lies."""
 Quarantine = Callable[[int, int, str], None]
 """(ledger, entry, why): the copy here is bad."""
 
@@ -79,6 +80,7 @@ class EntryReader:
         self._bad_entries = BadEntries()
         self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
         self._bringing: dict[asyncio.Task[None], None] = {}
+        self._moves = 0
 
     # -- what changes -------------------------------------------------------------------------
 
@@ -93,6 +95,11 @@ class EntryReader:
     def lost_directory(self) -> None:
         """What was read there is no copy any more: who compares must not take it for one."""
         self._read_cache.clear()
+
+    def moving(self) -> None:
+        """Called before entries go from one directory's index that are in another's: a read under
+        way may have looked there too early, and will look here too late."""
+        self._moves += 1
 
     async def close(self) -> None:
         """End what is under way ahead of requests."""
@@ -124,6 +131,17 @@ class EntryReader:
         ahead = self._ahead.under_way(ledger_id)
         if ahead is not None and not in_recovery():
             await ahead.arrives(first_entry)
+        while True:
+            moves = self._moves
+            answer = await self._read(ledger_id, first_entry, last_entry, max_bytes)
+            if moves == self._moves:
+                break
+        self._go_ahead(ledger_id, first_entry, answer.known_through)
+        return answer
+
+    async def _read(
+        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
+    ) -> Range:
         found: dict[int, Found] = dict(self._cache.range(ledger_id, first_entry, last_entry))
         at, left, through = first_entry, max_bytes, last_entry
         if not found:
@@ -134,9 +152,7 @@ class EntryReader:
             places, through = await self._range(ledger_id, at, last_entry, left)
             places = [place for place in places if place.location.entry_id not in found]
             found.update(await self._fetch(ledger_id, places))
-        answer = _cut(found, through, max_bytes)
-        self._go_ahead(ledger_id, first_entry, answer.known_through)
-        return answer
+        return _cut(found, through, max_bytes)
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
@@ -252,6 +268,12 @@ class EntryReader:
                 return _Place(store, location)
         return None
 
+    async def _every_place(self, ledger_id: int, entry_id: int) -> list[_Place]:
+        """Of the entry, the one that is read first at the beginning."""
+        stores = list(reversed(self._stores(ledger_id)))
+        found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
+        return [_Place(store, location) for store, location in found if location is not None]
+
     # -- what lies there ----------------------------------------------------------------------
 
     async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Found]:
@@ -305,23 +327,35 @@ class EntryReader:
         return found
 
     async def _look_again(self, place: _Place, error: Exception) -> Found | None:
-        """Compaction, recovery or deletion may have moved the entry since it was looked up; None:
-        it was deleted."""
+        """Compaction, recovery or deletion may have moved the entry since it was looked up, and
+        another directory may hold it too; None: it was deleted."""
         ledger_id, entry_id = place.location.ledger_id, place.location.entry_id
-        if (cached := self._cache.get(ledger_id, entry_id)) is not None:
-            return cached
-        now = await self._place(ledger_id, entry_id)
-        if now is None:
-            return self._cache.get(ledger_id, entry_id)
-        if now != place:
-            (entry,) = await now.store.logs.read_run([now.location])
+        tried: list[tuple[_Place, Exception]] = [(place, error)]
+        while True:
+            if (cached := self._cache.get(ledger_id, entry_id)) is not None:
+                return cached
+            places = await self._every_place(ledger_id, entry_id)
+            if not places:
+                return self._cache.get(ledger_id, entry_id)
+            known = [each for each, _ in tried]
+            untried = [each for each in places if each not in known]
+            if not untried:
+                break
+            (entry,) = await untried[0].store.logs.read_run([untried[0].location])
             if not isinstance(entry, BadEntryLog | DiskFailed):
                 return entry
-            error = entry
-        self._bad_entries.found(ledger_id, entry_id, str(error))
-        if isinstance(error, BadEntryLog | NoSuchFile):
-            self._quarantine(ledger_id, entry_id, str(error))
-        return Undeliverable(str(error), place.location.entry_bytes)
+            tried.append((untried[0], entry))
+        return self._undeliverable(place.location, [why for each, why in tried if each in places])
+
+    def _undeliverable(self, location: Location, errors: Sequence[Exception]) -> Undeliverable:
+        """`errors`: one for each place where the entry lies. What is an error of the disk alone
+        proves nothing of the copy there."""
+        bad = [each for each in errors if isinstance(each, BadEntryLog | NoSuchFile)]
+        why = str((bad or errors)[0])
+        self._bad_entries.found(location.ledger_id, location.entry_id, why)
+        if bad:
+            self._quarantine(location.ledger_id, location.entry_id, why)
+        return Undeliverable(why, location.entry_bytes)
 
 
 def _runs(places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:

@@ -419,12 +419,18 @@ class LedgerStorage:
         """Every part is in a directory that lives when it returns; while none has space it waits,
         and the node is read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
+        homes = _homes(parts)
         while homeless := await self._stores.write(flush.half, parts, changes):
             parts, changes = self._parts(homeless), self._states.take_changes()
+            homes.update(_homes(parts))
             if not all(map(self._stores.has_space, parts)):
                 if self._hurried or not self._attached:
                     raise DiskFull("no ledger directory has space for what the journals hold")
                 await asyncio.sleep(SPACE_PAUSE_S)
+        states = [state for each in homes if (state := self._states.get(each)) is not None]
+        if any(len(state.directories) > 1 for state in states):
+            self._reader.moving()
+            await self._stores.delete_replaced(flush.half, homes, states)
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
         """Each mark to where its journal was synced when the flush began. A journal that had
@@ -443,3 +449,8 @@ class LedgerStorage:
         self._journals.relieve(flush.reliefs)
         if self._journals.reliefs() and self._flush_begun is None:
             self.begin_flush()
+
+
+def _homes(parts: Mapping[str, Sequence[int]]) -> dict[int, str]:
+    """To which directory each ledger goes."""
+    return {ledger_id: home for home, ids in parts.items() for ledger_id in ids}

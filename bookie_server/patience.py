@@ -220,6 +220,9 @@ class PatientIndex(EntryIndex):
     async def ledger_ids(self) -> list[int]:
         return await self._index.ledger_ids()
 
+    async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        await self._patience.alter(self._index.delete, ledger_id, entry_ids)
+
     async def delete_ledger(self, ledger_id: int) -> None:
         await self._patience.alter(self._index.delete_ledger, ledger_id)
 

@@ -105,6 +105,9 @@ class RocksIndex(EntryIndex):
     async def ledger_ids(self) -> list[int]:
         return await self._run(self._readers, self._ledger_ids)
 
+    async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        await self._run(self._writer, self._delete, [entry_key(ledger_id, e) for e in entry_ids])
+
     async def delete_ledger(self, ledger_id: int) -> None:
         span = entry_key(ledger_id, 0), entry_key(ledger_id, _ID_MAX)
         await self._run(self._writer, self._delete_range, *span)

@@ -81,8 +81,8 @@ class Stores:
         return list(self._live.values())
 
     def of(self, state: LedgerState | None) -> list[DirectoryStore]:
-        """The living directories that may hold entries of the ledger; of an entry that is in two
-        of them the later one's is right."""
+        """The living directories that may hold entries of the ledger, the one that takes new ones
+        last."""
         if state is None or not state.directories:
             return self.live
         return [self._live[each] for each in state.directories if each in self._live]
@@ -254,6 +254,25 @@ class Stores:
         except DiskFailed as error:  # it cannot even be asked
             self.drop(home, error)
             return False
+
+    async def delete_replaced(
+        self, half: CacheHalf, homes: Mapping[int, str], states: Iterable[LedgerState]
+    ) -> None:
+        """Durably drop what other directories hold of the half's entries, which are durable in
+        their `homes` (by ledger): recovery may have replaced a copy that is bad.
+
+        Raises DiskFailed when no directory is left.
+        """
+        replaced: dict[str, dict[int, Iterable[int]]] = {}
+        for state in states:
+            home = homes[state.ledger_id]
+            for each in state.directories if home in self._live else ():
+                if each != home and each in self._live:
+                    replaced.setdefault(each, {})[state.ledger_id] = half.ledgers[state.ledger_id]
+        if replaced:
+            stores = [self._live[each] for each in replaced]
+            deletions = [store.delete_entries(replaced[store.id]) for store in stores]
+            self._judge(stores, await _outcomes(deletions))
 
     async def write_checkpoint(self, marks: Marks) -> None:
         """Durable in every living directory. Raises DiskFailed when none is left."""

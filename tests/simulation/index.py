@@ -9,7 +9,8 @@ Always true:
 
 A batch, what one sync writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
 then the body: records, each with its length (2 bytes), one byte of kind, and the key and value (or
-ledger state) as entry_index.py encodes them; of what was deleted, the ledger's key. The first batch
+ledger state) as entry_index.py encodes them; of what was deleted, the
+key of the ledger or the entry. The first batch
 of a file says that nothing of older files counts any more, and all that they said.
 """
 
@@ -38,6 +39,7 @@ BATCH_MAGIC = b"SLIX"
 _FRAME = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<H")
 _ENTRY, _LEDGER, _NO_ENTRIES, _NO_LEDGER, _NEW = b"E", b"L", b"e", b"l", b"N"
+_NO_ENTRY = b"x"
 _KEY_BYTES = len(entry_key(0, 0))
 
 
@@ -114,6 +116,10 @@ class SimIndex:
         self._check()
         return sorted(self._entries)
 
+    async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        self._check()
+        self._take([_NO_ENTRY + entry_key(ledger_id, entry_id) for entry_id in entry_ids])
+
     async def delete_ledger(self, ledger_id: int) -> None:
         self._check()
         self._take([_NO_ENTRIES + ledger_key(ledger_id)])
@@ -177,6 +183,12 @@ class SimIndex:
                 order.append(entry_id)
         entries[entry_id] = location
 
+    def _forget(self, ledger_id: int, entry_id: int) -> None:
+        if self._entries.get(ledger_id, {}).pop(entry_id, None) is not None:
+            self._order[ledger_id].remove(entry_id)
+            if not self._order[ledger_id]:
+                del self._entries[ledger_id], self._order[ledger_id]
+
     def _everything(self) -> list[bytes]:
         ledgers = [_ledger_record(self._ledgers[ledger_id]) for ledger_id in sorted(self._ledgers)]
         entries = [
@@ -215,6 +227,8 @@ class SimIndex:
         elif kind == _NO_ENTRIES:
             self._entries.pop(_ledger_id(body), None)
             self._order.pop(_ledger_id(body), None)
+        elif kind == _NO_ENTRY:
+            self._forget(*_ids(body[1:]))
         elif kind == _NO_LEDGER:
             self._ledgers.pop(_ledger_id(body), None)
         else:
@@ -248,6 +262,11 @@ def _ledger_record(state: LedgerState) -> bytes:
 
 def _ledger_id(body: bytes) -> int:
     return int.from_bytes(body[-8:], "big", signed=True)
+
+
+def _ids(key: bytes) -> tuple[int, int]:
+    """Of the ledger and the entry of a key."""
+    return int.from_bytes(key[-16:-8], "big"), int.from_bytes(key[-8:], "big")
 
 
 def _batch(records: Sequence[bytes]) -> bytes:

@@ -79,6 +79,10 @@ class EagerIndex(SimIndex):
         await super().move(moves)
         await self.sync()
 
+    async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
+        await super().delete(ledger_id, entry_ids)
+        await self.sync()
+
     async def delete_ledger(self, ledger_id: int) -> None:
         await super().delete_ledger(ledger_id)
         await self.sync()

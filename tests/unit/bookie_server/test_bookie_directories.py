@@ -355,3 +355,67 @@ def test_a_journal_may_be_taken_away_after_a_clean_stop():
         assert await node.add(entry(1, 2)) == [OK]
 
     on_a_wide_node(test, journals=2)
+
+
+def rots(disk: SimDisk, data: bytes) -> None:
+    """A bit of the entry's payload, where it lies in an entry log."""
+    found = [(p, disk.content(p).find(data)) for p in disk.paths() if p.startswith("entrylog")]
+    ((path, at),) = [(path, at) for path, at in found if at >= 0]
+    disk.flip_bit(path, 8 * (at + 66))
+
+
+async def moved_by_a_repair(node: Wide) -> None:
+    """Entry 1:0 rots in d1, which is full by the time it is repaired: d0 has it then."""
+    await flushed(node)
+    assert node.homes()[1] == ("d1",)
+    rots(node.ledgers["d1"], entry(1, 0))
+    assert await node.statuses(1, 0, 0) == [IO_ERROR]
+    node.ledgers["d1"].fill_up(1 << 20)
+    await node.bookie.disks.look()
+    assert await node.add(entry(1, 0), recovery=True) == [OK]
+    await flushed(node)
+    assert node.homes()[1] == ("d1", "d0")
+    assert await node.statuses(1, 0, 1) == [OK, OK]
+
+
+def test_a_repaired_entry_stays_readable_when_its_directories_fill_up_in_turn():
+    async def test(node):
+        await moved_by_a_repair(node)
+        d0, d1 = node.ledgers["d0"], node.ledgers["d1"]
+        d1.empty_out()
+        await node.bookie.disks.look()
+        await asyncio.sleep(3)
+        d0.fill_up(1 << 20)
+        await node.bookie.disks.look()
+        assert await node.add(entry(1, 2), recovery=True) == [OK]
+        await flushed(node)
+        assert node.homes()[1] == ("d0", "d1")
+        assert await node.statuses(1, 0, 2) == [OK, OK, OK]
+        d0.empty_out()
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, OK]
+
+    on_a_wide_node(test)
+
+
+def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_not_too_early():
+    async def test(node):
+        d0, d1 = node.bookie._storage.stores
+        delete, deleted = d1.index.delete, []
+
+        async def once_the_other_is_durable(ledger_id, entry_ids):
+            assert await d0.index.get(ledger_id, 0) is not None
+            assert await d0.index.get(ledger_id, 0) is not None
+            assert not d0.index._index._unsynced
+            deleted.extend((ledger_id, each) for each in entry_ids)
+            await delete(ledger_id, entry_ids)
+
+        d1.index.delete = once_the_other_is_durable
+        await moved_by_a_repair(node)
+        assert deleted == [(1, 0)]
+        await node.crash()
+        indexes = [store.index for store in node.bookie._storage.stores]
+        assert [await each.get(1, 0) is None for each in indexes] == [False, True]
+        assert [await each.get(1, 1) is None for each in indexes] == [True, False]
+
+    on_a_wide_node(test)

@@ -119,6 +119,26 @@ def test_reads_go_on_through_all_of_a_compaction():
     run(main())
 
 
+def test_a_read_that_comes_between_a_copys_new_name_and_the_news_of_it_is_answered():
+    """The thread has renamed it; the loop hears of it later."""
+
+    async def main():
+        store = await half_dead()
+        rename, found = store.disk.rename, []
+
+        async def heard_of_later(old, new):
+            await rename(old, new)
+            if old.endswith(".compacted"):
+                place = await store.index.get(2, 7)
+                found.extend(await store.logs.read([place]))
+
+        store.disk.rename = heard_of_later
+        await compactor(store).compact(await store.map(1))
+        assert [bytes(each) for each in found] == [text(2, 7)]
+
+    run(main())
+
+
 # -- failures ------------------------------------------------------------------------------------
 
 

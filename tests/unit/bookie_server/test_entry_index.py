@@ -166,6 +166,25 @@ def test_what_was_not_synced_is_lost_when_the_power_is(an_index):
 
 
 @pytest.mark.parametrize("end", ["closed", "crashed"])
+def test_deleted_entries_are_gone_and_their_neighbours_are_not(an_index, end):
+    async def delete(index):
+        await index.put([*PLACES, *OTHERS])
+        await index.sync()
+        await index.delete(7, [0, 5, 6, 18, 99])
+        await index.delete(8, [0])
+        await look(index)
+        await index.sync()
+
+    async def look(index):
+        assert await index.range(7, 0, 100, 1 << 30) == [*PLACES[1:3], *PLACES[4:-1]]
+        assert await index.get(7, 6) is None
+        assert [await index.last(i) for i in (6, 7, 8)] == [2**62, 16, None]
+        assert await index.ledger_ids() == [6, 7]
+
+    an_index(delete, look, end=end)
+
+
+@pytest.mark.parametrize("end", ["closed", "crashed"])
 def test_a_deleted_ledger_is_gone_and_its_neighbours_are_not(an_index, end):
     last = Location(7, 2**63 - 1, 1, 0, 1)
 

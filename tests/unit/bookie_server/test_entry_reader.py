@@ -195,7 +195,7 @@ def test_an_entry_whose_log_is_lost_is_undeliverable_and_quarantined():
     reading(test)
 
 
-def test_of_two_directories_that_hold_an_entry_the_later_is_right():
+def test_of_two_directories_that_hold_an_entry_the_later_is_read_first():
     async def test(r: Reading) -> None:
         r.stores.append(await r.store(SimDisk(random.Random(1))))
         await r.store_entries((1, 0), (1, 2), payload=b"old")
@@ -205,6 +205,65 @@ def test_of_two_directories_that_hold_an_entry_the_later_is_right():
         assert found[0] == entry(1, 0, b"new")
         assert (await r.reader.headers(1, [0]))[0].payload_bytes == 3
         assert await r.reader.last_entry(1) == 2
+
+    reading(test)
+
+
+@pytest.mark.parametrize("bad", [[0], [1], [0, 1]], ids=["first", "second", "both"])
+def test_an_entry_in_two_directories_is_undeliverable_only_if_both_copies_are(bad):
+    async def test(r: Reading) -> None:
+        disks = [r.disk, SimDisk(random.Random(1))]
+        r.stores.append(await r.store(disks[1]))
+        for at in (0, 1):
+            (place,) = await r.store_entries((1, 0), payload=b"payload", at=at)
+            if at in bad:
+                disks[at].flip_bit(log_path(place.log_id), 8 * (place.position + 115))
+        found = (await r.read(0, 0))[0]
+        header = (await r.reader.headers(1, [0]))[0]
+        if len(bad) == 2:
+            assert isinstance(found, Undeliverable) and isinstance(header, Undeliverable)
+            assert set(r.quarantined) == {(1, 0)}
+        else:
+            assert found == entry(1, 0) and header.payload_bytes == 7
+            assert r.quarantined == []
+
+    reading(test)
+
+
+def test_a_bad_copy_beside_one_that_cannot_be_read_now_is_quarantined():
+    async def test(r: Reading) -> None:
+        r.stores.append(await r.store(SimDisk(random.Random(1))))
+        (place,) = await r.store_entries((1, 0), payload=b"payload")
+        await r.store_entries((1, 0), payload=b"payload", at=1)
+
+        async def fails(places):
+            return [DiskFailed("EIO")] * len(places)
+
+        r.stores[1].logs.read_run = fails
+        r.rot(log_path(place.log_id), place.position + 115)
+        assert isinstance((await r.read(0, 0))[0], Undeliverable)
+        assert r.quarantined == [(1, 0)]
+
+    reading(test)
+
+
+def test_an_entry_that_moves_between_directories_while_it_is_looked_up_is_found():
+    """The look-up has passed the directory that it moves to."""
+
+    async def test(r: Reading) -> None:
+        r.stores.append(await r.store(SimDisk(random.Random(1))))
+        await r.store_entries((1, 0), at=1)
+        index_range = r.stores[1].index.range
+
+        async def moves_meanwhile(*args):
+            r.stores[1].index.range = index_range
+            await r.store_entries((1, 0), at=0)
+            r.reader.moving()
+            await r.stores[1].index.delete(1, [0])
+            return await index_range(*args)
+
+        r.stores[1].index.range = moves_meanwhile
+        assert (await r.read(0, 0))[0] == entry(1, 0, b"x")
 
     reading(test)
 
