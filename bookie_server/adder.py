@@ -5,7 +5,8 @@ Always true:
   and fences of a ledger have one order, and the cache holds what the journal is about to;
 - entries are carried as views into the frame; a frame of which less than half is taken is not
   kept alive by it (what is taken is copied);
-- an entry id above all stored ones needs no look-up: only others can be in conflict.
+- an entry id above all stored ones needs no look-up: only others can be in conflict;
+- while a fence of the ledger may be forgotten here no normal add is taken (LedgerHandle.doubted).
 """
 
 import asyncio
@@ -148,8 +149,23 @@ class Adder:
         """The handles of all ledgers in the frame; the others' items get their result."""
         ids = list(dict.fromkeys([item.header.ledger_id for item in items]))
         handles = {i: handle for i in ids if (handle := self._ledgers.get(i)) is not None}
-        if len(handles) == len(ids):
-            return handles
+        if len(handles) < len(ids):
+            await self._meet_missing(items, handles, results)
+        doubted = [handle for handle in handles.values() if handle.doubted]
+        if doubted:
+            normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
+            asked = [handle for handle in doubted if handle.state.ledger_id in normal]
+            await asyncio.gather(*map(self._ledgers.make_sure, asked))
+        return handles
+
+    async def _meet_missing(
+        self,
+        items: Sequence[_Item],
+        handles: dict[int, LedgerHandle],
+        results: list[m.AddResult],
+    ) -> None:
+        """Add the handles of ledgers that were not met yet in this run."""
+        ids = dict.fromkeys([item.header.ledger_id for item in items])
         missing = [i for i in ids if i not in handles]
         met = await asyncio.gather(*map(self._ledgers.meet, missing), return_exceptions=True)
         refusals: dict[int, m.AddResult] = {}
@@ -163,7 +179,6 @@ class Adder:
         for item in items:
             if item.header.ledger_id in refusals:
                 results[item.at] = refusals[item.header.ledger_id]
-        return handles
 
     async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
         """Headers of the frame's entries that are in an entry log already."""

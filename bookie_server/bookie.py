@@ -84,6 +84,7 @@ class Bookie:
         )
         disks.listeners.append(self._limbo.wake)
         storage.on_doubt = self._standing_changed
+        storage.on_quarantine = self._limbo.damaged
         self._doubting = asyncio.ensure_future(self._doubt(cluster_id))
         self._watching = asyncio.ensure_future(disks.run())
         for task in (

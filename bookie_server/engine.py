@@ -10,7 +10,7 @@ Always true of an engine:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer, EntryHeader
@@ -67,15 +67,14 @@ class StorageEngine(Protocol):
         """The copy of the entry here is bad: its ledger is in limbo "lost" from now on."""
 
     on_doubt: Callable[[], None]
-    """Called when a ledger was quarantined, or `damage` found."""
+    """Called when a ledger was quarantined that was not "lost", or `damage` found."""
+
+    on_quarantine: Callable[[int], None]
+    """Called with the ledger of each quarantine, also of one that was "lost" already."""
 
     @property
     def damage(self) -> str:
         """Why the index of the only directory is not to be trusted; else empty."""
-
-    @property
-    def replayed(self) -> Mapping[int, None] | None:
-        """The ledgers of which the journals held something at start; None: it may be any."""
 
     def is_whole(self, state: LedgerState) -> bool:
         """Whether every directory that may hold entries of the ledger is there."""

@@ -24,6 +24,8 @@ class LedgerHandle:
     def __init__(self, state: LedgerState, last_entry: int, last_add_confirmed: int) -> None:
         self.state = state
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
+        self.doubted = False
+        """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
         self.forgotten = False
         self.adds = 0  # frames that came
         self.last_entry = last_entry
@@ -54,7 +56,9 @@ class LedgerHandle:
             return None
         if self.state.deleted:
             return Status.LEDGER_DELETED
-        return Status.FENCED if self.state.fenced else None
+        if self.state.fenced:
+            return Status.FENCED
+        return Status.METADATA_UNAVAILABLE if self.doubted else None
 
     def heard(self, header: EntryHeader) -> None:
         """An add was taken."""

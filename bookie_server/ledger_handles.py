@@ -4,13 +4,17 @@ Always true: there is one handle per ledger; a ledger is met once, however many 
 it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
 ledger record in the journal) before anything else of that ledger is; a ledger that was buried
 (tombstones.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
-for a fence it may have had here was forgotten with it (garbage_collector.py).
+for a fence it may have had here was forgotten with it (garbage_collector.py). While EVERY_LEDGER is
+in limbo any fence may be forgotten, and is asked for only after the record says so: a ledger is met
+as fenced unless its record is OPEN, and one that was met in an earlier run takes no normal add
+before its record was read (`make_sure`).
 """
 
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Status
@@ -28,10 +32,12 @@ from bookie_server.lanes import Lane, travelling
 from bookie_server.ledger_handle import LedgerHandle
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerState as RecordState
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
 _COUNTED_AT_ONCE = 4096
+COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as missing_logs.py does
 METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
 
 
@@ -53,7 +59,8 @@ class LedgerHandles:
         self._bookie_id = bookie_id
         self._handles: dict[int, LedgerHandle] = {}
         self._meeting: dict[int, asyncio.Task[LedgerHandle]] = {}
-        self._fences: dict[int, asyncio.Future[None]] = {}  # set by `doubt`, not durable yet
+        self._asking: dict[int, asyncio.Task[None]] = {}  # by `make_sure`
+        self._fences: dict[int, asyncio.Future[None]] = {}  # set here, and not durable (yet)
         self._going: dict[int, asyncio.Future[None]] = {}
 
     def known(self, ledger_id: int) -> bool:
@@ -70,7 +77,7 @@ class LedgerHandles:
             task = self._meeting.get(ledger_id)
             if task is None:
                 task = self._meeting[ledger_id] = asyncio.ensure_future(self._meet(ledger_id))
-                task.add_done_callback(lambda done: self._met(ledger_id, done))
+                task.add_done_callback(lambda done: _ended(self._meeting, ledger_id, done))
             handle = await asyncio.shield(task)
             if not handle.forgotten:  # else it was forgotten in the moment it was met
                 break
@@ -79,12 +86,34 @@ class LedgerHandles:
     def forget(self, ledger_id: int) -> bool:
         """Nothing of the ledger is stored here, or will be by a handle of before: who comes next
         meets it anew. False when it is just being met: then it is not forgotten."""
-        if ledger_id in self._meeting or ledger_id in self._fences:
+        fence = self._fences.get(ledger_id)
+        if ledger_id in self._meeting or not (fence is None or fence.done()):
             return False
+        self._fences.pop(ledger_id, None)
         handle = self._handles.pop(ledger_id, None)
         if handle is not None:
             handle.forget()
         return True
+
+    async def make_sure(self, handle: LedgerHandle) -> None:
+        """Read the ledger's record, once however many ask: if it could be read, nothing is doubted
+        any more when this returns, and a fence that was forgotten is durable again. Raises
+        JournalFailed."""
+        ledger_id = handle.state.ledger_id
+        task = self._asking.get(ledger_id)
+        if task is None:
+            task = self._asking[ledger_id] = asyncio.ensure_future(self._make_sure(handle))
+            task.add_done_callback(lambda done: _ended(self._asking, ledger_id, done))
+        await asyncio.shield(task)
+
+    async def _make_sure(self, handle: LedgerHandle) -> None:
+        try:
+            found = await self._record(handle.state.ledger_id)
+        except Refused:  # without a record too: tombstones.py says when a ledger was deleted
+            return
+        if found.state is not RecordState.OPEN:
+            await self.doubt([(handle.state.ledger_id, "", True)])
+        handle.doubted = False
 
     def adds(self, ledger_id: int) -> int:
         """Counts up with each frame of adds for the ledger that came."""
@@ -165,24 +194,23 @@ class LedgerHandles:
         self._storage.dropped(ledger_id)
 
     async def lacks(self, record: LedgerRecord) -> bool:
-        """Whether an entry that a CLOSED ledger's record says belongs here is not here. Counted
-        where it may be any: for ledgers that the journals held something of at start; of others
-        only the last one may have gone with the end of a journal. Raises DiskFailed."""
+        """Whether an entry that a CLOSED ledger's record says belongs here is not here: all are
+        counted, for repair copies in any order. COUNTED_PER_S. Raises DiskFailed."""
         assert record.last_entry is not None
-        replayed = self._storage.replayed
-        counted = replayed is None or record.ledger_id in replayed
         for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
             for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
                 window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
-                kept = [each for each in reversed(window) if keeps(record, slot, each)]
-                kept = kept if counted else kept[:1]
+                kept = [each for each in window if keeps(record, slot, each)]
                 if kept:
-                    here = await self._storage.stored(record.ledger_id, kept[-1], kept[0])
+                    here = await self._storage.stored(record.ledger_id, kept[0], kept[-1])
                     if any(each not in here for each in kept):
                         return True
-                    if not counted:
-                        return False
+                    await asyncio.sleep(len(kept) / COUNTED_PER_S)
         return False
+
+    def has_state(self, ledger_id: int) -> bool:
+        """Whether anything is known here of the ledger itself."""
+        return self._storage.state(ledger_id) is not None
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Whether it is buried."""
@@ -201,14 +229,14 @@ class LedgerHandles:
 
     async def doubt(self, judged: Sequence[tuple[int, str, bool]]) -> None:
         """(ledger, reason, fence): from now on it is in limbo for that reason too ("": for none),
-        and fenced if it is to be and is known or doubted; durable when this returns.
+        and fenced if it is to be; durable when this returns.
 
         Raises JournalFailed.
         """
         changed = []
         for ledger_id, limbo, fence in judged:
             known = self._storage.state(ledger_id)
-            if known is not None or limbo:
+            if known is not None or limbo or fence:
                 base = known or LedgerState(ledger_id, met=False)
                 reason = max(base.limbo, limbo, key=LIMBO_REASONS.index)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
@@ -221,7 +249,11 @@ class LedgerHandles:
         known = self._storage.state(ledger_id)
         if known is not None:
             state = self._storage.without_missing(replace(known, limbo=""))
-            await asyncio.gather(*self._changed(state, known))
+            changed = self._changed(state, known)
+            if ledger_id == EVERY_LEDGER:
+                for handle in self._handles.values():
+                    handle.doubted = False
+            await asyncio.gather(*changed)
 
     def _changed(self, state: LedgerState, known: LedgerState | None) -> list[asyncio.Future[None]]:
         """Make a state known that was `known` in this same step; what is done when it is durable.
@@ -238,23 +270,30 @@ class LedgerHandles:
         if handle is not None:
             handle.state = state
         if state.fenced and not (known and known.fenced):
-            self._fences[ledger_id] = done
-            done.add_done_callback(lambda _: self._fences.pop(ledger_id, None))
+            self._fence_until(ledger_id, done)
         return [asyncio.shield(done)]
+
+    def _fence_until(self, ledger_id: int, done: asyncio.Future[None]) -> None:
+        """Whoever meets the ledger before it is durable that it is fenced waits for that, or makes
+        it good when it failed."""
+
+        def ended(done: asyncio.Future[None]) -> None:
+            failed = done.cancelled() or done.exception() is not None
+            if not failed and self._fences.get(ledger_id) is done:
+                del self._fences[ledger_id]
+
+        self._fences[ledger_id] = done
+        done.add_done_callback(ended)
 
     def wake_all(self) -> None:
         """The node stops: nobody is kept waiting."""
         for handle in self._handles.values():
             handle.end_waiting()
 
-    def _met(self, ledger_id: int, done: asyncio.Task[LedgerHandle]) -> None:
-        del self._meeting[ledger_id]
-        if not done.cancelled():
-            done.exception()  # whoever waited has it; perhaps all were cancelled
-
     async def _meet(self, ledger_id: int) -> LedgerHandle:
         travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whoever began it
         state = self._storage.state(ledger_id)
+        first = state is None or not state.met
         if state is None or not state.met:
             state = await self._first_contact(ledger_id, state)
         try:
@@ -264,15 +303,37 @@ class LedgerHandles:
         state = self._storage.state(ledger_id) or state  # it may have been buried meanwhile
         handle = self._handles[ledger_id] = LedgerHandle(state, last, lac)
         handle.fence_durable = self._fences.get(ledger_id)
+        handle.doubted = bool(self.every().limbo) and not first
         return handle
 
     async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> LedgerState:
         """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
+        doubted = bool(self.every().limbo)
+        found = await self._record(ledger_id)
+        damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
+        known = damaged or LedgerState(ledger_id)
+        surplus = bool(self._bookie_id) and found.closed and not names(found, self._bookie_id)
+        forgotten = doubted and found.state is not RecordState.OPEN
+        state = replace(
+            known,
+            verifiers=found.verifiers,
+            durability=found.durability,
+            met=True,
+            fenced=known.fenced or surplus or forgotten,
+        )
+        state = self._storage.set_state(state)
+        done = self._storage.append([_ledger_record(state)])
+        if state.fenced:
+            self._fence_until(ledger_id, done)
+        return state
+
+    async def _record(self, ledger_id: int) -> LedgerRecord:
+        """The ledger's record, after a sync. Raises Refused."""
         path = paths.ledger(ledger_id)
         try:
             async with asyncio.timeout(METADATA_WAIT_S):
                 await self._metadata.sync(path)
-                found = ledger_record.decode((await self._metadata.get(path)).value)
+                return ledger_record.decode((await self._metadata.get(path)).value)
         except NoNode as error:
             raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
         except TimeoutError as error:
@@ -280,19 +341,6 @@ class LedgerHandles:
             raise Refused(Status.METADATA_UNAVAILABLE, reason) from error
         except (StoreError, ledger_record.BadLedgerRecord) as error:
             raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
-        damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
-        known = damaged or LedgerState(ledger_id)
-        surplus = bool(self._bookie_id) and found.closed and not names(found, self._bookie_id)
-        state = replace(
-            known,
-            verifiers=found.verifiers,
-            durability=found.durability,
-            met=True,
-            fenced=known.fenced or surplus,
-        )
-        state = self._storage.set_state(state)
-        self._storage.append([_ledger_record(state)])
-        return state
 
     async def _last(self, ledger_id: int) -> tuple[int, int]:
         """The highest entry stored, and the last add confirmed that its header carries."""
@@ -303,6 +351,12 @@ class LedgerHandles:
         if header is None or isinstance(header, Undeliverable):
             return last, NO_ENTRY
         return last, header.last_add_confirmed
+
+
+def _ended(tasks: dict[int, asyncio.Task[Any]], ledger_id: int, done: asyncio.Task[Any]) -> None:
+    del tasks[ledger_id]
+    if not done.cancelled():
+        done.exception()  # whoever waited has it; perhaps all were cancelled
 
 
 def _ledger_record(state: LedgerState) -> Record:

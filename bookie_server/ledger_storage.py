@@ -59,7 +59,7 @@ class LedgerStorage:
         stores.on_drop = self._reader.lost_directory
         stores.on_damage = lambda: self.on_doubt()
         self.on_doubt: Callable[[], None] = lambda: None
-        self.replayed: Mapping[int, None] | None = {}
+        self.on_quarantine: Callable[[int], None] = lambda _: None
         self._journals = Journals({}, self.record)
         self._marks: dict[str, Mark] = {}
         self._attached = False
@@ -185,6 +185,7 @@ class LedgerStorage:
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
         """See engine.StorageEngine."""
         state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
+        self.on_quarantine(ledger_id)
         if state.limbo != "lost" and not state.deleted:
             self.set_state(replace(state, limbo="lost"))
             if self._attached and (record := self.record(ledger_id)) is not None:

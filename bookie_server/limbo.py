@@ -13,10 +13,13 @@ Always true:
   after it, and after the limbo of every ledger concerned is durable. Torn concerns those that are
   not CLOSED and name this node; lost, and a record that cannot be understood, all that name it.
   A CLOSED ledger is "lost" after a torn tail if something that belongs here is not here;
-- a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here: a fence is asked for only after
-  its record said so, so one that the tail has taken along comes back;
+- a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if anything is known of it here
+  or its record names this node: a fence is asked for only after its record said so, so one that
+  the tail has taken along comes back. Before the walk is over no normal add is taken of a ledger
+  that was met in an earlier run before its record was read (LedgerHandles.make_sure);
 - limbo is cleared by ClearLimbo alone, if nothing was added to it since the comparison began
-  (`revision`), and for a ledger that was deleted;
+  (`revision`), and for a ledger that was deleted; damage that is found in a ledger that is "lost"
+  already adds to it too: what was told before does not clear it;
 - a ledger is "lost" too while one of its directories is not there; clearing it gives that one up:
   what it may bring back is garbage. One that comes back before is not missed any more;
 - a comparison counts only if the node ran all the while and no directory of the ledger went;
@@ -95,13 +98,18 @@ class Limbo:
         self._check_s = check_s
         self._mass = MassRule("are in limbo and have no record any more")
         self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
-        self._told: dict[int, None] = {}  # ledgers whose revision was told in this run
+        self._told: dict[int, None] = {}  # in this run, since damage was found last
         self._wake = asyncio.Event()
         self._forget_at = 0.0  # when deleted ledgers are looked for again, by the loop's clock
 
     def wake(self) -> None:
         """Look at once: a ledger is in limbo, or a directory may have been dropped."""
         self._wake.set()
+
+    def damaged(self, ledger_id: int) -> None:
+        """Damage was found in what is stored of the ledger: a comparison that began before may have
+        seen it whole, so the next answer is of a new revision."""
+        self._told.pop(ledger_id, None)
 
     async def run(self) -> None:
         """Look every `check_s`, and when a ledger got into limbo or out of it. A journal that
@@ -161,7 +169,7 @@ class Limbo:
 
     async def _judge(self, ledger_id: int, reason: str) -> tuple[str, bool]:
         """Why the ledger is in limbo here from now on, "" if it is not concerned; and whether it
-        is to be fenced if it is known."""
+        is to be fenced."""
         try:
             node = await self._metadata.get(paths.ledger(ledger_id))
             record = ledger_record.decode(node.value)
@@ -170,9 +178,9 @@ class Limbo:
         except BadLedgerRecord as damage:
             _log.error("ledger %d: %s", ledger_id, damage)
             return reason, False
-        if not names(record, self._bookie_id):
-            return "", False
         fence = record.state is not ledger_record.LedgerState.OPEN
+        if not names(record, self._bookie_id):
+            return "", fence and self._ledgers.has_state(ledger_id)
         if reason == LOST or not record.closed:
             return reason, fence
         return (LOST if await self._lacks(record) else ""), fence

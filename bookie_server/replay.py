@@ -43,15 +43,14 @@ async def open_engine(
     ledgers go to. Raises DiskFailed.
     """
     storage, marks = await LedgerStorage.open(directories, config, space)
-    every = storage.state(EVERY_LEDGER)
-    unfinished = every is not None and bool(every.limbo)
     lost = _lost_before_replay(directories, storage, marks)
     replayed = Replayed(storage)
     try:
         endings = await _replay_all(directories, marks, replayed, lost)
     finally:
         replayed.cancel()
-    storage.replayed = None if unfinished else replayed.ledgers
+    if marks is None:
+        lost += _lost_without_checkpoint(endings, replayed)
     for each in endings.values():  # what was logged earlier must not take back what is found now
         _judge(each.replay, storage)
     for why in lost:
@@ -141,6 +140,20 @@ def _lost_before_replay(
     for journal_id, mark in (marks or {}).items():
         if journal_id not in present and not mark.retired:
             lost.append(f"journal directory {journal_id} is missing")
+    return lost
+
+
+def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) -> list[str]:
+    """Why the journals are not all that ever was acknowledged. Nothing of them is removed before a
+    checkpoint is in every ledger directory: without one this is a first start, or those directories
+    are not there, and what is there was formatted by a start that never got so far."""
+    lost = []
+    for journal_id, end in endings.items():
+        file_ids = end.replay.file_ids if end.replay is not None else []
+        if file_ids and file_ids[0] != _FIRST.file_id:
+            lost.append(f"there is no checkpoint, and journal {journal_id} lacks its beginning")
+        elif not file_ids and replayed.ledgers:
+            lost.append(f"there is no checkpoint, and journal {journal_id} is empty, others not")
     return lost
 
 

@@ -238,6 +238,25 @@ def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
     on_a_node(test)
 
 
+def test_limbo_is_not_cleared_if_more_damage_was_found_since_it_was_asked():
+    """Whoever compared had read that entry by then."""
+
+    async def test(node):
+        await asyncio.sleep(2)
+        storage = node.bookie._storage
+        storage.quarantine(OPEN, 0, "a bad block")
+        told = await ask(node, OPEN)
+        assert told.limbo == "lost"
+        storage.quarantine(OPEN, 1, "another one, found later")
+        again = await ask(node, OPEN, told.revision)
+        assert (again.status, again.limbo) == (LIMBO, "lost")
+        assert again.revision > told.revision
+        assert await lacks(node, OPEN) is LIMBO
+        assert (await ask(node, OPEN, again.revision)).status is OK
+
+    on_a_node(test)
+
+
 def test_a_cleared_ledger_goes_from_the_list_at_once_and_clearing_again_is_success():
     async def test(node):
         await tear(node)

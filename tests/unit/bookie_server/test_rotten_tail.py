@@ -5,6 +5,7 @@ import asyncio
 
 import pytest
 
+from bookie_server import ledger_handles
 from bookie_server.api.status import Status
 from bookie_server.journal import segment_ids, segment_path
 from bookie_server.journal_format import RECORD_HEADER_BYTES
@@ -18,6 +19,7 @@ from tests.unit.bookie_server.test_limbo import (
     OPEN,
     TORN,
     change,
+    lacks,
     listed,
     on_a_node,
     tear,
@@ -102,23 +104,33 @@ def test_closed_ledgers_that_are_whole_are_not_doubted_after_a_torn_tail():
     on_a_node(test)
 
 
-def test_of_a_ledger_of_which_nothing_was_replayed_one_look_up_is_enough(monkeypatch):
-    asked = []
+def test_a_gap_in_a_closed_ledger_is_found_though_nothing_of_it_was_replayed():
+    """Repair filled it, and rot took the copy along."""
 
     async def test(node):
-        await asyncio.sleep(10)  # flushed
+        assert await node.add(entry(CLOSED, 3), recovery=True) == [OK]
+        await closed_at(node, 3)
+        await asyncio.sleep(11)  # flushed
+        assert await node.add(entry(CLOSED, 2), recovery=True) == [OK]
+        await rot(node, entry(CLOSED, 2), IN_THE_RECORD_HEADER)
+        await node.start()
+        await asyncio.sleep(10)
+        assert await node.statuses(CLOSED, 0, 3) == [OK, OK, LIMBO, OK]
+        assert (await listed(node))[CLOSED] == LOST_VALUE
+
+    on_a_node(test)
+
+
+def test_the_entries_of_closed_ledgers_are_counted_at_a_bounded_rate(monkeypatch):
+    monkeypatch.setattr(ledger_handles, "COUNTED_PER_S", 0.1)
+
+    async def test(node):
         await tear(node)
         await node.start()
-        storage = node.bookie._storage
-        real = storage.stored
-
-        async def counted(ledger_id, first, last):
-            asked.append((ledger_id, first, last))
-            return await real(ledger_id, first, last)
-
-        monkeypatch.setattr(storage, "stored", counted)
-        await asyncio.sleep(10)
-        assert asked == [(CLOSED, 1, 1)]
+        await asyncio.sleep(19)
+        assert await lacks(node, CLOSED) is TORN, "its two entries are counted in 20 s"
+        await asyncio.sleep(5)
+        assert await lacks(node, CLOSED) is Status.NO_SUCH_ENTRY
 
     on_a_node(test)
 
