@@ -22,17 +22,19 @@ FOLDER, PATH, TEMPORARY = "checkpoint", "checkpoint/mark", "checkpoint/mark.tmp"
 
 _HEAD = struct.Struct("<4sHHI")
 _ITEM = struct.Struct("<QQHH")
-_RETIRED = 1
+_RETIRED, _MISSED = 1, 2
 _CRC = struct.Struct("<I")
 _VERSION_1 = struct.Struct("<4sHHQQ")
 
 
 class Mark(NamedTuple):
     """Of one journal directory. `retired`: nothing in it is needed, nor ever will be: it may be
-    missing; if it is there it is not replayed."""
+    missing; if it is there it is not replayed. `missed`: retired because it was missing at a start,
+    which put every ledger in limbo: if it is there it is replayed after all (late_replay.py)."""
 
     position: Position
     retired: bool = False
+    missed: bool = False
 
 
 Marks = Mapping[str, Mark]
@@ -46,9 +48,10 @@ class BadCheckpoint(Exception):
 def encode(marks: Marks) -> bytes:
     parts = [_HEAD.pack(MAGIC, VERSION, 0, len(marks))]
     for journal_id in sorted(marks):
-        position, retired = marks[journal_id]
+        position, retired, missed = marks[journal_id]
+        flags = (_RETIRED if retired else 0) | (_MISSED if missed else 0)
         name = journal_id.encode()
-        parts += (_ITEM.pack(*position, _RETIRED if retired else 0, len(name)), name)
+        parts += (_ITEM.pack(*position, flags, len(name)), name)
     body = b"".join(parts)
     return body + _CRC.pack(crc32c(body))
 
@@ -76,7 +79,8 @@ def _decode_items(body: bytes) -> Marks:
         file_id, offset, flags, length = _ITEM.unpack_from(body, at)
         at += _ITEM.size + length
         name = body[at - length : at].decode()
-        marks[name] = Mark(Position(file_id, offset), bool(flags & _RETIRED))
+        position = Position(file_id, offset)
+        marks[name] = Mark(position, bool(flags & _RETIRED), bool(flags & _MISSED))
     return marks
 
 

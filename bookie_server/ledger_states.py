@@ -83,14 +83,14 @@ class LedgerStates:
             for ledger_id, state in copy.items():
                 known = self._states.get(ledger_id)
                 self._states[ledger_id] = (
-                    _doubted(state) if known is None else brought_back(known, state)
+                    doubted(state) if known is None else brought_back(known, state)
                 )
         for ledger_id, state in self._states.items():
             if any(copy.get(ledger_id) != state for copy in (*every, *older)):
                 self._dirty[ledger_id] = None
 
 
-def _doubted(state: LedgerState) -> LedgerState:
+def doubted(state: LedgerState) -> LedgerState:
     """As it may have been when it was forgotten; a tombstone says all there is to say."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:
         return state

@@ -84,23 +84,23 @@ class LedgerStorage:
         storage._marks = dict(marks or {})
         return storage, marks
 
-    async def attach(
-        self, journals: Journals, damaged: Mapping[str, Sequence[int]] | None = None
-    ) -> None:
+    async def attach(self, journals: Journals, replayed: Mapping[str, Sequence[int]]) -> None:
         """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
 
-        It is durable when this returns, and the old segments are gone; the `damaged` ones, by
-        directory, are kept under another name. From here on every flush moves the checkpoint.
+        It is durable when this returns, and the old segments are gone; those that `replayed` names
+        as damaged, by each directory that was replayed, are kept under another name. From here on
+        every flush moves the checkpoint.
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
         await self._stores.purge(self._states.all())
         self._journals, self._attached = journals, True
         journals.on_failure = self._on_journal_failure
-        gone = [i for i in self._marks if i not in journals.live]
-        self._marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
+        for i, mark in self._marks.items():
+            missed = i not in replayed and (mark.missed or not mark.retired)
+            self._marks[i] = mark._replace(retired=True, missed=missed)
         self._marks.update({i: Mark(position) for i, position in journals.synced().items()})
         await self._stores.write_checkpoint(self._marks)
-        for journal_id, file_ids in (damaged or {}).items():
+        for journal_id, file_ids in replayed.items():
             for file_id in file_ids:
                 await journals.set_aside(journal_id, file_id)
         await journals.forget_before(journals.synced())

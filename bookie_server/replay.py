@@ -9,7 +9,8 @@ Always true:
 - bytes below it that cannot be read are damage: whose they are known puts that ledger in limbo
   (and fences it, unless the record was an entry: it may have been a fence); whose they are
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
-  checkpoint moves past the damage.
+  checkpoint moves past the damage;
+- a journal that an earlier start missed is replayed after all others (late_replay.py).
 """
 
 import logging
@@ -24,6 +25,7 @@ from bookie_server.entry_index import EVERY_LEDGER, LedgerState
 from bookie_server.journal import FOLDER, Journal, Replay, segment_ids
 from bookie_server.journal_format import Kind, Position, Suspect
 from bookie_server.journals import Journals
+from bookie_server.late_replay import LateReplayed
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import TORN, doubt_the_tail
 from bookie_server.replayed import Replayed
@@ -44,11 +46,13 @@ async def open_engine(
     """
     storage, marks = await LedgerStorage.open(directories, config, space)
     lost = _lost_before_replay(directories, storage, marks)
-    replayed = Replayed(storage)
+    replayed, late = Replayed(storage), LateReplayed(storage)
     try:
         endings = await _replay_all(directories, marks, replayed, lost)
+        endings.update(await _replay_late(directories, marks, late))
     finally:
         replayed.cancel()
+        late.cancel()
     if marks is None:
         lost += _lost_without_checkpoint(endings, replayed)
     for each in endings.values():  # what was logged earlier must not take back what is found now
@@ -57,19 +61,21 @@ async def open_engine(
         _lost(storage, why)
     await storage.flush()
     journals = await _begin(directories, endings, config, storage)
-    damaged = {i: end.damaged for i, end in endings.items() if i in journals.live}
-    await storage.attach(journals, damaged)
+    await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
     return storage
 
 
 async def _replay_all(
     directories: Directories, marks: Marks | None, replayed: Replayed, lost: list[str]
 ) -> dict[str, "_End"]:
-    """What each journal ended with; why one of several cannot be read is added to `lost`."""
+    """What each journal ended with, but those that are back after a start that missed them; why
+    one of several cannot be read is added to `lost`."""
     endings: dict[str, _End] = {}
     for directory in directories.journals:
         mark = (marks or {}).get(directory.id)
         try:
+            if mark is not None and await _is_back(directory.disk, mark):
+                continue
             if mark is None and marks and await segment_ids(directory.disk):
                 mark = Mark(_FIRST)  # it came and was used since: all of it has to be there
             endings[directory.id] = await _replay(directory.disk, mark, replayed)
@@ -79,6 +85,35 @@ async def _replay_all(
             lost.append(f"journal directory {directory.name} cannot be read: {error}")
     await replayed.end()
     return endings
+
+
+async def _replay_late(
+    directories: Directories, marks: Marks | None, late: LateReplayed
+) -> dict[str, "_End"]:
+    """What each journal ended with that an earlier start missed. One that cannot be read stays
+    missed; what that may have cost was said then."""
+    endings: dict[str, _End] = {}
+    for directory in directories.journals:
+        mark = (marks or {}).get(directory.id)
+        try:
+            if mark is not None and await _is_back(directory.disk, mark):
+                text = "journal directory %s was missing at an earlier start and is back"
+                _log.error(text, directory.name)
+                end = await _replay(directory.disk, mark, late)
+                for suspect in end.replay.damage if end.replay is not None else ():
+                    _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
+                endings[directory.id] = end._replace(replay=None)  # nothing of it is judged
+        except DiskFailed as error:
+            if len(directories.journals) == 1:
+                raise
+            _log.error("journal directory %s cannot be read: %s", directory.name, error)
+    await late.end()
+    return endings
+
+
+async def _is_back(disk: Disk, mark: Mark) -> bool:
+    """Whether it is the journal that a start missed, as it was. Raises DiskFailed."""
+    return mark.missed and not _was_used_since(mark, await segment_ids(disk))
 
 
 async def _begin(
@@ -167,7 +202,7 @@ async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
     """Raises DiskFailed."""
     await disk.make_folder(FOLDER)
     there = await segment_ids(disk)
-    if mark is not None and mark.retired and not _was_used_since(mark, there):
+    if mark is not None and mark.retired and not (mark.missed or _was_used_since(mark, there)):
         newest = max([mark.position.file_id, *there])
         _log.info("journal: 0 records replayed")
         return _End(newest + 1, mark.position, [], None)

@@ -51,6 +51,12 @@ def test_bk_4844_marks_of_several_journals_are_compared_one_by_one():
     assert checkpoint.furthest(retired, {"a": Mark(Position(3, 0))})["a"] == Mark(Position(3, 0))
 
 
+def test_a_journal_that_was_missed_is_retired_and_said_to_be_missed():
+    marks = {"a": Mark(Position(2, 4096), retired=True, missed=True)}
+    assert checkpoint.encode(marks)[28:30] == b"\x03\0"
+    assert checkpoint.decode(checkpoint.encode(marks), "") == marks
+
+
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
 def test_after_a_crash_there_is_the_last_checkpoint_written_or_the_one_under_way(keep):
     async def main():

@@ -6,6 +6,7 @@ import pytest
 
 from bookie_server import checkpoint, rocks_index
 from bookie_server.api.settings import load, parse_overrides
+from bookie_server.checkpoint import Mark
 from bookie_server.config import BookieConfig
 from bookie_server.disk import DiskFull
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState
@@ -42,7 +43,7 @@ async def prepare(disks, offsets):
         await directory.index.sync()
         await directory.index.close()
         await logs.close()
-        await checkpoint.write(directory.disk, {"j": (Position(1, offset), False)})
+        await checkpoint.write(directory.disk, {"j": Mark(Position(1, offset))})
 
 
 @pytest.mark.parametrize(("offsets", "limbo"), [((4096, 4096), ""), ((8192, 4096), "lost")])
