@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from bookie_server import layout
@@ -90,7 +91,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 def main() -> None:
-    arguments = _parser().parse_args()
+    arguments = parsed()
     try:
         config = load(BookieConfig, arguments.config, parse_overrides(arguments.set))
     except BadSettings as error:
@@ -108,6 +109,15 @@ def main() -> None:
         log.exception("a defect")
         leave(DEFECT, f"a defect, please report it: {error!r}")
     leave(STOPPED, "stopped")
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Those of the process, or the ones given. Ends it with BAD_CONFIG when they are wrong."""
+    parser = _parser()
+    found = parser.parse_args(arguments)
+    if found.force and not found.rebuild_index:
+        parser.error("--force is for --rebuild-index, which is not given")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:

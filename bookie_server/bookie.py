@@ -135,7 +135,7 @@ class Bookie:
             config,
             disks,
         )
-        disks.attach(storage.failure, storage.drop)
+        disks.attach(storage.failure, storage.drop, storage.absent)
         return cls(bookie_id, disks, storage, metadata, config, cluster_id)
 
     @property

@@ -166,14 +166,21 @@ class DiskMonitor:
         self._said: object = None
         self._failure: Callable[[str], str] = lambda _: ""
         self._drop: Callable[[str, DiskFailed], None] = lambda *_: None
+        self._find_absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict
+        self._absent: list[DirectoryState] = []
         self.listeners: list[Callable[[], None]] = []
 
     def attach(
-        self, failure: Callable[[str], str], drop: Callable[[str, DiskFailed], None]
+        self,
+        failure: Callable[[str], str],
+        drop: Callable[[str, DiskFailed], None],
+        absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
         """Who owns the directories: `failure` of an id is why it was dropped ("": it lives),
-        `drop` drops one."""
-        self._failure, self._drop = failure, drop
+        `drop` drops one, `absent` names by role those that were known and were not given, by id:
+        why that matters."""
+        self._failure, self._drop, self._find_absent = failure, drop, absent
+        self._look_for_absent()
         for directory_id, watch in self._watches.items():
             if watch.failed is not None:
                 drop(directory_id, watch.failed)
@@ -209,7 +216,8 @@ class DiskMonitor:
     @property
     def states(self) -> list[DirectoryState]:
         """All directories, in the order they were given; those that are not there last."""
-        return [self.state(directory_id) for directory_id in self._watches] + self._lost
+        given = [self.state(directory_id) for directory_id in self._watches]
+        return given + self._lost + self._absent
 
     def state(self, directory_id: str) -> DirectoryState:
         watch = self._watches[directory_id]
@@ -259,7 +267,15 @@ class DiskMonitor:
                 watch.failed = error
                 _log.error("directory %s failed: %s", watch.directory.name, error)
                 self._drop(directory_id, error)
+        self._look_for_absent()
         self._tell()
+
+    def _look_for_absent(self) -> None:
+        self._absent = [
+            DirectoryState(directory_id, Role(role), Space(0, 0), failure=why)
+            for role, found in self._find_absent().items()
+            for directory_id, why in found.items()
+        ]
 
     def _missing_bytes(self) -> int:
         """Reserves to be made again, of all directories: they may share one file system."""
@@ -268,7 +284,8 @@ class DiskMonitor:
 
     def _tell(self) -> None:
         """Call the listeners when something but the free bytes changed."""
-        says = [(each.full, self._why_failed(i)) for i, each in self._watches.items()]
+        says: list[object] = [(w.full, self._why_failed(i)) for i, w in self._watches.items()]
+        says += [each.name for each in self._absent]
         if says == self._said:
             return
         self._said = says

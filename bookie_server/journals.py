@@ -185,7 +185,7 @@ class Journals:
                 self.ended.set_exception(error)
                 self.ended.exception()  # whoever watches hears of it; nobody must
             return
-        _log.error("journal directory %s failed and is given up: %s", journal_id, error)
+        _log.error("journal directory %s failed and is dropped: %s", journal_id, error)
         del self._live[journal_id]
         self.failures[journal_id] = str(error)
         relief: asyncio.Future[None] = asyncio.get_running_loop().create_future()

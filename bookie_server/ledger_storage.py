@@ -62,6 +62,7 @@ class LedgerStorage:
         self.on_quarantine: Callable[[int], None] = lambda _: None
         self._journals = Journals({}, self.record)
         self._marks: dict[str, Mark] = {}
+        self._absent_journals: list[str] = []
         self._attached = False
         self._hurried = False
         self._flush_begun: _Flush | None = None
@@ -93,6 +94,9 @@ class LedgerStorage:
         """
         assert not self.has_unflushed, "the checkpoint would pass what no store has"
         await self._stores.purge(self._states.all())
+        there = (*journals.live, *journals.failures)
+        needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
+        self._absent_journals = [each for each in needed if each not in there]
         self._journals, self._attached = journals, True
         journals.on_failure = self._on_journal_failure
         for i, mark in self._marks.items():
@@ -122,6 +126,13 @@ class LedgerStorage:
         """Why the directory was lost; empty while it lives."""
         stores, journals = self._stores.failures, self._journals.failures
         return journals.get(directory_id) or stores.get(directory_id, "")
+
+    def absent(self) -> dict[str, dict[str, str]]:
+        """Directories that were known and were not given at the start, by role and id, and what to
+        tell of them: a ledger directory until every ledger gave it up, a journal for this run."""
+        why = "it was missing at the start; what it held last may be lost"
+        ledgers = self._stores.absent(self._states.all())
+        return {"journal": dict.fromkeys(self._absent_journals, why), "ledger": ledgers}
 
     def drop(self, directory_id: str, error: DiskFailed) -> None:
         """The directory was found to be lost: not used any more."""

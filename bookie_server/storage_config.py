@@ -84,16 +84,28 @@ class StorageConfig:
     def __post_init__(self) -> None:
         """Raises ValueError when the largest entry would not fit a budget."""
         entry = self.entry_bytes_max + _SPARE
-        for name, budget in (
-            ("journal_bytes_max", self.journal_bytes_max - self.journal_batch_bytes_max),
-            ("journal_pending_bytes_max", self.journal_pending_bytes_max),
-            ("write_cache_bytes / 2", self.write_cache_bytes // 2),
-            ("read_pending_bytes_max", self.read_pending_bytes_max),
-            ("receive_bytes_max", self.receive_bytes_max),
+        for name, least in (
+            ("journal_bytes_max", entry + self.journal_batch_bytes_max),
+            ("journal_pending_bytes_max", entry),
+            ("write_cache_bytes", 2 * entry),
+            ("read_pending_bytes_max", entry),
+            ("receive_bytes_max", entry),
+            ("recovery_reserve_bytes", self.entry_bytes_max + _LITTLE),
         ):
-            if budget < entry:
-                raise ValueError(f"{name} must leave {entry} bytes for an entry, got {budget}")
-        if self.recovery_reserve_bytes < self.entry_bytes_max + _LITTLE:
-            raise ValueError("recovery_reserve_bytes must hold an entry of entry_bytes_max")
+            if getattr(self, name) < least:
+                raise ValueError(self._too_small(name, least))
         if self.disk_usage_low >= self.disk_usage_high:
-            raise ValueError("disk_usage_low must be below disk_usage_high, or nodes flap")
+            raise ValueError(
+                f"disk_usage_low {self.disk_usage_low} must be below disk_usage_high"
+                f" {self.disk_usage_high}, or nodes flap"
+            )
+
+    def _too_small(self, name: str, least: int) -> str:
+        others = ["entry_bytes_max"]
+        if name == "journal_bytes_max":
+            others.append("journal_batch_bytes_max")
+        lower = " or ".join(f"{each} ({getattr(self, each)})" for each in others)
+        return (
+            f"{name} is {getattr(self, name)}, too small for the largest entry: give it at least"
+            f" {least}, or lower {lower}"
+        )

@@ -29,6 +29,7 @@ from bookie_server.storage_config import StorageConfig
 from bookie_server.write_cache import CacheHalf
 
 NEAR_SHARE = 0.9  # of the most free bytes: directories between which ledgers are spread
+_UNKNOWN = "none of the directories given has this id"
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,7 @@ class Stores:
         """Why the index of the only directory that lives is not to be trusted."""
         self.on_damage: Callable[[], None] = lambda: None
         self._given: dict[str, int] = {}  # ledgers that `choose` gave each directory
+        self._any_absent = False  # whether states name directories that nobody gave
         for store in stores:
             store.index.on_damage = partial(self._index_damaged, store.id)
 
@@ -101,18 +103,34 @@ class Stores:
 
     def tell_missing(self, states: Iterable[LedgerState]) -> None:
         """One log line for each directory that is not there and may hold entries of ledgers."""
-        counts: dict[str, int] = {}
-        for state in states:
-            for each in state.directories:
-                if each not in self._live:
-                    counts[each] = counts.get(each, 0) + 1
+        counts = self._counts_of_missing(states)
+        self._any_absent = any(each not in self.failures for each in counts)
         for directory_id, count in counts.items():
-            why = self.failures.get(directory_id, "none of the directories given has this id")
+            why = self.failures.get(directory_id, _UNKNOWN)
             _log.error(
                 "ledger directory %s is not there (%s): %d ledgers are in limbo until they are"
                 " repaired or it comes back",
                 *(directory_id, why, count),
             )
+
+    def absent(self, states: Iterable[LedgerState]) -> dict[str, str]:
+        """Directories that may hold entries of ledgers and that no directory given is, by id, and
+        how that is told: until each of those ledgers gave them up. Found by `tell_missing`."""
+        if not self._any_absent:
+            return {}
+        counts = self._counts_of_missing(states)
+        found = {each: count for each, count in counts.items() if each not in self.failures}
+        self._any_absent = bool(found)
+        return {each: f"{_UNKNOWN} (ledgers with entries there: {n})" for each, n in found.items()}
+
+    def _counts_of_missing(self, states: Iterable[LedgerState]) -> dict[str, int]:
+        """By directory that does not live: how many ledgers may have entries there."""
+        counts: dict[str, int] = {}
+        for state in states:
+            for each in state.directories:
+                if each not in self._live:
+                    counts[each] = counts.get(each, 0) + 1
+        return counts
 
     def without_missing(self, state: LedgerState) -> LedgerState:
         """The state, as its next revision will say it, without directories that do not live: they
@@ -149,7 +167,8 @@ class Stores:
         for directory_id, ledger_ids in garbage.items():
             try:
                 dropped = await self._live[directory_id].delete_ledgers(ledger_ids)
-                _log.info("directory %s is back: %d ledgers go", directory_id, dropped)
+                if dropped:
+                    _log.info("directory %s is back: %d ledgers go", directory_id, dropped)
             except DiskFailed as error:
                 self.drop(directory_id, error)
         self.check()
@@ -159,7 +178,7 @@ class Stores:
         store = self._live.pop(directory_id, None)
         if store is not None:
             self.failures[directory_id] = str(error)
-            _log.error("ledger directory %s is given up: %s", directory_id, error)
+            _log.error("ledger directory %s is dropped: %s", directory_id, error)
             self.on_drop()
             if self.space is not None:
                 self.space.poke()  # whoever asks how we are is told at once

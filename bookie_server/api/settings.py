@@ -21,9 +21,10 @@ class BadSettings(ValueError):
 
 
 class Settings(BaseModel):
-    """Base of every class of settings: unknown keys refused, values fixed once read."""
+    """Base of every class of settings: unknown keys refused, values fixed once read, numbers
+    finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 S = TypeVar("S", bound=Settings)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 app = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
 TIMEOUT_S = 5.0
+PORT_MAX = 65535
 
 
 @app.command("list")
@@ -39,7 +40,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
     columns = ("BOOKIE", "STATE", "ADDRESS", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
         (
-            *(r["id"], r["state"], r["address"], r["rack"], gib(r["free_bytes"])),
+            *(r["id"], r["state"], r["address"], r["rack"], in_units(r["free_bytes"])),
             *(r["limbo_ledgers"], r["version"], r["why"]),
         )
         for r in rows
@@ -55,7 +56,8 @@ def info(
     service_url: UrlOption = None,
 ) -> None:
     """What a bookie says of itself; with host:port nothing but that bookie is asked."""
-    address = bookie if ":" in bookie else asyncio.run(_address(bookie, service_url))
+    named = ":" in bookie
+    address = checked_address(bookie) if named else asyncio.run(_address(bookie, service_url))
     answer = asyncio.run(_ask(address, timeout))
     if json:
         plain = {**answer._asdict(), "address": address, "status": answer.status.name}
@@ -65,7 +67,7 @@ def info(
     print_facts(_facts(address, answer))
     columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
     rows = [
-        (d.path, d.role, gib(d.free_bytes), gib(d.total_bytes), _state(d))
+        (d.path, d.role, in_units(d.free_bytes), in_units(d.total_bytes), _state(d))
         for d in answer.directories
     ]
     if rows:
@@ -81,7 +83,7 @@ def ready(
     """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
     from spark_ledger.bookies.bookie_info import why_not_ready
 
-    why = why_not_ready(asyncio.run(_ask(address, timeout)))
+    why = why_not_ready(asyncio.run(_ask(checked_address(address), timeout)))
     if why:
         fail(f"the bookie at {address} is not ready: {why}")
     print("ready")
@@ -142,8 +144,13 @@ async def registered(service_url: str) -> list[dict[str, Any]]:
         await store.close()
 
 
-def gib(free_bytes: object) -> str:
-    return f"{free_bytes / 2**30:.1f} GiB" if isinstance(free_bytes, int) else ""
+def in_units(size_bytes: object) -> str:
+    """In GiB, below one in MiB; empty when it is not known."""
+    if not isinstance(size_bytes, int):
+        return ""
+    if size_bytes < 2**30:
+        return f"{size_bytes / 2**20:.1f} MiB"
+    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 _SHORT = {"writable": "rw", "read-only": "ro", "down": "lost"}
@@ -165,6 +172,17 @@ def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
         "total_bytes": bookie.get("total_bytes"),
         "limbo_ledgers": bookie["limbo_ledgers"],
     }
+
+
+def checked_address(address: str) -> str:
+    """It. Raises BadConfig when it is no host:port: another port would be asked, or none."""
+    host, _, port = address.rpartition(":")
+    if host and port.isascii() and port.isdigit() and 1 <= int(port) <= PORT_MAX:
+        return address
+    raise BadConfig(
+        f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to {PORT_MAX}",
+        "`spark-ledger bookie list` tells the addresses.",
+    )
 
 
 async def _address(bookie_id: str, service_url: str | None) -> str:
@@ -204,7 +222,7 @@ def _facts(address: str, answer: "InfoResponse") -> dict[str, object]:
         "reason": answer.reason,
         "ledgers": answer.ledgers,
         "in limbo": answer.limbo_ledgers,
-        "free": f"{gib(answer.free_bytes)} of {gib(answer.total_bytes)}",
+        "free": f"{in_units(answer.free_bytes)} of {in_units(answer.total_bytes)}",
         "reclaim": answer.reclaim,
     }
     return {name: value for name, value in facts.items() if value != ""}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_ledger.cli.bookie import gib, registered
+from spark_ledger.cli.bookie import in_units, registered
 from spark_ledger.cli.common import App, JsonOption, print_json, print_table
 from spark_ledger.config import DEFAULT_SERVICE_URL, SERVICE_URL_VARIABLE, client_config
 from spark_ledger.errors import Unavailable
@@ -78,7 +78,13 @@ def status(
     print(f"cluster at {url}")
     columns = ("BOOKIE", "STATE", "ADDRESS", "FREE", "REASON")
     rows = [
-        (b["id"], b["state"], b.get("address", ""), gib(b.get("free_bytes")), b.get("reason", ""))
+        (
+            b["id"],
+            b["state"],
+            b.get("address", ""),
+            in_units(b.get("free_bytes")),
+            b.get("reason", ""),
+        )
         for b in found
     ]
     print_table(columns, rows, "no bookies")

@@ -117,7 +117,8 @@ def limbo(
     service_url: UrlOption = None,
 ) -> None:
     """Ledgers that a bookie may have lost something of, until they are repaired: torn, after an
-    unclean stop with a torn write; lost, after damage or the loss of a directory."""
+    unclean stop with a torn write, or, of page-cache ledgers, any unclean stop; lost, after damage
+    or the loss of a directory."""
 
     if repair:
         _repair_all(idle_s, json, service_url)

@@ -73,6 +73,11 @@ def test_ready_is_status_0_for_a_bookie_that_takes_entries(cluster: LocalCluster
     assert succeeds("bookie", "ready", cluster.bookies[0].address, env=NOBODY) == "ready\n"
 
 
-@pytest.mark.parametrize("address", [f"127.0.0.1:{free_port()}", "127.0.0.1"])
-def test_ready_is_status_1_where_no_bookie_answers(address: str):
+def test_ready_is_status_1_where_no_bookie_answers():
+    address = f"127.0.0.1:{free_port()}"
     assert f"the bookie at {address} does not answer" in fails("bookie", "ready", address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999"])
+def test_ready_is_status_1_for_what_is_no_address(address: str):
+    assert f"'{address}' is no address of a bookie" in fails("bookie", "ready", address)

@@ -21,20 +21,50 @@ def test_a_limit_that_is_set_reaches_the_storage_engine():
     assert load(BookieConfig, None, {"retry_after_ms": "5"}).storage().retry_after_ms == 5
 
 
-def test_limits_that_the_largest_entry_does_not_fit_are_refused():
-    with pytest.raises(BadSettings, match="journal_pending_bytes_max must leave"):
-        load(BookieConfig, None, {"journal_pending_bytes_max": 1024})
+ENTRY_BYTES = 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "lower"),
+    [
+        ("journal_pending_bytes_max", ENTRY_BYTES + 65536, "entry_bytes_max (16777216)"),
+        ("write_cache_bytes", 2 * (ENTRY_BYTES + 65536), "entry_bytes_max (16777216)"),
+        ("recovery_reserve_bytes", ENTRY_BYTES + 4096, "entry_bytes_max (16777216)"),
+        (
+            "journal_bytes_max",
+            ENTRY_BYTES + 65536 + (8 << 20),
+            "entry_bytes_max (16777216) or journal_batch_bytes_max (8388608)",
+        ),
+    ],
+)
+def test_limits_that_the_largest_entry_does_not_fit_are_refused_with_what_would_do(
+    name, least, lower
+):
+    load(BookieConfig, None, {name: least})
+    with pytest.raises(BadSettings) as wrong:
+        load(BookieConfig, None, {name: least - 1})
+    assert str(wrong.value) == (
+        f"{name} is {least - 1}, too small for the largest entry: give it at least {least}, or"
+        f" lower {lower}"
+    )
+
+
+@pytest.mark.parametrize("given", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize("name", ["disk_hang_s", "flush_interval_s", "disk_usage_high"])
+def test_a_number_that_is_not_finite_is_refused(name, given):
+    with pytest.raises(BadSettings, match=f"^{name}: .*, got '{given}'"):
+        load(BookieConfig, None, {name: given})
 
 
 def test_a_reserve_of_recovery_that_does_not_hold_the_largest_entry_is_refused():
     """A stream of large adds could keep such an entry out for ever."""
-    with pytest.raises(BadSettings, match="recovery_reserve_bytes must hold an entry"):
+    with pytest.raises(BadSettings, match="recovery_reserve_bytes is 16777216, too small"):
         load(BookieConfig, None, {"recovery_reserve_bytes": 16 << 20})
 
 
 @pytest.mark.parametrize("low", [0.95, 0.99])
 def test_thresholds_of_disk_space_that_would_flap_are_refused(low):
-    with pytest.raises(BadSettings, match="disk_usage_low must be below disk_usage_high"):
+    with pytest.raises(BadSettings, match=f"disk_usage_low {low} must be below disk_usage_high"):
         load(BookieConfig, None, {"disk_usage_low": low})
 
 

@@ -11,6 +11,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.checkpoint import Mark
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
+from bookie_server.disk_monitor import degraded_reason
 from bookie_server.journal_format import Position
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
@@ -233,6 +234,7 @@ def test_bk_4105_of_several_checkpoints_the_further_mark_counts():
         await checkpoint.write(node.ledgers["d1"], {"j0": Mark(Position(1, 4096))})
         await node.start()
         assert node.bookie.readonly_reason == ""
+        assert degraded_reason(node.bookie.disks.states) == ""
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
     on_a_wide_node(test)
@@ -336,6 +338,9 @@ def test_a_missing_journal_puts_every_ledger_in_limbo():
         await node.start()
         assert "limbo" in node.bookie.readonly_reason
         assert set(await node.statuses(1, 5, 6)) == {LIMBO}
+        assert "journal directory j0 failed: it was missing" in degraded_reason(
+            node.bookie.disks.states
+        )
         await node.stop_and_start()
         assert "limbo" in node.bookie.readonly_reason
 

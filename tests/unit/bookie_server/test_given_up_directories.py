@@ -12,6 +12,7 @@ from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
+from bookie_server.disk_monitor import degraded_reason
 from bookie_server.entry_index import (
     LedgerState,
     Location,
@@ -383,5 +384,77 @@ def test_a_ledger_that_only_a_directory_of_before_knows_is_fenced_and_doubted():
             assert await node.statuses(ledger, 2, 2) == [LIMBO]
         assert await node.add(entry(4, 2)) == [OK]
         assert await node.statuses(4, 3, 3) == [ABSENT]
+
+    on_a_node(test)
+
+
+def told(node):
+    return degraded_reason(node.bookie.disks.states)
+
+
+def test_a_directory_that_a_start_misses_is_named_until_the_last_ledger_gave_it_up():
+    async def test(node):
+        await flushed(node)
+        assert told(node) == ""
+        await lose_d1(node, "at a start")
+        assert told(node) == (
+            "ledger directory d1 failed: none of the directories given has this id (ledgers with"
+            " entries there: 4)"
+        )
+        info = await node._ask("Info", m.InfoRequest(ID))
+        assert [d.path for d in info.directories if d.failure] == ["d1"]
+        changes = []
+        node.bookie.disks.listeners.append(lambda: changes.append(told(node)))
+        await repair(node, 1, 3, 5)
+        await flushed(node)
+        assert "(ledgers with entries there: 1)" in told(node)
+        await repair(node, 7)
+        await flushed(node)
+        assert told(node) == ""
+        assert changes[-1] == "", "whoever asks how we are is told"
+        await node.crash()
+        assert told(node) == ""
+
+    on_a_node(test)
+
+
+def test_a_directory_that_is_back_is_named_no_more():
+    async def test(node):
+        await flushed(node)
+        await lose_d1(node, "at a start")
+        node.out = []
+        await node.crash()
+        assert told(node) == ""
+
+    on_a_node(test)
+
+
+def test_a_directory_that_fails_is_named_once():
+    async def test(node):
+        await flushed(node)
+        await lose_d1(node, "while it runs")
+        assert told(node) == "ledger directory ledger failed: it is gone"
+
+    on_a_node(test)
+
+
+def test_the_return_of_a_directory_is_told_only_when_something_goes(caplog):
+    caplog.set_level("INFO")
+
+    def back():
+        lines = [each for each in caplog.messages if "d1 is back" in each]
+        caplog.clear()
+        return lines
+
+    async def test(node):
+        await flushed(node)
+        await lose_d1(node, "at a start")
+        await repair(node, 1, 3)
+        await flushed(node)
+        node.out = []
+        await node.crash()
+        assert back() == ["directory d1 is back: 2 ledgers go"]
+        await node.crash()
+        assert back() == []
 
     on_a_node(test)

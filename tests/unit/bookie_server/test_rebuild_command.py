@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from bookie_server import checkpoint, rocks_index
+from bookie_server import checkpoint, exit_status, rocks_index
+from bookie_server.__main__ import parsed
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.checkpoint import Mark
 from bookie_server.config import BookieConfig
@@ -110,3 +111,12 @@ def test_a_rebuild_that_lacks_space_leaves_the_directory_as_it_was(tmp_path, mon
         await close(first, second)
 
     asyncio.run(main())
+
+
+def test_force_without_rebuild_index_is_refused(capsys):
+    """Who gives it wants all indexes made anew, and would get a bookie that starts."""
+    assert parsed(["--rebuild-index", "--force"]).force
+    with pytest.raises(SystemExit) as end:
+        parsed(["--force"])
+    assert end.value.code == exit_status.BAD_CONFIG
+    assert "--rebuild-index" in capsys.readouterr().err
