@@ -68,13 +68,14 @@ def absence(limbo: str) -> Status:
 def doubt_the_tail(ending: Ending, storage: StorageEngine) -> None:
     """At start, when all was replayed: what the end of the last run leaves in doubt. A torn tail
     may be rot in what was acknowledged last, of any ledger; without a seal, ledgers that are
-    acknowledged from the page cache may lack what they had there. Durable with the next flush."""
+    acknowledged from the page cache may lack what they had there, unless they are fenced: a fence
+    is synced with all that was written before. Durable with the next flush."""
     if ending is Ending.TORN:
         every = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
         storage.set_state(replace(every, limbo=worse(every.limbo, TORN)))
     if ending is not Ending.CLEAN:
         for state in storage.states():
-            if state.durability == "page-cache" and not state.limbo:
+            if state.durability == "page-cache" and not state.fenced and not state.limbo:
                 storage.set_state(replace(state, limbo=TORN))
 
 

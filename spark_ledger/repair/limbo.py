@@ -239,13 +239,17 @@ class _Repair:
                     await self._copy(run)
 
     async def _lacking(self, entries: range, slot: int) -> AsyncIterator[list[int]]:
-        """What the bookie should have of `entries` and cannot deliver, window by window."""
+        """What the bookie should have of `entries` and cannot deliver, window by window. A ledger
+        of page-cache durability is fenced with it: a bookie then knows that all it has is synced,
+        and doubts it at no later start."""
+        fence = self._record.durability == "page-cache"
         at = entries.start
         while at < entries.stop:
             last = min(at + ENTRIES_AT_ONCE, entries.stop) - 1
             response = await self._cluster.bookies.read(
                 *(self._bookie_id, self._ledger_id, at, last),
                 max_bytes=self._cluster.config.read_request_bytes,
+                fence=fence,
                 token=self._token,
             )
             window = range(at, last + 1)

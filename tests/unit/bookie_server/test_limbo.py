@@ -384,6 +384,23 @@ def test_ledgers_acknowledged_from_the_page_cache_are_torn_after_any_unclean_end
     on_a_node(test)
 
 
+def test_what_a_fenced_ledger_has_of_the_page_cache_is_doubted_once_and_not_at_each_later_start():
+    async def test(node):
+        record = LedgerRecord(8, 1, 1, 1, (Fragment(0, (ID,)),), durability="page-cache")
+        admin = node.store.session("admin")
+        await admin.create(paths.ledger(8), ledger_record.encode(record), parents=True)
+        assert await node.add(entry(8, 0)) == [OK]
+        await node.crash("all")
+        assert await lacks(node, 8) is TORN
+        assert await node.fence(8) is OK
+        told = await ask(node, 8)
+        assert (await ask(node, 8, told.revision)).status is OK
+        await node.crash("none")
+        assert await lacks(node, 8) is ABSENT
+
+    on_a_node(test)
+
+
 def test_a_list_left_by_an_earlier_run_is_put_right():
     async def test(node):
         await tear(node)

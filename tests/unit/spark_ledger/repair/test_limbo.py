@@ -54,6 +54,17 @@ async def test_what_a_bookie_lost_is_copied_back_and_the_rest_left_alone():
     assert not cluster.bookies["b"].limbo
 
 
+@pytest.mark.parametrize(("durability", "fenced"), [("page-cache", True), ("synced", False)])
+@simulated
+async def test_a_ledger_of_page_cache_durability_is_fenced_where_it_is_compared(durability, fenced):
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 4, durability=durability)).ledger_id
+    await in_limbo(cluster, "b", ledger_id, "torn")
+    (result,) = await repair(ledgers, ledger_id, ["b"])
+    assert result.cleared
+    assert cluster.bookies["b"].fenced.get(ledger_id, False) is fenced
+
+
 @simulated
 async def test_a_member_of_a_striped_ledger_gets_the_entries_of_its_slot_and_no_others():
     cluster, ledgers = await cluster_of(4)
