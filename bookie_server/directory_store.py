@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk
-from bookie_server.entry_index import EntryIndex
+from bookie_server.entry_index import EntryIndex, Location
 from bookie_server.entry_log import EntryLogs
 from bookie_server.ledger_states import Changes
+from bookie_server.placed_log import PlacedLog
 from bookie_server.rebuild import refuse_half_rebuilt
 from bookie_server.storage_config import StorageConfig
 
@@ -58,23 +59,28 @@ class Directories(NamedTuple):
 class DirectoryStore:
     """One ledger directory. Made by `open`."""
 
-    def __init__(self, directory: LedgerDirectory, logs: EntryLogs) -> None:
+    def __init__(self, directory: LedgerDirectory, logs: EntryLogs, placed_log: PlacedLog) -> None:
         self.id = directory.id
         self.disk = directory.disk
         self.index = directory.index
         self.logs = logs
+        self.placed_log = placed_log
         self.index_lock = asyncio.Lock()
 
     @classmethod
     async def open(cls, directory: LedgerDirectory, config: StorageConfig) -> "DirectoryStore":
         """Raises DiskFailed."""
         await refuse_half_rebuilt(directory.disk)
-        return cls(directory, await EntryLogs.open(directory.disk, config))
+        logs = await EntryLogs.open(directory.disk, config)
+        return cls(directory, logs, PlacedLog(directory.disk, logs, config))
 
-    async def write(self, entries: Entries, changes: Changes) -> None:
-        """Durable when it returns. Raises DiskFailed: then nothing of it may be relied on."""
+    async def write(
+        self, entries: Entries, changes: Changes, placed: Sequence[Location] = ()
+    ) -> None:
+        """Entries, what changed, and where entries lie that are here already: durable when it
+        returns. Raises DiskFailed: then nothing of it may be relied on."""
         async with self.index_lock:
-            locations = await self.logs.write(entries)
+            locations = [*await self.logs.write(entries), *placed]
             if changes.forgotten:
                 await self.index.delete_states(changes.forgotten)
             if changes.states:  # first: the index may sync by itself, and then not all of it
@@ -122,6 +128,7 @@ class DirectoryStore:
 
     async def close(self) -> None:
         """Raises DiskFailed."""
+        await self.placed_log.close()
         async with self.index_lock:
             await self.logs.close()
             await self.index.close()

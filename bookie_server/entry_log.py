@@ -256,8 +256,7 @@ class EntryLogs:
         self, chunk: Sequence[tuple[int, int, Buffer]], locations: list[Location]
     ) -> "GrowingLog":
         if self._current is None:
-            log_id = self._take_id()
-            self._current = await GrowingLog.make(self._disk, log_id, log_path(log_id))
+            self._current = await self.begin()
         locations += await self._current.append(chunk)
         return self._current
 
@@ -267,6 +266,15 @@ class EntryLogs:
         await log.sync(self._disk)
         await log.file.close()
         self._filled.append(log.log_id)
+
+    async def begin(self) -> "GrowingLog":
+        """A new log; whoever writes it says when it is sealed."""
+        log_id = self._take_id()
+        return await GrowingLog.make(self._disk, log_id, log_path(log_id))
+
+    def seal(self, log_id: int) -> None:
+        """See `sealed`: of a log from `begin`."""
+        self._sealed[log_id] = None
 
     def _take_id(self) -> int:
         self._next_log_id += 1
@@ -370,7 +378,9 @@ class GrowingLog:
             raise
         return cls(log_id, file)
 
-    async def append(self, chunk: Sequence[tuple[int, int, Buffer]]) -> list[Location]:
+    async def append(
+        self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
+    ) -> list[Location]:
         """Column by column, since a step of Python for each entry is what a flush costs most."""
         ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
         sizes = list(map(len, entries))
@@ -380,8 +390,17 @@ class GrowingLog:
         heads = encode_record_headers(places)
         self._count(ledger_ids, sizes)
         buffers = list(chain.from_iterable(zip(heads, entries, strict=True)))
-        await self.file.append(_filled_up(buffers, end - self.file.end))
+        await self.file.append(_filled_up(buffers, end - self.file.end), sync=sync)
         return list(map(tuple.__new__, repeat(Location), places))
+
+    async def append_synced(
+        self, chunk: Sequence[tuple[int, int, Buffer]], disk: Disk
+    ) -> list[Location]:
+        """Records and the log's name are durable when it returns. Raises DiskFailed."""
+        places = await self.append(chunk, sync=True)
+        if not self._name_synced:
+            await self.sync(disk)
+        return places
 
     def _count(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
         added: dict[int, int] = {}

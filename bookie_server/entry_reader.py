@@ -173,6 +173,7 @@ class EntryReader:
     async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
         """Which of the entries are in cache or index. Raises DiskFailed."""
         found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
+        found.update(dict.fromkeys(self._cache.places(ledger_id, first_entry, last_entry)))
         for store in self._stores(ledger_id):
             places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
             found.update((place.entry_id, None) for place in places)

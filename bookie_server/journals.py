@@ -50,7 +50,7 @@ class Journals:
     ) -> asyncio.Future[None]:
         """See Journal.append."""
         if not records and not after:
-            return _all([journal.append([]) for journal in self._live.values()])
+            return gathered([journal.append([]) for journal in self._live.values()])
         if not self._live:
             return _failed(JournalFailed("no journal is left"))
         if len(self._live) == 1 and not self._unrelieved and not self.failures:
@@ -75,7 +75,7 @@ class Journals:
         waiting += [
             self._live[home].append(part, lane, behind) for home, (part, behind) in parts.items()
         ]
-        return _all([*moved, *waiting])
+        return gathered([*moved, *waiting])
 
     def _move(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """Choose the ledger's journal; after a failure its record comes first there."""
@@ -197,7 +197,7 @@ class Journals:
         self.on_failure()
 
 
-def _all(futures: Sequence[asyncio.Future[None]]) -> asyncio.Future[None]:
+def gathered(futures: Sequence[asyncio.Future[None]]) -> asyncio.Future[None]:
     """Done when all are; fails when one did."""
     if len(futures) == 1:
         return futures[0]

@@ -24,12 +24,15 @@ from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
 from bookie_server.engine import Range, Undeliverable
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.entry_log import BadEntryLog
 from bookie_server.entry_reader import EntryReader
 from bookie_server.journal import SPACE_PAUSE_S
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.journals import Journals
 from bookie_server.lanes import Lane
 from bookie_server.ledger_states import Changes, LedgerStates
+from bookie_server.placed import Place
+from bookie_server.placing import Placing, Settled
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space, Stores
@@ -38,13 +41,14 @@ from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, WriteCach
 
 class _Flush(NamedTuple):
     """What one flush carries to its final place: `parts` says which ledgers go to which directory;
-    `marks` is None while replaying."""
+    `marks` is None while replaying; places `settled` are what the marks pass."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
     changes: Changes
     marks: dict[str, Position] | None
     reliefs: Sequence[asyncio.Future[None]]
+    settled: Sequence[Settled]
 
 
 class LedgerStorage:
@@ -56,11 +60,12 @@ class LedgerStorage:
         self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
         self._states = LedgerStates()
         self._reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
-        stores.on_drop = self._reader.lost_directory
+        stores.on_drop = self._directory_dropped
         stores.on_damage = lambda: self.on_doubt()
         self.on_doubt: Callable[[], None] = lambda: None
         self.on_quarantine: Callable[[int], None] = lambda _: None
         self._journals = Journals({}, self.record)
+        self._placing = Placing(self, self._cache, config.large_entry_bytes)
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
         self._attached = False
@@ -138,6 +143,9 @@ class LedgerStorage:
         """The directory was found to be lost: not used any more."""
         self._stores.drop(directory_id, error)
         self._journals.fail(directory_id, error)
+
+    def _directory_dropped(self) -> None:
+        self._reader.lost_directory()
         self._wake.set()
 
     def is_whole(self, state: LedgerState) -> bool:
@@ -221,6 +229,7 @@ class LedgerStorage:
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
+        self._placing.forget(ledger_id)
         self._reader.deleted(ledger_id)
 
     def dropped(self, ledger_id: int) -> None:
@@ -233,7 +242,20 @@ class LedgerStorage:
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
         """See engine.StorageEngine."""
-        return self._journals.append(records, lane, after)
+        return self._placing.append(self._journals, records, lane, after)
+
+    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
+        """See placing.Owner."""
+        state = self._states.get(ledger_id)
+        return self._stores.home_with_space(state) if state is not None else None
+
+    def has_directory(self, directory_id: str) -> bool:
+        """Whether the ledger directory lives."""
+        return self._stores.lives(directory_id)
+
+    def lives(self, store: DirectoryStore) -> bool:
+        """See placing.Owner."""
+        return self._stores.lives(store.id)
 
     @property
     def journals_ended(self) -> asyncio.Future[None]:
@@ -242,7 +264,7 @@ class LedgerStorage:
 
     @property
     def pending_bytes(self) -> int:
-        return self._journals.pending_bytes
+        return self._journals.pending_bytes + self._placing.pending_bytes
 
     @property
     def pending_bytes_max(self) -> int:
@@ -251,8 +273,8 @@ class LedgerStorage:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until there should be room again: in journals and write cache."""
-        return max(self._journals.wait_s, self.flush_left_s)
+        """Seconds until there should be room again: in journals, write cache and directories."""
+        return max(self._journals.wait_s, self._placing.wait_s, self.flush_left_s)
 
     def _on_journal_failure(self) -> None:
         """What the journal had goes to its final place as soon as can be."""
@@ -276,6 +298,21 @@ class LedgerStorage:
         self._cache.active.put_all(ledger_id, entries)
         if self._cache.half_used and self._flush_begun is None:
             self.begin_flush()
+        return True
+
+    async def read_place(self, place: Place) -> Buffer | None:
+        """The entry that lies there; None: it does not, or nobody can say."""
+        for store in self._stores.live:
+            if store.id == place.directory:
+                (found,) = await store.logs.read([place.location])
+                return None if isinstance(found, BadEntryLog | DiskFailed) else found
+        return None
+
+    def replay_places(self, ledger_id: int, places: Sequence[Place]) -> bool:
+        """Entries lie in a directory already; False: there was no room to note it."""
+        if not self.has_room(len(places) * ENTRY_OVERHEAD_BYTES):
+            return False
+        self._cache.active.replay_all(ledger_id, places)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
@@ -331,7 +368,8 @@ class LedgerStorage:
 
     @property
     def has_unflushed(self) -> bool:
-        return bool(self._cache.active.bytes or self._states.has_changes)
+        changes = self._states.has_changes or self._placing.has_confirmed
+        return bool(self._cache.active.bytes or changes)
 
     @property
     def unflushed_bytes(self) -> int:
@@ -346,7 +384,8 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs())
+        settled = self._placing.take_confirmed()
+        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), settled)
         self._wake.set()
 
     def stop(self) -> None:
@@ -387,7 +426,7 @@ class LedgerStorage:
     async def close(self) -> None:
         """Write everything to its final place, seal the journals, close the stores. Only after
         `run` has ended. Raises JournalFailed, DiskFailed."""
-        await asyncio.shield(self._journals.append([]))
+        await asyncio.shield(self.append([]))
         await self.flush()
         await self._journals.close()
         if self._attached and not self.has_unflushed:
@@ -398,6 +437,8 @@ class LedgerStorage:
 
     def abandon(self) -> None:
         """End at once, as a crash would."""
+        for store in self._stores.live:
+            store.placed_log.abandon()
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
@@ -432,7 +473,11 @@ class LedgerStorage:
         and the node is read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
         homes = _homes(parts)
+        while flush.half.placing:
+            await asyncio.shield(next(iter(flush.half.placing)))
+        self._unplace(flush.half)
         while homeless := await self._stores.write(flush.half, parts, changes):
+            self._unplace(flush.half)
             parts, changes = self._parts(homeless), self._states.take_changes()
             homes.update(_homes(parts))
             if not all(map(self._stores.has_space, parts)):
@@ -443,6 +488,11 @@ class LedgerStorage:
         if any(len(state.directories) > 1 for state in states):
             self._reader.moving()
             await self._stores.delete_replaced(flush.half, homes, states)
+
+    def _unplace(self, half: CacheHalf) -> None:
+        """What was placed in a directory that is lost goes to another one, from memory."""
+        for ledger_id, entry_id in half.unplace(self._stores.lives):
+            self.quarantine(ledger_id, entry_id, "its directory failed before its place was known")
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
         """Each mark to where its journal was synced when the flush began. A journal that had
@@ -458,6 +508,8 @@ class LedgerStorage:
             await self._stores.write_checkpoint(marks)
             self._marks = marks
             await self._journals.forget_before(flush.marks)
+        for store, log_id, places in flush.settled:
+            store.placed_log.settle(log_id, places)
         self._journals.relieve(flush.reliefs)
         if self._journals.reliefs() and self._flush_begun is None:
             self.begin_flush()

@@ -59,7 +59,9 @@ async def open_engine(
         _judge(each.replay, storage)
     for why in lost:
         _lost(storage, why)
-    await storage.flush()
+    _judge_absent(replayed.absent, storage)
+    while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
+        await storage.flush()
     journals = await _begin(directories, endings, config, storage)
     await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
     return storage
@@ -236,6 +238,16 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     doubt_the_tail(replay.ending, storage)
 
 
+def _judge_absent(absent: Mapping[int, Mapping[str, None]], storage: LedgerStorage) -> None:
+    """Entries that the journals know in directories that are not there: should one come back, its
+    index lacks them, and the journals have them no more."""
+    for ledger_id, directories in absent.items():
+        state = storage.state(ledger_id)
+        if state is not None and any(each in state.directories for each in directories):
+            _log.error("ledger %d has lost entries with a directory that is missing", ledger_id)
+            storage.set_state(replace(state, limbo="lost"))
+
+
 def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
     """What was torn of the ledger may have been acknowledged: rot looks the same."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
@@ -248,5 +260,5 @@ def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
     ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     known = suspect.ledger_id is not None
-    fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
+    fenced = state.fenced or (known and suspect.kind not in (Kind.ENTRY, Kind.PLACED))
     storage.set_state(replace(state, limbo="lost", fenced=fenced))

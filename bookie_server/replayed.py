@@ -1,20 +1,23 @@
 """What a journal says is put into the engine, batch by batch, while the engine flushes.
 
 Always true: states change in the order of the records, and a ledger's entries follow the record
-that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; both
+that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; a
+place counts only for what is not known otherwise, which is as new or newer (placing.py); both
 halves of the write cache and the batch at hand are all that is in memory: without room the replay
 waits for the flush.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
 from bookie_server.entry_index import LedgerState, decode_ledger_state, merged
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.placed import Place, decode_place
 
-_ENTRY = Kind.ENTRY
+_ENTRY, _PLACED = Kind.ENTRY, Kind.PLACED
 
 
 class Replayed:
@@ -25,13 +28,20 @@ class Replayed:
         self._flush: asyncio.Task[None] | None = None
         self.ledgers: dict[int, None] = {}
         """Those of which there was a record."""
+        self.absent: dict[int, dict[str, None]] = {}
+        """By ledger, directories that are not there in which entries of it lie that no index may
+        know."""
 
     async def apply(self, records: list[Record]) -> None:
         """Known from now on. Raises DiskFailed when a flush did."""
         entries: dict[int, dict[int, Buffer]] = {}
+        places: dict[int, dict[int, Place]] = {}
         for record in records:
             kind, ledger_id, entry_id, body, _ = record
-            if kind is not _ENTRY:
+            if kind is _PLACED:
+                self.ledgers[ledger_id] = None
+                places.setdefault(ledger_id, {})[entry_id] = decode_place(record)
+            elif kind is not _ENTRY:
                 self.ledgers[ledger_id] = None
                 self._apply_state(record)
             elif (of_ledger := entries.get(ledger_id)) is not None:
@@ -42,6 +52,8 @@ class Replayed:
                 self._known(ledger_id)
         for ledger_id, of_ledger in entries.items():
             await self._put(ledger_id, of_ledger)
+        for ledger_id, placed in places.items():
+            await self._place(ledger_id, placed)
 
     async def end(self) -> None:
         """No flush is under way when this returns. Raises DiskFailed when one failed."""
@@ -76,7 +88,29 @@ class Replayed:
             storage.restore_state(replace(state, explicit_lac=lac))
 
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
-        while not self._storage.put_all(ledger_id, entries):
+        await self._when_there_is_room(lambda: self._storage.put_all(ledger_id, entries))
+
+    async def _place(self, ledger_id: int, places: dict[int, Place]) -> None:
+        state = self._known(ledger_id)
+        if state.deleted:
+            return
+        if not (state.directories or state.given_up):  # its ledger record is among what is damaged
+            there = tuple(dict.fromkeys([place.directory for place in places.values()]))
+            state = self._storage.restore_state(replace(state, directories=there))
+        known = await self._storage.stored(ledger_id, min(places), max(places))
+        new: list[Place] = []
+        for entry_id, place in places.items():
+            if entry_id in known or place.directory not in state.directories:
+                continue  # in a directory that was given up since
+            if self._storage.has_directory(place.directory):
+                new.append(place)
+            else:
+                self.absent.setdefault(ledger_id, {})[place.directory] = None
+        if new:
+            await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
+
+    async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
+        while not put():
             self._go_on()
             await self.end()
         if self._flush is not None and self._flush.done():

@@ -20,6 +20,7 @@ class StorageConfig:
     flush_interval_s: longest time an entry waits in the write cache before a flush begins.
     flush_chunk_bytes: bytes given to the disk at once by a flush.
     entry_log_bytes_max: an entry log is closed with its footer beyond this size.
+    large_entry_bytes: entries of that size are written once, straight to an entry log; 0: none.
     entry_bytes_max: largest payload of an entry.
     read_bytes_max: most bytes in one reply, whatever the request asks (one entry always fits).
     read_pending_bytes_max: replies being read from disk; beyond it the answer is BUSY.
@@ -55,6 +56,7 @@ class StorageConfig:
     flush_interval_s: float = 5.0
     flush_chunk_bytes: int = 4 * MIB
     entry_log_bytes_max: int = 512 * MIB
+    large_entry_bytes: int = 32 * 1024
     entry_bytes_max: int = 16 * MIB
     read_bytes_max: int = 4 * MIB
     read_pending_bytes_max: int = 64 * MIB

@@ -12,17 +12,16 @@ Always true:
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from bookie_server import checkpoint
-from bookie_server.api.entry import Buffer
 from bookie_server.checkpoint import BadCheckpoint, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, IndexDamaged, LedgerState
+from bookie_server.entry_index import EVERY_LEDGER, IndexDamaged, LedgerState, Location
 from bookie_server.entry_log import RECORD_HEADER_BYTES
 from bookie_server.ledger_states import Changes
 from bookie_server.storage_config import StorageConfig
@@ -59,6 +58,7 @@ class Stores:
         self._any_absent = False  # whether states name directories that nobody gave
         for store in stores:
             store.index.on_damage = partial(self._index_damaged, store.id)
+            store.placed_log.on_failure = partial(self.drop, store.id)
 
     @classmethod
     async def open(cls, directories: Directories, config: StorageConfig) -> "Stores":
@@ -177,6 +177,7 @@ class Stores:
         """The directory is not used any more."""
         store = self._live.pop(directory_id, None)
         if store is not None:
+            store.placed_log.fail(error)
             self.failures[directory_id] = str(error)
             _log.error("ledger directory %s is dropped: %s", directory_id, error)
             self.on_drop()
@@ -232,6 +233,12 @@ class Stores:
     def has_space(self, directory_id: str) -> bool:
         return self.space is None or self.space.has_space(directory_id)
 
+    def home_with_space(self, state: LedgerState) -> DirectoryStore | None:
+        """The living directory with space where entries of the ledger go; None: that one is not,
+        or is still to be chosen."""
+        home = state.directories[-1] if state.directories else ""
+        return self._live[home] if home in self._live and self.has_space(home) else None
+
     def home(self, state: LedgerState | None) -> str:
         """Where entries of the ledger are written."""
         if state is None or not state.directories:
@@ -246,28 +253,38 @@ class Stores:
         """Bring each directory its part (ledger ids) of the half, and all of them the changes.
 
         Returns the ledgers of directories that failed, had failed, or have no space for their part,
-        of which nothing is written then (BK#4114): their part is nowhere. All else is durable when
-        it returns. Raises DiskFailed when no directory is left.
+        of which nothing is written then (BK#4114): their part, or some of it, is nowhere. All else
+        is durable when it returns. Raises DiskFailed when no directory is left.
         """
         full = [home for home, ids in parts.items() if not await self._has_room(home, half, ids)]
         fitting = {home: ids for home, ids in parts.items() if home not in full}
         stores = self.live
+        placed = _placed(half, parts)
         writes = [
-            store.write(_entries(half, fitting.get(store.id, ())), changes) for store in stores
+            store.write(half.to_write(fitting.get(store.id, ())), changes, placed.get(store.id, ()))
+            for store in stores
         ]
         self._judge(stores, await _outcomes(writes))
         return [
-            i for home, ids in parts.items() if home in full or home not in self._live for i in ids
+            i
+            for home, ids in parts.items()
+            for i in ids
+            if home in full or home not in self._live or self._misplaced(half, i)
         ]
+
+    def _misplaced(self, half: CacheHalf, ledger_id: int) -> bool:
+        """Whether an entry of the ledger lies in a directory that does not live any more."""
+        places = half.places.get(ledger_id, {}).values()
+        return any(place.directory not in self._live for place in places)
+
+    def lives(self, directory_id: str) -> bool:
+        return directory_id in self._live
 
     async def _has_room(self, home: str, half: CacheHalf, ledger_ids: Sequence[int]) -> bool:
         if self.space is None or home not in self._live:
             return True
-        needed_bytes = sum(
-            len(entry) + RECORD_HEADER_BYTES
-            for ledger_id in ledger_ids
-            for entry in half.ledgers[ledger_id].values()
-        )
+        size, count = half.bytes_to_write(ledger_ids)
+        needed_bytes = size + count * RECORD_HEADER_BYTES
         try:
             return await self.space.make_room(home, needed_bytes)
         except DiskFailed as error:  # it cannot even be asked
@@ -278,7 +295,8 @@ class Stores:
         self, half: CacheHalf, homes: Mapping[int, str], states: Iterable[LedgerState]
     ) -> None:
         """Durably drop what other directories hold of the half's entries, which are durable in
-        their `homes` (by ledger): recovery may have replaced a copy that is bad.
+        their `homes` (by ledger): recovery may have replaced a copy that is bad. An entry that lies
+        where it was placed replaces none.
 
         Raises DiskFailed when no directory is left.
         """
@@ -287,7 +305,8 @@ class Stores:
             home = homes[state.ledger_id]
             for each in state.directories if home in self._live else ():
                 if each != home and each in self._live:
-                    replaced.setdefault(each, {})[state.ledger_id] = half.ledgers[state.ledger_id]
+                    written = [entry_id for _, entry_id, _ in half.to_write([state.ledger_id])]
+                    replaced.setdefault(each, {})[state.ledger_id] = written
         if replaced:
             stores = [self._live[each] for each in replaced]
             deletions = [store.delete_entries(replaced[store.id]) for store in stores]
@@ -380,8 +399,10 @@ def _at_home(state: LedgerState, directory_id: str) -> LedgerState:
     return replace(state, directories=(directory_id,))
 
 
-def _entries(half: CacheHalf, ledger_ids: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
-    for ledger_id in sorted(ledger_ids):
-        entries = half.ledgers[ledger_id]
-        for entry_id in sorted(entries):
-            yield ledger_id, entry_id, entries[entry_id]
+def _placed(half: CacheHalf, parts: Mapping[str, Sequence[int]]) -> dict[str, list[Location]]:
+    """By directory, where entries of these ledgers lie already."""
+    placed: dict[str, list[Location]] = {}
+    for ledger_id in (i for ids in parts.values() for i in ids):
+        for place in half.places.get(ledger_id, {}).values():
+            placed.setdefault(place.directory, []).append(place.location)
+    return placed

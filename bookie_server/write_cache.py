@@ -2,12 +2,16 @@
 
 Always true: an entry is put here before it is given to the journal, so whatever the journal made
 durable is in a half that some flush will see; a half is emptied only after its entries are in the
-index; entries are views into the frames they came in, counted with what Python keeps around them.
+index; entries are views into the frames they came in, counted with what Python keeps around them;
+of an entry that lies in a ledger directory already the half knows the place, until the entry is put
+again; while places are still to come (`placing`) the half is not flushed.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bookie_server.api.entry import Buffer
+from bookie_server.placed import Place
 
 ENTRY_OVERHEAD_BYTES = 384  # a memoryview, two integers, a slot in a dictionary
 
@@ -18,22 +22,66 @@ class CacheHalf:
     def __init__(self) -> None:
         self.ledgers: dict[int, dict[int, Buffer]] = {}
         self.bytes = 0
+        self.places: dict[int, dict[int, Place]] = {}
+        """By ledger and entry id; of a replayed entry the half has nothing else."""
+        self.placing: dict[asyncio.Future[None], None] = {}
+        """Not done: places that will be told."""
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
+        if self.places:
+            self.places.get(ledger_id, {}).pop(entry_id, None)
         self.ledgers.setdefault(ledger_id, {})[entry_id] = entry
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         """`put` of entries; one that is here already is counted again."""
+        if self.places and (places := self.places.get(ledger_id)):
+            for entry_id in entries:
+                places.pop(entry_id, None)
         self.ledgers.setdefault(ledger_id, {}).update(entries)
         self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
 
-    def in_order(self) -> Iterator[tuple[int, int, Buffer]]:
-        """(ledger, entry id, entry), sorted by ledger and entry id."""
-        for ledger_id in sorted(self.ledgers):
+    def place_all(self, ledger_id: int, places: Sequence[Place]) -> None:
+        """Where entries of the ledger lie."""
+        known = self.places.setdefault(ledger_id, {})
+        known.update((place.location.entry_id, place) for place in places)
+
+    def replay_all(self, ledger_id: int, places: Sequence[Place]) -> None:
+        """`place_all` of entries that only their places are known of."""
+        self.place_all(ledger_id, places)
+        self.ledgers.setdefault(ledger_id, {})
+        self.bytes += len(places) * ENTRY_OVERHEAD_BYTES
+
+    def unplace(self, lives: Callable[[str], bool]) -> list[tuple[int, int]]:
+        """Forget the places in directories that do not live. Returns those (ledger, entry id) of
+        which nothing is left."""
+        lost: list[tuple[int, int]] = []
+        for ledger_id, places in self.places.items():
+            for entry_id in [e for e, place in places.items() if not lives(place.directory)]:
+                del places[entry_id]
+                if entry_id not in self.ledgers.get(ledger_id, _NONE):
+                    lost.append((ledger_id, entry_id))
+        return lost
+
+    def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
+        """Bytes and count of what `to_write` gives."""
+        size = count = 0
+        for ledger_id in ledger_ids:
             entries = self.ledgers[ledger_id]
+            size += sum(map(len, entries.values()))
+            count += len(entries)
+            held = [entries[e] for e in self.places.get(ledger_id, _NOWHERE) if e in entries]
+            size -= sum(map(len, held))
+            count -= len(held)
+        return size, count
+
+    def to_write(self, ledger_ids: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
+        """(ledger, entry id, entry) of those of these ledgers that lie nowhere yet, sorted."""
+        for ledger_id in sorted(ledger_ids):
+            entries, places = self.ledgers[ledger_id], self.places.get(ledger_id, _NOWHERE)
             for entry_id in sorted(entries):
-                yield ledger_id, entry_id, entries[entry_id]
+                if entry_id not in places:
+                    yield ledger_id, entry_id, entries[entry_id]
 
 
 class WriteCache:
@@ -80,12 +128,23 @@ class WriteCache:
                 found.update((e, v) for e, v in entries.items() if first_entry <= e <= last_entry)
         return found
 
+    def places(self, ledger_id: int, first_entry: int, last_entry: int) -> list[int]:
+        """Which of the entries between first and last have a place already."""
+        halves = [half for half in (self.flushing, self.active) if half is not None]
+        ids = [entry_id for half in halves for entry_id in half.places.get(ledger_id, ())]
+        return [entry_id for entry_id in ids if first_entry <= entry_id <= last_entry]
+
+    def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
+        """The half that an entry was just put into."""
+        for half in (self.active, self.flushing):
+            if half is not None and entry_id in half.ledgers.get(ledger_id, _NONE):
+                return half
+        raise AssertionError("the entry was put in this step")
+
     def last(self, ledger_id: int) -> int | None:
         """The highest cached entry id of the ledger."""
-        halves = (self.active, self.flushing)
-        ids = [
-            max(half.ledgers[ledger_id]) for half in halves if half and ledger_id in half.ledgers
-        ]
+        halves = [half for half in (self.active, self.flushing) if half is not None]
+        ids = [max(entries) for half in halves if (entries := half.ledgers.get(ledger_id))]
         return max(ids, default=None)
 
     def swap(self) -> CacheHalf:
@@ -109,3 +168,4 @@ class WriteCache:
 
 
 _NONE: dict[int, Buffer] = {}
+_NOWHERE: Mapping[int, Place] = {}

@@ -8,6 +8,7 @@ import asyncio
 import random
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from bookie_server.api import messages as m
@@ -19,6 +20,7 @@ from tests.storage.model import NEGATIVES, SIZES, Begun, Broken, LedgerModel, Mo
 from tests.storage.operations import KEEPS, LEDGERS, OPERATION_BYTES, WAITS_S, Operation, operations
 from tests.storage.rig import BOOKIE_ID, CONFIG, PAGE_CACHE, SMALL, Down, Rig, Shape
 
+LARGE_BYTES = (0, 800, 800, 1)
 DIRECTORIES_MAX = 3
 """Of each kind."""
 
@@ -299,5 +301,7 @@ def _shape(head: bytes) -> Shape:
         *directories,
         page_cache=PAGE_CACHE and head[1] % 4 == 3,
         eager_index=head[1] % 8 >= 4,
-        config=(CONFIG, CONFIG, SMALL)[head[2] % 3],
+        config=replace(
+            (CONFIG, CONFIG, SMALL)[head[2] % 3], large_entry_bytes=LARGE_BYTES[head[3] % 4]
+        ),
     )

@@ -30,6 +30,7 @@ CONFIG = StorageConfig(
     flush_interval_s=5.0,
     flush_chunk_bytes=32 * KIB,
     entry_log_bytes_max=256 * KIB,
+    large_entry_bytes=0,
     entry_bytes_max=64 * KIB,
     read_bytes_max=64 * KIB,
     read_pending_bytes_max=256 * KIB,

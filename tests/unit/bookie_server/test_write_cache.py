@@ -10,7 +10,7 @@ def filled(*keys):
 
 def test_a_flush_sees_entries_sorted_by_ledger_and_entry():
     cache = filled((2, 1), (1, 5), (2, 0), (1, 3))
-    order = [(ledger, e) for ledger, e, _ in cache.swap().in_order()]
+    order = [(ledger, e) for ledger, e, _ in cache.swap().to_write([2, 1])]
     assert order == [(1, 3), (1, 5), (2, 0), (2, 1)]
 
 

@@ -1,0 +1,184 @@
+"""The entry log of one directory to which large entries go before they are acknowledged.
+
+Always true:
+- a place is told only after the entry's record and the log's name were synced;
+- what is put while one write + sync runs is written together by the next one; there is no timer;
+  entries of one ledger are written in the order they were put;
+- a failed write ends the log: all that waits is told, and must be made durable by other means; what
+  is put after a lack of space goes to a new log;
+- a log is sealed when it is full and each place in it that was told is `settled`: index and
+  checkpoint know it, so no replay will ever name it again.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from bookie_server.api.entry import Buffer
+from bookie_server.disk import Disk, DiskFailed, DiskFull
+from bookie_server.entry_index import Location
+from bookie_server.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog
+from bookie_server.pressure import Work
+from bookie_server.storage_config import StorageConfig
+
+Told = asyncio.Future[list[Location]]
+
+
+class _Put(NamedTuple):
+    """Entries of one ledger that somebody waits for."""
+
+    ledger_id: int
+    entries: Sequence[tuple[int, int, Buffer]]
+    bytes: int
+    told: Told
+
+
+class PlacedLog:
+    """Of one directory; `logs` are all that it has."""
+
+    def __init__(self, disk: Disk, logs: EntryLogs, config: StorageConfig) -> None:
+        self._disk = disk
+        self._logs = logs
+        self._config = config
+        self._waiting: deque[_Put] = deque()
+        self._writing: list[_Put] = []
+        self._log: GrowingLog | None = None
+        self._unsettled: dict[int, int] = {}  # by log, places that were told
+        self._full: dict[int, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failure: DiskFailed | None = None
+        self._work = Work()
+        self.pending_bytes = 0
+        """Bytes put and not told yet."""
+        self.on_failure: Callable[[DiskFailed], None] = lambda _: None
+        """Called when the directory has failed, before who waits is told."""
+
+    def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> Told:
+        """The places of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
+
+        Fails with DiskFailed: then nobody knows what of them was written.
+        """
+        told: Told = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            told.set_exception(self._failure)
+            return told
+        size = sum([len(entry) for _, _, entry in entries]) + len(entries) * RECORD_HEADER_BYTES
+        self._waiting.append(_Put(ledger_id, entries, size, told))
+        self.pending_bytes += size
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._write_all())
+        return told
+
+    def move_ahead(self, ledger_id: int) -> None:
+        """What waits of the ledger is written next."""
+        first = [put for put in self._waiting if put.ledger_id == ledger_id]
+        if first:
+            self._waiting = deque(first + [p for p in self._waiting if p.ledger_id != ledger_id])
+
+    def settle(self, log_id: int, count: int) -> None:
+        """So many places of the log will not be named by any replay."""
+        self._unsettled[log_id] -= count
+        self._seal(log_id)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds in which half of what is pending should be written."""
+        now_s = asyncio.get_running_loop().time()
+        return self._work.left_s(now_s, self.pending_bytes // 2)
+
+    def fail(self, error: DiskFailed) -> None:
+        """The directory is lost: nobody waits for it any longer."""
+        self._failure = self._failure or error
+        self._tell_all(error)
+
+    async def close(self) -> None:
+        """End the log with its footer; nothing may wait. Raises DiskFailed."""
+        if self._task is not None:
+            await self._task
+        if self._log is not None:
+            await self._finish(self._log)
+
+    def abandon(self) -> None:
+        """End at once, as a crash would."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- the writing task --
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                self._writing = self._take()
+                try:
+                    await self._write(self._writing)
+                except DiskFailed as error:
+                    await self._give_up(error)
+        finally:
+            self._task = None
+
+    def _take(self) -> list[_Put]:
+        taken = [self._waiting.popleft()]
+        room = self._config.journal_batch_bytes_max - taken[0].bytes
+        while self._waiting and self._waiting[0].bytes <= room:
+            taken.append(self._waiting.popleft())
+            room -= taken[-1].bytes
+        return taken
+
+    async def _write(self, puts: Sequence[_Put]) -> None:
+        if self._log is None:
+            self._log = await self._logs.begin()
+        log, loop = self._log, asyncio.get_running_loop()
+        self._work.begun(sum([put.bytes for put in puts]), loop.time())
+        try:
+            places = await log.append_synced([e for put in puts for e in put.entries], self._disk)
+        finally:
+            self._work.ended(loop.time())
+        self._unsettled[log.log_id] = self._unsettled.get(log.log_id, 0) + len(places)
+        for put in puts:
+            self._tell(put, places[: len(put.entries)])
+            places = places[len(put.entries) :]
+        if log.file.end >= self._config.entry_log_bytes_max:
+            await self._finish(log)
+
+    def _tell(self, put: _Put, told: list[Location] | DiskFailed) -> None:
+        if put.told.done():  # it was told when the directory was lost
+            return
+        self.pending_bytes -= put.bytes
+        if isinstance(told, DiskFailed):
+            put.told.set_exception(told)
+        else:
+            put.told.set_result(told)
+
+    def _tell_all(self, error: DiskFailed) -> None:
+        puts = [*self._writing, *self._waiting]
+        self._waiting.clear()
+        for put in puts:
+            self._tell(put, error)
+
+    async def _finish(self, log: GrowingLog) -> None:
+        await log.append_footer()
+        await log.sync(self._disk)
+        await self._end(log)
+
+    async def _give_up(self, error: DiskFailed) -> None:
+        """The log has no footer then, and can be scanned for what it holds."""
+        if self._log is not None:
+            with contextlib.suppress(DiskFailed):
+                await self._end(self._log)
+        if not isinstance(error, DiskFull):
+            self.on_failure(error)
+        self._tell_all(error)
+
+    async def _end(self, log: GrowingLog) -> None:
+        self._log = None
+        self._full[log.log_id] = None
+        self._seal(log.log_id)
+        await log.file.close()
+
+    def _seal(self, log_id: int) -> None:
+        if log_id in self._full and not self._unsettled.get(log_id):
+            del self._full[log_id]
+            self._unsettled.pop(log_id, None)
+            self._logs.seal(log_id)

@@ -1,0 +1,227 @@
+"""Large entries are written once: to a ledger directory at once, the journal says only where.
+
+Always true:
+- an entry is acknowledged after its record in the directory's log was synced and then the journal's
+  record of its place: whatever the journal tells of is there;
+- what is durable of a ledger is so in the order it was appended, whichever way it went: who appends
+  after large entries of the ledger waits for them too, and recovery moves them ahead;
+- before the first place in a directory that is told of a ledger, a ledger record that names the
+  directory is in the same journal;
+- a directory that fails, or has no space, costs nothing but time: the write cache still has the
+  entries, and they go to the journal like any others;
+- a place is settled only when a checkpoint has passed the journal's record of it.
+
+Only what comes in the bulk lane goes this way: recovery has its own, and page-cache ledgers gain
+nothing by it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from bookie_server.directory_store import DirectoryStore
+from bookie_server.entry_index import LedgerState, Location
+from bookie_server.journal_format import Kind, Record
+from bookie_server.journals import Journals, gathered
+from bookie_server.lanes import Lane
+from bookie_server.placed import Place, encode_place
+from bookie_server.write_cache import CacheHalf, WriteCache
+
+Appended = asyncio.Future[None]
+
+
+class Settled(NamedTuple):
+    """So many places of a log that a journal told of, durably."""
+
+    store: DirectoryStore
+    log_id: int
+    places: int
+
+
+class Owner(Protocol):
+    """What placing asks the engine."""
+
+    def state(self, ledger_id: int) -> LedgerState | None: ...
+    def record(self, ledger_id: int) -> Record | None: ...
+    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
+        """The living directory with space that takes the ledger's entries."""
+
+    def lives(self, store: DirectoryStore) -> bool: ...
+
+
+class _Large(NamedTuple):
+    """Entries of one ledger on their way; `half` has them."""
+
+    ledger_id: int
+    records: Sequence[Record]
+    bytes: int
+    store: DirectoryStore
+    half: CacheHalf
+    journals: Journals
+    done: Appended
+
+
+class Placing:
+    """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
+
+    def __init__(self, owner: Owner, cache: WriteCache, bytes_min: int) -> None:
+        self._owner = owner
+        self._cache = cache
+        self._bytes_min = bytes_min
+        self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
+        self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
+        self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
+        self._confirmed: list[Settled] = []
+        self.pending_bytes = 0
+        """Of entries that are neither acknowledged nor counted by a journal."""
+
+    def append(
+        self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> Appended:
+        """See engine.StorageEngine.append. The entries are in the write cache since this step."""
+        large = self._large(records) if lane is Lane.BULK else {}
+        if not large and not self._under_way:
+            return journals.append(records, lane, after)
+        waiting = self._before(records, lane, after)
+        begun = [self._begin(journals, *each) for each in large.items()]
+        placed = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
+        rest = [r for r in records if not (r.ledger_id in placed and self._is_large(r))]
+        if rest or after or not records:
+            waiting.append(journals.append(rest, lane, after))
+        for ledger_id, done in placed.items():
+            self._follow(ledger_id, done)
+        return gathered([*waiting, *placed.values()])
+
+    def take_confirmed(self) -> list[Settled]:
+        """What journals have told of since the last call: a checkpoint that is taken now and
+        written later passes all of it."""
+        confirmed, self._confirmed = self._confirmed, []
+        return confirmed
+
+    @property
+    def has_confirmed(self) -> bool:
+        return bool(self._confirmed)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there should be room again in what is under way here."""
+        return max([store.placed_log.wait_s for store in self._stores], default=0.0)
+
+    def forget(self, ledger_id: int) -> None:
+        """Nothing is known of the ledger any more."""
+        self._told.pop(ledger_id, None)
+
+    # -- on the way --
+
+    def _is_large(self, record: Record) -> bool:
+        return record.kind is Kind.ENTRY and len(record.body) >= self._bytes_min
+
+    def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
+        """By ledger, those of the records that are large entries."""
+        large: dict[int, list[Record]] = {}
+        least = self._bytes_min
+        if least and any([len(record.body) >= least for record in records]):
+            for record in filter(self._is_large, records):
+                large.setdefault(record.ledger_id, []).append(record)
+        return large
+
+    def _before(
+        self, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> list[Appended]:
+        """What has to be durable first."""
+        if not records and not after:
+            return list(self._under_way.values())
+        ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
+        before = [i for i in ids if i in self._under_way]
+        if lane is Lane.RECOVERY:
+            for store in self._stores if before else ():
+                for ledger_id in before:
+                    store.placed_log.move_ahead(ledger_id)
+        return [self._under_way[i] for i in before]
+
+    def _begin(
+        self, journals: Journals, ledger_id: int, records: Sequence[Record]
+    ) -> Appended | None:
+        """None: they have to go the other way."""
+        store = self._owner.home_of_large(ledger_id)
+        if store is None:
+            return None
+        done: Appended = asyncio.get_running_loop().create_future()
+        done.add_done_callback(_retrieve)
+        size = sum([len(record.body) for record in records])
+        half = self._cache.half_with(ledger_id, records[0].entry_id)
+        large = _Large(ledger_id, records, size, store, half, journals, done)
+        self.pending_bytes += size
+        self._stores[store] = self._stores.get(store, 0) + 1
+        entries = [(ledger_id, record.entry_id, record.body) for record in records]
+        written = store.placed_log.put(ledger_id, entries)
+        placing: Appended = asyncio.get_running_loop().create_future()
+        half.placing[placing] = None
+        written.add_done_callback(partial(self._written, large, placing))
+        return done
+
+    def _follow(self, ledger_id: int, done: Appended) -> None:
+        """Who appends later waits for this, and for what came before it."""
+        earlier = self._under_way.get(ledger_id)
+        both = done if earlier is None else gathered([earlier, done])
+        self._under_way[ledger_id] = both
+        both.add_done_callback(partial(self._ended, ledger_id))
+
+    def _ended(self, ledger_id: int, done: Appended) -> None:
+        if self._under_way.get(ledger_id) is done:
+            del self._under_way[ledger_id]
+
+    def _written(
+        self, large: _Large, placing: Appended, written: asyncio.Future[list[Location]]
+    ) -> None:
+        """They are in the directory, or it could not take them: now the journal."""
+        store, ledger_id = large.store, large.ledger_id
+        left = self._stores.pop(store) - 1
+        if left:
+            self._stores[store] = left
+        del large.half.placing[placing]
+        places: list[Location] = []
+        if not written.cancelled() and written.exception() is None and self._is_kept(large):
+            places = written.result()
+        if places:
+            large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
+            journaled = large.journals.append(self._records(large, places))
+        else:
+            self.pending_bytes -= large.bytes  # the journals count them now
+            journaled = large.journals.append(large.records)
+        journaled.add_done_callback(partial(self._journaled, large, places))
+        placing.set_result(None)
+
+    def _is_kept(self, large: _Large) -> bool:
+        """Whether what lies in the directory counts as the ledger's."""
+        state = self._owner.state(large.ledger_id)
+        listed = state is not None and large.store.id in state.directories
+        return listed and self._owner.lives(large.store)
+
+    def _records(self, large: _Large, places: Sequence[Location]) -> list[Record]:
+        records = [encode_place(Place(large.store.id, each)) for each in places]
+        if self._told.get(large.ledger_id) != large.store.id:
+            self._told[large.ledger_id] = large.store.id
+            state = self._owner.record(large.ledger_id)
+            assert state is not None
+            records.insert(0, state)
+        return records
+
+    def _journaled(self, large: _Large, places: Sequence[Location], journaled: Appended) -> None:
+        if places:
+            self.pending_bytes -= large.bytes
+        error = None if journaled.cancelled() else journaled.exception()
+        if error is not None:
+            if not large.done.done():
+                large.done.set_exception(error)
+            return
+        if places:
+            self._confirmed.append(Settled(large.store, places[0].log_id, len(places)))
+        if not large.done.done():
+            large.done.set_result(None)
+
+
+def _retrieve(done: Appended) -> None:
+    if not done.cancelled():
+        done.exception()
