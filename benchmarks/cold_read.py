@@ -1,12 +1,15 @@
 """Reading one ledger among many back from a cold disk.
 
     python benchmarks/cold_read.py [--ledgers 200] [--entries 64] [--reads 9] [--spy read.svg]
+        [--entry 262144] [--large 32768]
 
-One bookie takes `ledgers` ledgers of `entries` entries of 256 KiB, written in turn, so that no two
-neighbours in a ledger are neighbours on the disk by more than a flush allows. It is restarted and
-its files are dropped from the page cache (posix_fadvise). Then one client process reads one ledger
-after the other, each cold. Prints the median of their MB/s, and the processor time that bookie and
-client spent on each MB. `--spy` records the bookie with py-spy.
+One bookie takes `ledgers` ledgers of `entries` entries of 256 KiB, written in turn. Entries of
+`large` bytes (the setting large_entry_bytes) and more lie on the disk as they came, others sorted
+by ledger as far as a flush reaches: no two neighbours in a ledger are neighbours on the disk by
+more than that. The bookie is restarted and its files are dropped from the page cache
+(posix_fadvise). Then one client process reads one ledger after the other, each cold. Prints the
+median of their MB/s, and the processor time that bookie and client spent on each GB. `--spy`
+records the bookie with py-spy.
 """
 
 import argparse
@@ -19,11 +22,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
+from bookie_server.storage_config import StorageConfig
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 
 ENTRY_BYTES = 256 << 10
-IN_FLIGHT = 32
+LARGE_BYTES = StorageConfig().large_entry_bytes
+IN_FLIGHT_BYTES = 8 << 20
 MB = 1e6
 
 
@@ -37,25 +42,32 @@ class Figures(NamedTuple):
     client_cpu_s_per_gb: float
 
 
-def measure(ledgers: int = 200, entries: int = 64, reads: int = 9, spy: str = "") -> Figures:
+def measure(
+    ledgers: int = 200,
+    entries: int = 64,
+    reads: int = 9,
+    spy: str = "",
+    *,
+    entry_bytes: int = ENTRY_BYTES,
+    large_bytes: int = LARGE_BYTES,
+) -> Figures:
     """Write, restart, drop, read."""
-    with LocalCluster(bookies=1) as cluster:
+    with LocalCluster(bookies=1, bookie_settings={"large_entry_bytes": large_bytes}) as cluster:
         with LedgerClient(cluster.service_url) as client:
-            ids = write(client, ledgers, entries)
+            ids = write(client, ledgers, entries, entry_bytes)
         bookie = cluster.bookies[0]
         bookie.stop()
         drop_from_page_cache(bookie.folder)
         bookie.start()
         assert bookie.pid is not None
         with LedgerClient(cluster.service_url) as client:
-            read(client, ids[0], entries)  # connections, metadata
+            size = entries * entry_bytes
+            read(client, ids[0], size)  # connections, metadata
             watching = spied(bookie.pid, spy)
             cpu, own = cpu_s(bookie.pid), time.process_time()
             chosen = [ids[1 + number * (ledgers - 1) // reads] for number in range(reads)]
-            rates = sorted(
-                entries * ENTRY_BYTES / MB / read(client, one, entries) for one in chosen
-            )
-            gb = reads * entries * ENTRY_BYTES / 1e9
+            rates = sorted(size / MB / read(client, one, size) for one in chosen)
+            gb = reads * size / 1e9
             used = Figures(
                 statistics.median(rates),
                 *(rates[0], rates[-1]),
@@ -67,14 +79,14 @@ def measure(ledgers: int = 200, entries: int = 64, reads: int = 9, spy: str = ""
             return used
 
 
-def write(client: LedgerClient, ledgers: int, entries: int) -> list[int]:
-    payload = os.urandom(ENTRY_BYTES)
+def write(client: LedgerClient, ledgers: int, entries: int, entry_bytes: int) -> list[int]:
+    payload = os.urandom(entry_bytes)
     writers = [client.create_ledger(1, 1, 1) for _ in range(ledgers)]
     adding: deque[Future[int]] = deque()
     for _ in range(entries):
         for writer in writers:
             adding.append(writer.append_async(payload))
-            if len(adding) > IN_FLIGHT:
+            if len(adding) * entry_bytes > IN_FLIGHT_BYTES:
                 adding.popleft().result()
     for add in adding:
         add.result()
@@ -83,12 +95,12 @@ def write(client: LedgerClient, ledgers: int, entries: int) -> list[int]:
     return [writer.ledger_id for writer in writers]
 
 
-def read(client: LedgerClient, ledger_id: int, entries: int) -> float:
-    """Seconds that it takes, the look at the ledger's record included."""
+def read(client: LedgerClient, ledger_id: int, size: int) -> float:
+    """Seconds that it takes to read all `size` bytes, the look at the ledger's record included."""
     began = time.monotonic()
     reader = client.open_ledger(ledger_id)
-    total = sum(len(payload) for _, payload in reader.read(0, entries - 1))
-    assert total == entries * ENTRY_BYTES
+    total = sum(len(payload) for _, payload in reader.read(0, reader.last_add_confirmed))
+    assert total == size
     return time.monotonic() - began
 
 
@@ -120,10 +132,19 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=64)
     parser.add_argument("--reads", type=int, default=9)
     parser.add_argument("--spy", default="")
+    parser.add_argument("--entry", type=int, default=ENTRY_BYTES)
+    parser.add_argument("--large", type=int, default=LARGE_BYTES)
     options = parser.parse_args()
-    figures = measure(options.ledgers, options.entries, options.reads, options.spy)
+    figures = measure(
+        options.ledgers,
+        options.entries,
+        options.reads,
+        options.spy,
+        entry_bytes=options.entry,
+        large_bytes=options.large,
+    )
     print(
-        f"cold read of 256 KiB entries, one ledger of {options.ledgers}:"
+        f"cold read of entries of {options.entry / 1024:g} KiB, one ledger of {options.ledgers}:"
         f" {figures.mb_per_s:.0f} MB/s (target 300; {figures.slowest:.0f} to"
         f" {figures.fastest:.0f}), CPU-seconds a GB: bookie {figures.bookie_cpu_s_per_gb:.2f},"
         f" client {figures.client_cpu_s_per_gb:.2f}"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.processes import cpu_s, most_memory_mib
+from bookie_server.storage_config import StorageConfig
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 
@@ -24,7 +25,8 @@ BUSY_COMPACTION = {
     "major_compaction_s": 60,
 }
 """Budgets as they are by default; but what happens once an hour or a day happens in ten minutes."""
-ENTRY_SIZES = (1 << 10, 64 << 10, 1 << 20)
+ENTRY_SIZES = (1 << 10, 16 << 10, 64 << 10, 1 << 20)
+"""Of both kinds: those that go to the journal, and those of which it has only the places."""
 LEDGER_BYTES = 64 * MIB
 KEPT_LEDGERS, KEPT_ONE_IN = 40, 4
 WRITTEN_BYTES_PER_S = 24 * MIB
@@ -32,25 +34,29 @@ IDLE_S, SETTLED_S = 60.0, 15.0
 
 
 def restart_s(entry_bytes: int) -> float:
-    """Seconds from the start of a bookie that was killed with 1 GiB in its journal and nothing of
-    it flushed, until it is registered as writable."""
+    """Seconds from the start of a bookie that was killed with 1 GiB of such entries and nothing of
+    it flushed, until it is registered as writable. Small entries are in its journal, of large ones
+    (StorageConfig.large_entry_bytes) the journal has only the places."""
+    is_small = entry_bytes < StorageConfig().large_entry_bytes
     with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED)) as cluster:
         bookie = cluster.bookies[0]
         with LedgerClient(cluster.service_url) as client:
             ledger_id, last = _fill(client, 1, entry_bytes, REPLAYED_BYTES)
         journal = sum(path.stat().st_blocks * 512 for path in _segments(bookie.folder))
-        assert journal >= REPLAYED_BYTES, f"{journal} bytes of journal"
+        assert (journal >= REPLAYED_BYTES) == is_small, f"{journal} bytes of journal"
         bookie.kill()
         began = time.monotonic()
         bookie.start()
         took = time.monotonic() - began
         with LedgerClient(cluster.service_url) as client:
-            assert client.open_ledger(ledger_id).last_add_confirmed == last
+            reader = client.open_ledger(ledger_id)
+            assert reader.last_add_confirmed == last
+            assert [entry_id for entry_id, _ in reader.read(last - 9, last)][-1] == last
     return took
 
 
 def memory_mib(seconds: float) -> float:
-    """VmHWM, the highest of three bookies, after `seconds` of writes in entries of three sizes,
+    """VmHWM, the highest of three bookies, after `seconds` of writes in entries of four sizes,
     reads of old and new ledgers, deletions and the compaction that they make necessary."""
     settings = dict(BUSY_COMPACTION)
     with LocalCluster(bookies=3, bookie_settings=settings) as cluster:
