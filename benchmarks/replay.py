@@ -1,13 +1,15 @@
 """What a restart costs: replaying a journal, and one flush of a full half of the write cache.
 
     python benchmarks/replay.py [--bytes 1073741824] [--entry 1024] [--ledgers 1] [--profile F]
+    python benchmarks/replay.py --placed --entry 65536
     python benchmarks/replay.py --flush [--entry 1024]
 
 A journal of `bytes` of entries is written by the real Journal to a real disk; nothing of it is
 flushed. A process of its own then opens the engine on it as a killed bookie does: seconds,
-CPU-seconds of all its threads, and the most memory it held (VmHWM). `--flush` puts 48 MiB of
-entries into the engine instead and flushes them, five times; medians. `--profile` writes what
-cProfile saw of the event loop's thread.
+CPU-seconds of all its threads, and the most memory it held (VmHWM). The entries are in the journal
+whatever their size; with `--placed` they are in a placed log, as large ones of a bookie are, and
+the journal has their places. `--flush` puts 48 MiB of entries into the engine instead and flushes
+them, five times; medians. `--profile` writes what cProfile saw of the event loop's thread.
 """
 
 import argparse
@@ -31,10 +33,13 @@ from bookie_server.__main__ import GARBAGE_OBJECTS
 from bookie_server.__main__ import _keep_the_heap_small as keep_the_heap_small
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.entry_index import LedgerState, encode_ledger_state
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.entry_log import EntryLogs
 from bookie_server.journal import FOLDER, Journal
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.os_disk import OsDisk
+from bookie_server.placed import Place, encode_place
+from bookie_server.placed_log import PlacedLog
 from bookie_server.replay import open_engine
 from bookie_server.rocks_index import RocksIndex
 from bookie_server.storage_config import StorageConfig
@@ -44,6 +49,7 @@ GIB = 1 << 30
 FLUSHED_BYTES, FLUSHES = 48 * MIB, 5
 FRAME_BYTES = 256 << 10
 """What is appended at once, as frames of a client's lane are."""
+HOME = "ledger-1"
 
 
 class Cost(NamedTuple):
@@ -55,11 +61,17 @@ class Cost(NamedTuple):
 
 
 def replay_cost(
-    size: int = GIB, entry_bytes: int = 1 << 10, ledgers: int = 1, profile: str = ""
+    size: int = GIB,
+    entry_bytes: int = 1 << 10,
+    ledgers: int = 1,
+    profile: str = "",
+    *,
+    placed: bool = False,
 ) -> Cost:
-    """Of opening the engine on a journal of `size` bytes of entries with such payloads."""
+    """Of opening the engine on a journal of `size` bytes of entries with such payloads, or of the
+    places of that many."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        asyncio.run(write_journal(Path(folder), size, entry_bytes, ledgers))
+        asyncio.run(write_journal(Path(folder), size, entry_bytes, ledgers, placed=placed))
         command = [sys.executable, __file__, "--open", folder, "--profile", profile]
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         return Cost(*map(float, shown.split()))
@@ -79,21 +91,37 @@ def flush_cost(entry_bytes: int = 1 << 10) -> Cost:
 # -- writing ----------------------------------------------------------------------------------
 
 
-async def write_journal(folder: Path, size: int, entry_bytes: int, ledgers: int) -> None:
-    disk = OsDisk(folder / "journal", "journal")
+async def write_journal(
+    folder: Path, size: int, entry_bytes: int, ledgers: int, *, placed: bool
+) -> None:
+    disk, ledger_disk = OsDisk(folder / "journal", "journal"), OsDisk(folder / "ledger", "ledger")
+    logs = await EntryLogs.open(ledger_disk, StorageConfig())
+    log = PlacedLog(ledger_disk, logs, StorageConfig())
+    index = await RocksIndex.open(folder / "ledger" / "index")
+    await index.put_ledgers([LedgerState(EVERY_LEDGER)])  # this is no first start
+    await index.sync()
+    await index.close()
     await disk.make_folder(FOLDER)
     journal = await Journal.open(disk, StorageConfig(), 1, Position(0, 0))
     for ledger_id in range(ledgers):
-        body = encode_ledger_state(LedgerState(ledger_id))
+        body = encode_ledger_state(LedgerState(ledger_id, directories=(HOME,)))
         journal.append([Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))])
     for records in _frames(size, entry_bytes, ledgers):
-        done = journal.append(records)
+        done = journal.append(await _places(log, records) if placed else records)
         if journal.pending_bytes >= 2 * StorageConfig().journal_batch_bytes_max:
             await done
     await journal.append([])
     journal.abandon()
     await asyncio.sleep(0)
     disk.shut_down()
+    ledger_disk.shut_down()
+
+
+async def _places(log: PlacedLog, records: list[Record]) -> list[Record]:
+    """Write the entries to the log: what the journal is told then."""
+    entries = [(record.ledger_id, record.entry_id, record.body) for record in records]
+    places = await log.put(records[0].ledger_id, entries)
+    return [encode_place(Place(HOME, place)) for place in places]
 
 
 def _frames(size: int, entry_bytes: int, ledgers: int) -> Iterator[list[Record]]:
@@ -126,7 +154,7 @@ def _frame(ledger_id: int, entry_ids: range, entry_bytes: int) -> list[Record]:
 async def _directories(folder: Path) -> Directories:
     journal = JournalDirectory("journal-1", OsDisk(folder / "journal", "journal"))
     index = await RocksIndex.open(folder / "ledger" / "index")
-    ledger = LedgerDirectory("ledger-1", OsDisk(folder / "ledger", "ledger"), index)
+    ledger = LedgerDirectory(HOME, OsDisk(folder / "ledger", "ledger"), index)
     return Directories([journal], [ledger])
 
 
@@ -173,6 +201,7 @@ def main() -> None:
     parser.add_argument("--entry", type=int, default=1 << 10)
     parser.add_argument("--ledgers", type=int, default=1)
     parser.add_argument("--profile", default="")
+    parser.add_argument("--placed", action="store_true")
     parser.add_argument("--flush", action="store_true")
     parser.add_argument("--open", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -184,7 +213,13 @@ def main() -> None:
     if options.flush:
         cost, count = flush_cost(options.entry), FLUSHED_BYTES // options.entry
     else:
-        cost = replay_cost(options.bytes, options.entry, options.ledgers, options.profile)
+        cost = replay_cost(
+            options.bytes,
+            options.entry,
+            options.ledgers,
+            options.profile,
+            placed=options.placed,
+        )
         count = options.bytes // options.entry
     print(
         f"{cost.seconds:.2f} s, CPU {cost.cpu_s:.2f} s ({cost.cpu_s / count * 1e6:.1f} us an"
