@@ -115,6 +115,10 @@ class PlacedLog:
                     await self._write(self._writing)
                 except DiskFailed as error:
                     await self._give_up(error)
+                self._writing = []
+        except Exception as error:  # a defect: what waits is told, and the directory is not used
+            await self._give_up(DiskFailed(f"it could not be written: {error!r}"))
+            raise
         finally:
             self._task = None
 
