@@ -74,6 +74,7 @@ from spark_ledger.metadata.zookeeper import connect
 GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
 TWIN_ANSWERS_S = 3.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
 log = logging.getLogger("bookie_server")
 
 
@@ -309,12 +310,14 @@ def _watch_parent() -> None:
 
 
 def _keep_the_heap_small() -> None:
-    """glibc keeps an arena per thread and lets freed megabytes lie: bound both (Linux only)."""
+    """glibc keeps an arena per thread and lets freed megabytes lie: bound both (Linux only). What a
+    burst of large entries freed is needed for the next one: fetched from the kernel again it costs
+    a page fault for every 4 KiB (docs/performance.md)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_ARENA_MAX, 2)
         libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
-        libc.mallopt(M_TRIM_THRESHOLD, 8 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
 
 
 if __name__ == "__main__":
