@@ -22,12 +22,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from bookie_server.storage_config import StorageConfig
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 
 ENTRY_BYTES = 256 << 10
-LARGE_BYTES = StorageConfig().large_entry_bytes
+LARGE_BYTES = 32 << 10  # as it is by default
 IN_FLIGHT_BYTES = 8 << 20
 MB = 1e6
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.processes import cpu_s, most_memory_mib
-from bookie_server.storage_config import StorageConfig
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 
@@ -17,7 +16,12 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 REPLAYED_BYTES = GIB
-UNFLUSHED = {"write_cache_bytes": 6 * GIB, "flush_interval_s": 86_400}
+LARGE_BYTES = 32 << 10
+UNFLUSHED = {
+    "write_cache_bytes": 6 * GIB,
+    "flush_interval_s": 86_400,
+    "large_entry_bytes": LARGE_BYTES,
+}
 
 BUSY_COMPACTION = {
     "gc_interval_s": 10,
@@ -36,8 +40,8 @@ IDLE_S, SETTLED_S = 60.0, 15.0
 def restart_s(entry_bytes: int) -> float:
     """Seconds from the start of a bookie that was killed with 1 GiB of such entries and nothing of
     it flushed, until it is registered as writable. Small entries are in its journal, of large ones
-    (StorageConfig.large_entry_bytes) the journal has only the places."""
-    is_small = entry_bytes < StorageConfig().large_entry_bytes
+    (LARGE_BYTES and more) the journal has only the places."""
+    is_small = entry_bytes < LARGE_BYTES
     with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED)) as cluster:
         bookie = cluster.bookies[0]
         with LedgerClient(cluster.service_url) as client:
