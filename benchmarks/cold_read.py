@@ -1,15 +1,16 @@
 """Reading one ledger among many back from a cold disk.
 
     python benchmarks/cold_read.py [--ledgers 200] [--entries 64] [--reads 9] [--spy read.svg]
-        [--entry 262144] [--large 32768]
+        [--entry 262144] [--large 32768] [--alone]
 
 One bookie takes `ledgers` ledgers of `entries` entries of 256 KiB, written in turn. Entries of
 `large` bytes (the setting large_entry_bytes) and more lie on the disk as they came, others sorted
 by ledger as far as a flush reaches: no two neighbours in a ledger are neighbours on the disk by
 more than that. The bookie is restarted and its files are dropped from the page cache
-(posix_fadvise). Then one client process reads one ledger after the other, each cold. Prints the
-median of their MB/s, and the processor time that bookie and client spent on each GB. `--spy`
-records the bookie with py-spy.
+(posix_fadvise). With `--alone` one ledger is written after the other, each entry when the one
+before it was acknowledged: each is a write of its own then, filled up to a block. Then one client
+process reads one ledger after the other, each cold. Prints the median of their MB/s, and the
+processor time that bookie and client spent on each GB. `--spy` records the bookie with py-spy.
 """
 
 import argparse
@@ -49,11 +50,13 @@ def measure(
     *,
     entry_bytes: int = ENTRY_BYTES,
     large_bytes: int = LARGE_BYTES,
+    alone: bool = False,
 ) -> Figures:
     """Write, restart, drop, read."""
     with LocalCluster(bookies=1, bookie_settings={"large_entry_bytes": large_bytes}) as cluster:
         with LedgerClient(cluster.service_url) as client:
-            ids = write(client, ledgers, entries, entry_bytes)
+            writing = write_alone if alone else write
+            ids = writing(client, ledgers, entries, entry_bytes)
         bookie = cluster.bookies[0]
         bookie.stop()
         drop_from_page_cache(bookie.folder)
@@ -92,6 +95,17 @@ def write(client: LedgerClient, ledgers: int, entries: int, entry_bytes: int) ->
     for writer in writers:
         writer.close()
     return [writer.ledger_id for writer in writers]
+
+
+def write_alone(client: LedgerClient, ledgers: int, entries: int, entry_bytes: int) -> list[int]:
+    payload = os.urandom(entry_bytes)
+    ids = []
+    for _ in range(ledgers):
+        with client.create_ledger(1, 1, 1) as writer:
+            for _ in range(entries):
+                writer.append(payload)
+        ids.append(writer.ledger_id)
+    return ids
 
 
 def read(client: LedgerClient, ledger_id: int, size: int) -> float:
@@ -133,6 +147,7 @@ def main() -> None:
     parser.add_argument("--spy", default="")
     parser.add_argument("--entry", type=int, default=ENTRY_BYTES)
     parser.add_argument("--large", type=int, default=LARGE_BYTES)
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     figures = measure(
         options.ledgers,
@@ -141,6 +156,7 @@ def main() -> None:
         options.spy,
         entry_bytes=options.entry,
         large_bytes=options.large,
+        alone=options.alone,
     )
     print(
         f"cold read of entries of {options.entry / 1024:g} KiB, one ledger of {options.ledgers}:"
