@@ -146,6 +146,8 @@ class LedgerStorage:
 
     def _directory_dropped(self) -> None:
         self._reader.lost_directory()
+        if self._attached and self._flush_begun is None and self._cache.active.places:
+            self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 
     def is_whole(self, state: LedgerState) -> bool:

@@ -13,6 +13,7 @@ from bookie_server.directory_store import Directories, JournalDirectory, LedgerD
 from bookie_server.disk import DiskFailed
 from bookie_server.disk_monitor import degraded_reason
 from bookie_server.journal_format import Position
+from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -25,8 +26,10 @@ LEDGERS = range(1, 9)
 class Wide(Node):
     """A node whose directories are named; those in `out` are not there at a start."""
 
-    def __init__(self, journals: int = 1, ledgers: int = 2) -> None:
-        super().__init__()
+    def __init__(
+        self, journals: int = 1, ledgers: int = 2, config: StorageConfig = CONFIG
+    ) -> None:
+        super().__init__(config)
         rng = random.Random(7)
         self.journals = {f"j{n}": SimDisk(rng) for n in range(journals)}
         self.ledgers = {f"d{n}": SimDisk(rng) for n in range(ledgers)}
@@ -39,7 +42,7 @@ class Wide(Node):
                 ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
         journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
         session = self.store.session("bookie")
-        self.bookie = await Bookie.start(ID, Directories(journals, ledgers), session, CONFIG)
+        self.bookie = await Bookie.start(ID, Directories(journals, ledgers), session, self.config)
         return self
 
     def die(self, keep="none"):

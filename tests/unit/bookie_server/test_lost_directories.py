@@ -15,6 +15,7 @@ from bookie_server.directory_store import Directories, JournalDirectory, LedgerD
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import EVERY_LEDGER
 from bookie_server.journal import JournalFailed
+from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NoNode
 from tests.simulation.index import SimIndex
@@ -32,6 +33,11 @@ SETTINGS = dataclasses.replace(
 class Clustered(Wide):
     """A wide node that knows its cluster, so it lists and collects."""
 
+    def __init__(
+        self, journals: int = 1, ledgers: int = 2, config: StorageConfig = SETTINGS
+    ) -> None:
+        super().__init__(journals, ledgers, config)
+
     async def start(self) -> "Clustered":
         ledgers = []
         for name, disk in self.ledgers.items():
@@ -40,7 +46,7 @@ class Clustered(Wide):
         journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
         session = self.store.session("bookie")
         directories = Directories(journals, ledgers)
-        self.bookie = await Bookie.start(ID, directories, session, SETTINGS, CLUSTER_ID)
+        self.bookie = await Bookie.start(ID, directories, session, self.config, CLUSTER_ID)
         return self
 
     async def listed(self) -> dict[int, str]:
