@@ -71,12 +71,6 @@ class PlacedLog:
             self._task = asyncio.ensure_future(self._write_all())
         return told
 
-    def move_ahead(self, ledger_id: int) -> None:
-        """What waits of the ledger is written next."""
-        first = [put for put in self._waiting if put.ledger_id == ledger_id]
-        if first:
-            self._waiting = deque(first + [p for p in self._waiting if p.ledger_id != ledger_id])
-
     def settle(self, log_id: int, count: int) -> None:
         """So many places of the log will not be named by any replay."""
         self._unsettled[log_id] -= count

@@ -3,13 +3,14 @@
 Always true:
 - an entry is acknowledged after its record in the directory's log was synced and then the journal's
   record of its place: whatever the journal tells of is there;
-- what is durable of a ledger is so in the order it was appended, whichever way it went: who appends
-  after large entries of the ledger waits for them too, and recovery moves them ahead;
+- who appends after large entries of a ledger waits for them too; recovery for none that is still to
+  be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
 - before the first place in a directory that is told of a ledger, a ledger record that names the
   directory is in the same journal;
 - a directory that fails, or has no space, costs nothing but time: the write cache still has the
   entries, and they go to the journal like any others;
-- a place is settled only when a checkpoint has passed the journal's record of it.
+- a place is settled only when a checkpoint has passed the journal's record of it, or, of an entry
+  that the journal took over, a flush that put the place into the index.
 
 Only what comes in the bulk lane goes this way: recovery has its own, and page-cache ledgers gain
 nothing by it.
@@ -32,7 +33,7 @@ Appended = asyncio.Future[None]
 
 
 class Settled(NamedTuple):
-    """So many places of a log that a journal told of, durably."""
+    """So many places of a log that a journal told of, durably, or never will."""
 
     store: DirectoryStore
     log_id: int
@@ -70,6 +71,7 @@ class Placing:
         self._cache = cache
         self._bytes_min = bytes_min
         self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
+        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: no journal has it yet
         self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
         self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
         self._confirmed: list[Settled] = []
@@ -94,8 +96,8 @@ class Placing:
         return gathered([*waiting, *placed.values()])
 
     def take_confirmed(self) -> list[Settled]:
-        """What journals have told of since the last call: a checkpoint that is taken now and
-        written later passes all of it."""
+        """What journals have told of since the last call, or took over: a checkpoint that is taken
+        now and written later passes all of it."""
         confirmed, self._confirmed = self._confirmed, []
         return confirmed
 
@@ -135,9 +137,8 @@ class Placing:
         ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
         before = [i for i in ids if i in self._under_way]
         if lane is Lane.RECOVERY:
-            for store in self._stores if before else ():
-                for ledger_id in before:
-                    store.placed_log.move_ahead(ledger_id)
+            for ledger_id in before:
+                self._take_over(ledger_id)
         return [self._under_way[i] for i in before]
 
     def _begin(
@@ -147,30 +148,49 @@ class Placing:
         store = self._owner.home_of_large(ledger_id)
         if store is None:
             return None
-        done: Appended = asyncio.get_running_loop().create_future()
+        halves: dict[CacheHalf, list[Record]] = {}  # two, if a flush began between these entries
+        for record in records:
+            half = self._cache.half_with(ledger_id, record.entry_id)
+            halves.setdefault(half, []).append(record)
+        return _all_of([self._put(journals, store, *each) for each in halves.items()])
+
+    def _put(
+        self,
+        journals: Journals,
+        store: DirectoryStore,
+        half: CacheHalf,
+        records: Sequence[Record],
+    ) -> Appended:
+        loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
+        done: Appended = loop.create_future()
         done.add_done_callback(_retrieve)
         size = sum([len(record.body) for record in records])
-        half = self._cache.half_with(ledger_id, records[0].entry_id)
         large = _Large(ledger_id, records, size, store, half, journals, done)
         self.pending_bytes += size
         self._stores[store] = self._stores.get(store, 0) + 1
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
         written = store.placed_log.put(ledger_id, entries)
-        placing: Appended = asyncio.get_running_loop().create_future()
+        placing: Appended = loop.create_future()
         half.placing[placing] = None
+        self._unwritten.setdefault(ledger_id, {})[placing] = large
         written.add_done_callback(partial(self._written, large, placing))
         return done
 
     def _follow(self, ledger_id: int, done: Appended) -> None:
         """Who appends later waits for this, and for what came before it."""
         earlier = self._under_way.get(ledger_id)
-        both = done if earlier is None else gathered([earlier, done])
+        both = done if earlier is None else _all_of([earlier, done])
         self._under_way[ledger_id] = both
         both.add_done_callback(partial(self._ended, ledger_id))
 
     def _ended(self, ledger_id: int, done: Appended) -> None:
         if self._under_way.get(ledger_id) is done:
             del self._under_way[ledger_id]
+
+    def _take_over(self, ledger_id: int) -> None:
+        """Recovery waits for what the ledger has on its way: the journal is enough for it."""
+        for large in self._unwritten.pop(ledger_id, {}).values():
+            self._journal(large, [], Lane.RECOVERY)
 
     def _written(
         self, large: _Large, placing: Appended, written: asyncio.Future[list[Location]]
@@ -184,14 +204,23 @@ class Placing:
         places: list[Location] = []
         if not written.cancelled() and written.exception() is None and self._is_kept(large):
             places = written.result()
+        large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
+        unwritten = self._unwritten.get(ledger_id, {})
+        if unwritten.pop(placing, None) is None:  # the journal took it over
+            self._confirm(large, places)
+        else:
+            self._journal(large, places, Lane.BULK)
+            if not unwritten:
+                del self._unwritten[ledger_id]
+        placing.set_result(None)
+
+    def _journal(self, large: _Large, places: Sequence[Location], lane: Lane) -> None:
         if places:
-            large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
-            journaled = large.journals.append(self._records(large, places))
+            journaled = large.journals.append(self._records(large, places), lane)
         else:
             self.pending_bytes -= large.bytes  # the journals count them now
-            journaled = large.journals.append(large.records)
+            journaled = large.journals.append(large.records, lane)
         journaled.add_done_callback(partial(self._journaled, large, places))
-        placing.set_result(None)
 
     def _is_kept(self, large: _Large) -> bool:
         """Whether what lies in the directory counts as the ledger's."""
@@ -216,12 +245,40 @@ class Placing:
             if not large.done.done():
                 large.done.set_exception(error)
             return
-        if places:
-            self._confirmed.append(Settled(large.store, places[0].log_id, len(places)))
+        self._confirm(large, places)
         if not large.done.done():
             large.done.set_result(None)
+
+    def _confirm(self, large: _Large, places: Sequence[Location]) -> None:
+        if places:
+            self._confirmed.append(Settled(large.store, places[0].log_id, len(places)))
 
 
 def _retrieve(done: Appended) -> None:
     if not done.cancelled():
         done.exception()
+
+
+def _all_of(several: Sequence[Appended]) -> Appended:
+    """Done when all are; fails then, and no earlier, if one did."""
+    if len(several) == 1:
+        return several[0]
+    done: Appended = asyncio.get_running_loop().create_future()
+    done.add_done_callback(_retrieve)
+    left = len(several)
+
+    def ended(_: Appended) -> None:
+        nonlocal left
+        left -= 1
+        if left or done.done():
+            return
+        errors = [each.exception() for each in several if not each.cancelled()]
+        error = next((each for each in errors if each is not None), None)
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    for each in several:
+        each.add_done_callback(ended)
+    return done

@@ -43,6 +43,8 @@ class CacheHalf:
 
     def place_all(self, ledger_id: int, places: Sequence[Place]) -> None:
         """Where entries of the ledger lie."""
+        if not places:
+            return
         known = self.places.setdefault(ledger_id, {})
         known.update((place.location.entry_id, place) for place in places)
 

@@ -129,23 +129,6 @@ def test_a_write_has_at_most_the_bytes_of_a_batch_or_one_larger_put():
     with_a_log(test)
 
 
-def test_what_waits_of_a_ledger_that_recovery_asks_for_is_written_next_in_its_order():
-    async def test(rig: Rig) -> None:
-        rig.put(1, 0)
-        await asyncio.sleep(0.1)
-        bulk = [rig.put(2, *range(at, at + 5)) for at in range(0, 50, 5)]
-        wanted = [rig.put(3, 0), rig.put(3, 1)]
-        rig.placed.move_ahead(3)
-        rig.placed.move_ahead(4)
-        first, second = [(await each)[0] for each in wanted]
-        assert first.position < second.position
-        assert sum(each.done() for each in bulk) <= 1
-        for each in bulk:
-            await each
-
-    with_a_log(test)
-
-
 def test_bytes_put_are_pending_until_they_are_told_and_say_how_long_that_takes():
     async def test(rig: Rig) -> None:
         assert rig.placed.wait_s == 0
