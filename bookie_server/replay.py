@@ -59,7 +59,7 @@ async def open_engine(
         _judge(each.replay, storage)
     for why in lost:
         _lost(storage, why)
-    _judge_absent(replayed.absent, storage)
+    await _judge_absent(replayed.absent, storage)
     while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
         await storage.flush()
     journals = await _begin(directories, endings, config, storage)
@@ -238,14 +238,23 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     doubt_the_tail(replay.ending, storage)
 
 
-def _judge_absent(absent: Mapping[int, Mapping[str, None]], storage: LedgerStorage) -> None:
-    """Entries that the journals know in directories that are not there: should one come back, its
-    index lacks them, and the journals have them no more."""
-    for ledger_id, directories in absent.items():
+async def _judge_absent(absent: Mapping[int, Mapping[int, None]], storage: LedgerStorage) -> None:
+    """Entries that the journals know in directories that are not there or were given up, and that
+    came in no other way: no index has them, and the journals have them no more."""
+    for ledger_id, entry_ids in absent.items():
         state = storage.state(ledger_id)
-        if state is not None and any(each in state.directories for each in directories):
-            _log.error("ledger %d has lost entries with a directory that is missing", ledger_id)
-            storage.set_state(replace(state, limbo="lost"))
+        if state is None or state.deleted or await _has_all(storage, ledger_id, entry_ids):
+            continue
+        _log.error("ledger %d has lost entries with a directory that is missing", ledger_id)
+        storage.set_state(replace(state, limbo="lost"))
+
+
+async def _has_all(storage: LedgerStorage, ledger_id: int, entry_ids: Mapping[int, None]) -> bool:
+    try:
+        here = await storage.stored(ledger_id, min(entry_ids), max(entry_ids))
+    except DiskFailed:
+        return False
+    return all(entry_id in here for entry_id in entry_ids)
 
 
 def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:

@@ -8,16 +8,19 @@ waits for the flush.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
+from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import LedgerState, decode_ledger_state, merged
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.placed import Place, decode_place
 
 _ENTRY, _PLACED = Kind.ENTRY, Kind.PLACED
+_log = logging.getLogger(__name__)
 
 
 class Replayed:
@@ -28,9 +31,9 @@ class Replayed:
         self._flush: asyncio.Task[None] | None = None
         self.ledgers: dict[int, None] = {}
         """Those of which there was a record."""
-        self.absent: dict[int, dict[str, None]] = {}
-        """By ledger, directories that are not there in which entries of it lie that no index may
-        know."""
+        self.absent: dict[int, dict[int, None]] = {}
+        """By ledger, entries that lie in directories that are not there, or were given up, and that
+        were nowhere else when their place was read."""
 
     async def apply(self, records: list[Record]) -> None:
         """Known from now on. Raises DiskFailed when a flush did."""
@@ -97,17 +100,27 @@ class Replayed:
         if not (state.directories or state.given_up):  # its ledger record is among what is damaged
             there = tuple(dict.fromkeys([place.directory for place in places.values()]))
             state = self._storage.restore_state(replace(state, directories=there))
-        known = await self._storage.stored(ledger_id, min(places), max(places))
+        known = await self._stored(ledger_id, min(places), max(places))
         new: list[Place] = []
         for entry_id, place in places.items():
-            if entry_id in known or place.directory not in state.directories:
-                continue  # in a directory that was given up since
-            if self._storage.has_directory(place.directory):
+            if entry_id in known:
+                continue
+            listed = place.directory in state.directories
+            if listed and self._storage.has_directory(place.directory):
                 new.append(place)
-            else:
-                self.absent.setdefault(ledger_id, {})[place.directory] = None
+            else:  # who gave the directory up may have found the entry in memory, and here alone
+                self.absent.setdefault(ledger_id, {})[entry_id] = None
         if new:
             await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
+
+    async def _stored(self, ledger_id: int, first: int, last: int) -> dict[int, None]:
+        """An index that cannot say was told of, if it is damaged; a place is as good then as any
+        that it might have."""
+        try:
+            return await self._storage.stored(ledger_id, first, last)
+        except DiskFailed as error:
+            _log.error("what is stored of ledger %d cannot be said: %s", ledger_id, error)
+            return {}
 
     async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
         while not put():

@@ -1,0 +1,238 @@
+"""Large entries are written once: what goes wrong beside them costs no promise, keeps nobody
+waiting who travels for recovery, and leaves nothing behind."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from bookie_server.bookie import Bookie
+from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.disk import DiskFailed
+from bookie_server.entry_index import IndexDamaged
+from bookie_server.os_disk import OsDisk
+from spark_ledger.metadata import cluster
+from tests.simulation.index import SimIndex
+from tests.simulation.loop import current, run
+from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
+from tests.unit.bookie_server.test_bookie import ABSENT, OK
+from tests.unit.bookie_server.test_bookie import on_a_node as on_one_node
+from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, LIMBO, Clustered
+
+LARGE = replace(CONFIG, large_entry_bytes=4 * KIB)
+PAYLOAD = bytes(8 * KIB)
+SYNC_S = 5.0
+
+
+class Placed(Clustered):
+    """Of two ledger directories and some journals; what is large goes to d1."""
+
+    async def start(self):
+        ledgers = []
+        for name, disk in self.ledgers.items():
+            if name not in self.out:
+                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
+        journals = [JournalDirectory(n, d) for n, d in self.journals.items() if n not in self.out]
+        session = self.store.session("bookie")
+        directories = Directories(journals, ledgers)
+        self.bookie = await Bookie.start(ID, directories, session, LARGE, CLUSTER_ID)
+        return self
+
+
+def on_a_node(test, journals=1):
+    async def main():
+        node = Placed(journals, 2)
+        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+        await node.start()
+        await node.create_ledger(1, 2)
+        node.ledgers["d0"].fill_up(1 << 30)
+        await node.bookie.disks.look()
+        assert await node.add(entry(1, 0, PAYLOAD), entry(1, 1, PAYLOAD)) == [OK, OK]
+        node.ledgers["d0"].empty_out()
+        await test(node)
+
+    run(main(), time_max_s=3600)
+
+
+# -- lost directories ----------------------------------------------------------------------------
+
+
+def test_what_was_placed_in_a_directory_given_up_before_a_flush_is_not_denied_after_a_crash():
+    """Who compared the copies found it in memory, so he copied nothing."""
+
+    async def test(node):
+        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        asked = await node.ask(1)
+        assert asked.limbo == "lost"
+        assert await node.statuses(1, 0, 1) == [OK, OK]
+        assert (await node.ask(1, asked.revision)).status is OK
+        node.out = ["d1"]
+        await node.crash()
+        assert await node.statuses(1, 0, 1) == [LIMBO, LIMBO]
+        again = await node.ask(1)
+        copies = (entry(1, 0, PAYLOAD), entry(1, 1, PAYLOAD))
+        assert await node.add(*copies, recovery=True) == [OK, OK]
+        assert (await node.ask(1, again.revision)).status is OK
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("journals", [1, 2])
+def test_an_index_that_cannot_be_read_at_replay_costs_its_directory_and_no_more(
+    journals, monkeypatch
+):
+    async def test(node):
+        node.die()
+
+        async def damaged(index, *_):
+            error = IndexDamaged("a table is bad")
+            index.on_damage(error)
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimIndex, "range", damaged)
+            await node.start()
+        assert node.bookie._storage.failures.keys() <= {"d0", "d1"}
+        assert set(await node.statuses(1, 0, 1)) <= {OK, LIMBO}
+        assert await node.add(entry(2, 0)) == [OK]
+
+    on_a_node(test, journals)
+
+
+# -- recovery ------------------------------------------------------------------------------------
+
+
+def test_a_fence_after_a_large_add_waits_behind_no_bulk_of_other_ledgers():
+    async def test(node):
+        await node.add(entry(1, 0), entry(2, 0))
+        node.journal_disk.faults.sync_s = (SYNC_S, SYNC_S)
+        node.ledger_disk.faults.sync_s = (8.0, 8.0)
+        bulk = [
+            asyncio.ensure_future(node.add(*[entry(2, e, bytes(3 * KIB)) for e in range(b, b + 9)]))
+            for b in range(1, 64, 9)
+        ]
+        await asyncio.sleep(0.1)
+        large = asyncio.ensure_future(node.add(entry(1, 1, PAYLOAD)))
+        await asyncio.sleep(0.1)
+        before = current().time()
+        assert await node.fence(1) is OK
+        assert current().time() - before <= 2 * SYNC_S
+        assert large.done(), "it was taken before the fence"
+        assert await node.statuses(1, 1, 1) == [OK]
+        assert not bulk[-1].done(), "the bulk still waits"
+        await asyncio.gather(*bulk)
+
+    config = replace(LARGE, journal_batch_bytes_max=32 * KIB)
+    on_one_node(test, config)
+
+
+def test_a_fence_waits_for_no_ledger_directory_that_hangs():
+    async def test(node):
+        await node.add(entry(1, 0))
+        node.ledger_disk.faults.sync_s = (20.0, 20.0)
+        large = asyncio.ensure_future(node.add(entry(1, 1, PAYLOAD)))
+        await asyncio.sleep(0.1)
+        before = current().time()
+        assert await node.fence(1) is OK
+        assert current().time() - before < 1.0
+        await asyncio.sleep(0)
+        assert large.done() and await large == [OK]
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+
+    on_one_node(test, LARGE)
+
+
+def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
+    async def test(node):
+        await node.add(entry(1, 0))
+        node.ledger_disk.faults.sync_s = (2.0, 2.0)
+        large = asyncio.ensure_future(node.add(entry(1, 1, b"marked once" + PAYLOAD)))
+        await asyncio.sleep(0.1)
+        assert await node.fence(1) is OK
+        node.ledger_disk.faults.sync_s = (0.001, 0.001)
+        await large
+        await asyncio.sleep(20)
+        assert _times(node, b"marked once") == 1
+        assert node.bookie._storage.pending_bytes == 0
+        (store,) = node.bookie._storage.stores
+        assert not any(store.placed_log._unsettled.values())
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+
+    on_one_node(test, LARGE)
+
+
+def _times(node, marked):
+    disk = node.ledger_disk
+    return sum(disk.content(path).count(marked) for path in disk.paths() if path.endswith(".log"))
+
+
+def test_writes_to_a_disk_wait_for_no_reads_and_not_for_two_long_syncs(tmp_path):
+    """A flush and a compaction sync, and all bulk readers are busy."""
+
+    async def main():
+        disk = OsDisk(tmp_path / "disk")
+        end = threading.Event()
+        busy = [asyncio.ensure_future(disk._write(end.wait)) for _ in range(2)]
+        busy += [asyncio.ensure_future(disk._read(end.wait)) for _ in range(8)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5):
+                assert await disk.free_bytes() > 0
+                file = await disk.create("a")
+                await file.append([b"abc"], sync=True)
+        finally:
+            end.set()
+            await asyncio.gather(*busy)
+            disk.shut_down()
+
+    asyncio.run(main())
+
+
+# -- the write cache -----------------------------------------------------------------------------
+
+
+def test_entries_of_a_frame_are_written_once_when_a_flush_begins_between_them():
+    async def test(node):
+        half = LARGE.write_cache_bytes // 2
+        size = 0
+        filler = 0
+        while size < half // 2 - 20 * KIB:
+            assert await node.add(entry(2, filler, bytes(3 * KIB))) == [OK]
+            size = node.bookie._storage._cache.active.bytes
+            filler += 1
+        first, last = b"first one" + bytes(30 * KIB), b"last one" + bytes(30 * KIB)
+        frame = (entry(1, 0, first), entry(2, filler), entry(1, 1, last))
+        assert await node.add(*frame) == [OK] * 3
+        await asyncio.sleep(20)
+        assert (_times(node, b"first one"), _times(node, b"last one")) == (1, 1)
+
+    on_one_node(test, LARGE)
+
+
+# -- space ---------------------------------------------------------------------------------------
+
+
+def test_a_log_that_a_power_loss_tore_is_no_damaged_one():
+    """Of a write that was not synced later records may be whole, and earlier ones not."""
+
+    async def test(node):
+        assert await node.add(entry(1, 0, PAYLOAD)) == [OK]
+        node.ledger_disk.faults.sync_s = (1.0, 1.0)
+        torn = [asyncio.ensure_future(node.add(entry(2, e, PAYLOAD))) for e in range(12)]
+        await asyncio.sleep(0.5)
+        await node.crash("torn")
+        for each in torn:
+            each.cancel()
+        node.ledger_disk.speed_up()
+        reclaim = node.bookie.reclaim
+        await reclaim.collect(sweep=False, surplus=False)
+        (logs,) = [each.logs for each in reclaim._living()]
+        assert [each.whole for each in logs.maps.values()] == [True] * len(logs.maps)
+        assert logs.maps
+
+    on_one_node(test, LARGE)
