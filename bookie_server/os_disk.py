@@ -5,7 +5,9 @@ fdatasync; after a failed write or sync the file refuses everything that follows
 or posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
 really written. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
-ordinary file. Threads carry the disk's name and their work ("journal-write_0").
+ordinary file. Who writes (a flush, a placed log, a compaction) or looks at the space waits for
+nobody else's sync, and for no read. Threads carry the disk's name and their work
+("journal-write_0").
 """
 
 import asyncio
@@ -27,6 +29,7 @@ _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
 _ZEROS = bytes(1 << 20)
 _STAGING_BYTES = 2 << 20
 _JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
+_WRITERS = 4
 _READERS = 8  # what a disk serves best is asked of it at once: docs/performance.md
 _RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
 T = TypeVar("T")
@@ -38,7 +41,7 @@ class OsDisk(Disk):
 
     def __init__(self, root: Path, name: str = "disk") -> None:
         self._root = root
-        self._writers = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-write")
+        self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"{name}-write")
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix=f"{name}-read")
         self._recovery = ThreadPoolExecutor(
             _RECOVERY_READERS, thread_name_prefix=f"{name}-recovery"
@@ -86,7 +89,7 @@ class OsDisk(Disk):
         return (await self._space())[1]
 
     async def _space(self) -> tuple[int, int]:
-        space = await self._read(os.statvfs, self._root)
+        space = await self._write(os.statvfs, self._root)
         used = space.f_blocks - space.f_bfree
         return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
 
