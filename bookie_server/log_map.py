@@ -37,7 +37,8 @@ _LOOK_UPS_SPREAD_MAX = 4  # one look-up for entries if at most this many times a
 
 
 class LogMap:
-    """One log. `records_end`: where its records end. `whole`: no record in it is damaged."""
+    """One log. `records_end`: where its records end. `whole`: no damage lies before a
+    record that counts."""
 
     __slots__ = ("_shares", "file_bytes", "has_footer", "log_id", "records_end", "whole")
 
@@ -110,19 +111,19 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     """Read a log that has no map. Raises DiskFailed."""
     shares: dict[int, LedgerShare] = {}
     damage: list[Damage] = []
-    last_record = 0
+    last_record = 0  # that the index points to
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
             for location, _ in await pointed_to(index, chunk.records):
+                last_record = location.position
                 size, count = shares.get(location.ledger_id, (0, 0))
                 size += RECORD_HEADER_BYTES + location.entry_bytes
                 shares[location.ledger_id] = LedgerShare(size, count + 1)
             damage += chunk.damage
-            if chunk.records:
-                last_record = chunk.records[-1].location.position
             await pace.spend(chunk.size)
-        whole = all(bad.start > last_record for bad in damage)  # else it is a torn end
+        # A write that was torn may have left whole records behind damage, but none of the index's.
+        whole = all(bad.start > last_record for bad in damage)
         found = LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
     finally:
         await file.close()
