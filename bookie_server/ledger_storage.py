@@ -146,7 +146,8 @@ class LedgerStorage:
 
     def _directory_dropped(self) -> None:
         self._reader.lost_directory()
-        if self._attached and self._flush_begun is None and self._cache.active.places:
+        may_flush = self._attached and self._flush_begun is None and self._stores.live
+        if may_flush and self._cache.active.places:
             self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
@@ -20,6 +21,7 @@ from tests.unit.bookie_server.test_bookie import ABSENT, OK
 from tests.unit.bookie_server.test_bookie import on_a_node as on_one_node
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, LIMBO, Clustered
 
+IO_ERROR = Status.IO_ERROR
 LARGE = replace(CONFIG, large_entry_bytes=4 * KIB)
 PAYLOAD = bytes(8 * KIB)
 SYNC_S = 5.0
@@ -234,5 +236,19 @@ def test_a_log_that_a_power_loss_tore_is_no_damaged_one():
         (logs,) = [each.logs for each in reclaim._living()]
         assert [each.whole for each in logs.maps.values()] == [True] * len(logs.maps)
         assert logs.maps
+
+    on_one_node(test, LARGE)
+
+
+def test_the_last_directory_that_fails_ends_the_node_by_its_name_with_places_in_memory():
+    async def test(node):
+        assert await node.add(entry(1, 0, PAYLOAD)) == [OK]
+        node.ledger_disk.faults.sync_fails = 1
+        assert await node.add(entry(1, 1, PAYLOAD)) in ([OK], [IO_ERROR])
+        await asyncio.sleep(1)
+        error = node.bookie.failed.exception()
+        assert isinstance(error, DiskFailed) and "no ledger directory is left" in str(error)
+        await node.crash()
+        assert await node.statuses(1, 0, 0) == [OK]
 
     on_one_node(test, LARGE)
