@@ -215,6 +215,28 @@ class Rig:
         assert self.process is not None
         await self.process.spawn(self.bookie.reclaim.run_once(below), name="reclaims")
 
+    async def look_at_space(self) -> None:
+        """What the monitor does now and then."""
+        assert self.process is not None
+        await self.process.spawn(self.bookie.disks.look(), name="looks")
+
+    def drop(self, disk: SimDisk) -> None:
+        """The directory was found to be lost, as the monitor finds it."""
+        self.bookie._storage.drop(self.ids[disk], DiskFailed("it was unmounted"))
+
+    def directories(self, ledger_id: int) -> tuple[str, ...]:
+        """Those that may hold entries of the ledger; the last takes new ones."""
+        state = self.bookie._storage.state(ledger_id)
+        return () if state is None else state.directories
+
+    def in_cache(self, ledger_id: int) -> bool:
+        """Whether entries of the ledger are still to be flushed."""
+        return self.bookie._storage.in_cache(ledger_id)
+
+    async def stored(self, ledger_id: int) -> list[int]:
+        """The entries of the ledger that cache and index know."""
+        return list(await self.bookie._storage.stored(ledger_id, 0, 1000))
+
     async def flush(self) -> None:
         """Returns when a flush that began now is complete."""
         storage = self.bookie._storage

@@ -1,5 +1,5 @@
-"""Large entries go to a ledger directory first and the journal says where: what is acknowledged when,
-and what happens where a directory or a journal fails on the way."""
+"""Large entries go to a ledger directory first and the journal says where: what is acknowledged
+when, and what happens where a directory or a journal fails on the way."""
 
 import asyncio
 import dataclasses
@@ -98,7 +98,7 @@ class Wide(Clustered):
         if not self.storage.is_flushing:
             self.storage.begin_flush()
         while self.storage.flushes == flushes:
-            await asyncio.sleep(0.01)
+            await moment()
 
     async def served(self, ledger_id: int, *entry_ids: int) -> None:
         """Each is there, and what was sent."""
@@ -119,6 +119,10 @@ def on_a_node(test: Callable[[Wide], Awaitable[None]], journals: int = 1, ledger
         await test(node)
 
     run(main(), time_max_s=3600)
+
+
+async def moment() -> None:
+    await asyncio.sleep(0.01)
 
 
 def slow(disk: SimDisk, seconds: float) -> None:
@@ -445,7 +449,7 @@ def test_a_directory_dropped_while_its_places_are_flushed_is_made_good_by_the_sa
         add = node.in_background(large(1, 1), large(3, 1))
         await add
         while node.storage.is_flushing:
-            await asyncio.sleep(0.1)
+            await moment()
         assert await node.add(large(1, 2), large(3, 2)) == [OK, OK]
         slow(node.ledgers["d1"], 20.0)
         flushing = asyncio.ensure_future(node.flushed())
