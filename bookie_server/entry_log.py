@@ -524,13 +524,14 @@ def run_bytes(run: Sequence[Location]) -> int:
 
 
 def runs(locations: Sequence[Location], bytes_max: int) -> Iterator[list[Location]]:
-    """Cut into runs that lie one after the other in a log, each of at most about `bytes_max`."""
+    """Cut into runs that lie one after the other in a log, with less than a block of filler between
+    two, each of at most about `bytes_max`."""
     run: list[Location] = []
     for location in locations:
         if run and not (
             len(run) < _CHUNK_ENTRIES
             and location.log_id == run[-1].log_id
-            and location.position == _record_end(run[-1])
+            and 0 <= location.position - _record_end(run[-1]) < BLOCK_BYTES
             and _record_end(location) - run[0].position <= bytes_max
         ):
             yield run

@@ -78,6 +78,7 @@ class EntryReader:
         self._read_cache = ReadCache(config.read_cache_bytes)
         self._ahead = ReadAhead()
         self._bad_entries = BadEntries()
+        self._run_bytes_max = min(RUN_BYTES_MAX, config.read_cache_bytes // 16 or RUN_BYTES_MAX)
         self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
         self._bringing: dict[asyncio.Task[None], None] = {}
         self._moves = 0
@@ -201,7 +202,7 @@ class EntryReader:
         first = through = ahead.passed
         try:
             places, _ = await self._range(ledger_id, first, _ID_MAX, self._ahead_bytes)
-            every = list(_runs(places))
+            every = list(self._runs(places))
             for at in range(0, len(every), AHEAD_RUNS):
                 several = every[at : at + AHEAD_RUNS]
                 await self._bring_runs(ledger_id, ahead, several)
@@ -287,16 +288,24 @@ class EntryReader:
             ahead.passed = max(ahead.passed, places[-1].location.entry_id + 1)
             coming = ahead.run
         now = [place for place in absent if place.location.entry_id not in coming]
-        for entries in await _all([self._read_run(store, run) for store, run in _runs(now)]):
+        for entries in await _all([self._read_run(store, run) for store, run in self._runs(now)]):
             found.update(entries)
         if ahead is not None and len(now) < len(absent):
             late = [place for place in absent if place.location.entry_id in coming]
             await ahead.arrives(late[0].location.entry_id)
             arrived, lost = self._among(ledger_id, late)
             found.update(arrived)
-            for entries in await _all([self._read_run(store, run) for store, run in _runs(lost)]):
+            for entries in await _all(
+                [self._read_run(store, run) for store, run in self._runs(lost)]
+            ):
                 found.update(entries)
         return found
+
+    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:
+        """Neighbours on one disk, in the order of the places; as many as the read cache keeps."""
+        for store, group in itertools.groupby(places, key=lambda place: place.store):
+            for run in runs([place.location for place in group], self._run_bytes_max):
+                yield store, run
 
     def _among(
         self, ledger_id: int, places: Sequence[_Place]
@@ -357,13 +366,6 @@ class EntryReader:
         if bad:
             self._quarantine(location.ledger_id, location.entry_id, why)
         return Undeliverable(why, location.entry_bytes)
-
-
-def _runs(places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:
-    """Neighbours on one disk, in the order of the places."""
-    for store, group in itertools.groupby(places, key=lambda place: place.store):
-        for run in runs([place.location for place in group], RUN_BYTES_MAX):
-            yield store, run
 
 
 async def _all(reads: Sequence[Coroutine[Any, Any, dict[int, Found]]]) -> list[dict[int, Found]]:

@@ -132,9 +132,14 @@ class WriteCache:
 
     def places(self, ledger_id: int, first_entry: int, last_entry: int) -> list[int]:
         """Which of the entries between first and last have a place already."""
-        halves = [half for half in (self.flushing, self.active) if half is not None]
-        ids = [entry_id for half in halves for entry_id in half.places.get(ledger_id, ())]
-        return [entry_id for entry_id in ids if first_entry <= entry_id <= last_entry]
+        found: list[int] = []
+        for half in (self.flushing, self.active):
+            places = half.places.get(ledger_id, _NOWHERE) if half is not None else _NOWHERE
+            if last_entry - first_entry < len(places):
+                found += [e for e in range(first_entry, last_entry + 1) if e in places]
+            else:
+                found += [e for e in places if first_entry <= e <= last_entry]
+        return found
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
         """The half that an entry was just put into."""

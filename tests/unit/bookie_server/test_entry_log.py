@@ -17,6 +17,8 @@ from bookie_server.entry_log import (
     encode_log_header,
     encode_record_header,
     log_path,
+    run_bytes,
+    runs,
 )
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import current, run
@@ -250,5 +252,29 @@ def test_a_read_that_comes_while_a_log_goes_does_not_keep_its_space(away):
         assert logs._files._files == {}
         (found,) = await logs.read([place])
         assert isinstance(found, NoSuchFile)
+
+    run(main())
+
+
+def test_records_with_less_than_a_block_of_filler_between_them_are_read_at_once():
+    near = [Location(1, 0, 5, 64, 52), Location(1, 1, 5, 4096, 52), Location(1, 2, 5, 4196, 4000)]
+    far = [Location(1, 3, 5, 12_340, 52), Location(1, 4, 6, 12_440, 52)]
+    assert list(runs([*near, *far], 1 << 20)) == [near, far[:1], far[1:]]
+    assert run_bytes(near) == 4196 + 48 + 4000 - 64
+
+
+def test_entries_that_were_written_one_by_one_are_read_at_once_and_each_checked():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        log = await logs.begin()
+        whole = [entry(1, e, bytes(3000)) for e in range(6)]
+        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
+        assert [p.position // 4096 for p in places] == list(range(1, 7))
+        assert list(runs(places, 1 << 20)) == [places]
+        assert [bytes(each) for each in await logs.read(places)] == whole
+        disk.flip_bit(log_path(log.log_id), 8 * (places[2].position + 200))
+        read = await logs.read(places)
+        assert [type(each) is BadEntryLog for each in read] == [e == 2 for e in range(6)]
 
     run(main())
