@@ -72,7 +72,8 @@ class DirectoryStore:
         """Raises DiskFailed."""
         await refuse_half_rebuilt(directory.disk)
         logs = await EntryLogs.open(directory.disk, config)
-        return cls(directory, logs, PlacedLog(directory.disk, logs, config))
+        placed_log = PlacedLog(directory.disk, logs, config, config.write_cache_bytes)
+        return cls(directory, logs, placed_log)
 
     async def write(
         self, entries: Entries, changes: Changes, placed: Sequence[Location] = ()

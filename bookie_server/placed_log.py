@@ -6,6 +6,7 @@ Always true:
   entries of one ledger are written in the order they were put;
 - a failed write ends the log: all that waits is told, and must be made durable by other means; what
   is put after a lack of space goes to a new log;
+- nothing is written that would take the space of a flush;
 - a log is sealed when it is full and each place in it that was told is `settled`: index and
   checkpoint know it, so no replay will ever name it again.
 """
@@ -36,12 +37,15 @@ class _Put(NamedTuple):
 
 
 class PlacedLog:
-    """Of one directory; `logs` are all that it has."""
+    """Of one directory; `logs` are all that it has. `spare_bytes` of its space are for flushes."""
 
-    def __init__(self, disk: Disk, logs: EntryLogs, config: StorageConfig) -> None:
+    def __init__(
+        self, disk: Disk, logs: EntryLogs, config: StorageConfig, spare_bytes: int = 0
+    ) -> None:
         self._disk = disk
         self._logs = logs
         self._config = config
+        self._spare_bytes = spare_bytes
         self._waiting: deque[_Put] = deque()
         self._writing: list[_Put] = []
         self._log: GrowingLog | None = None
@@ -124,7 +128,18 @@ class PlacedLog:
             room -= taken[-1].bytes
         return taken
 
+    async def _leaves_room(self, puts: Sequence[_Put]) -> bool:
+        """A flush under way counts on the space that it found: what it may still need is left."""
+        if not self._spare_bytes:
+            return True
+        needed_bytes = sum([put.bytes for put in puts]) + self._spare_bytes
+        return await self._disk.free_bytes() >= needed_bytes
+
     async def _write(self, puts: Sequence[_Put]) -> None:
+        if not await self._leaves_room(puts):
+            for put in puts:
+                self._tell(put, DiskFull("the space that is left is for flushes"))
+            return
         if self._log is None:
             self._log = await self._logs.begin()
         log, loop = self._log, asyncio.get_running_loop()

@@ -259,7 +259,7 @@ class Stores:
         full = [home for home, ids in parts.items() if not await self._has_room(home, half, ids)]
         fitting = {home: ids for home, ids in parts.items() if home not in full}
         stores = self.live
-        placed = _placed(half, parts)
+        placed = _placed(half, fitting)
         writes = [
             store.write(half.to_write(fitting.get(store.id, ())), changes, placed.get(store.id, ()))
             for store in stores

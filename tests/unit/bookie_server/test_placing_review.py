@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from bookie_server.api.entry import HEADER_BYTES
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import IndexDamaged
+from bookie_server.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
 from bookie_server.os_disk import OsDisk
 from spark_ledger.metadata import cluster
 from tests.simulation.index import SimIndex
@@ -25,6 +27,15 @@ IO_ERROR = Status.IO_ERROR
 LARGE = replace(CONFIG, large_entry_bytes=4 * KIB)
 PAYLOAD = bytes(8 * KIB)
 SYNC_S = 5.0
+SCARCE = replace(
+    LARGE,
+    disk_reserve_bytes=0,
+    disk_free_bytes_min=0,
+    disk_usage_high=1.0,
+    disk_usage_low=0.99,
+    disk_check_s=100.0,
+    flush_chunk_bytes=4 * KIB,
+)
 
 
 class Placed(Clustered):
@@ -252,3 +263,47 @@ def test_the_last_directory_that_fails_ends_the_node_by_its_name_with_places_in_
         assert await node.statuses(1, 0, 0) == [OK]
 
     on_one_node(test, LARGE)
+
+
+def test_large_entries_take_no_space_that_a_flush_counts_on():
+    async def test(node):
+        block = bytes(BLOCK_BYTES - RECORD_HEADER_BYTES - HEADER_BYTES)  # with an append of its own
+        small = [entry(2, e, block) for e in range(24)]
+        assert set(await node.add(*small)) == {OK}
+        node.ledger_disk.fill_up(130 * KIB)
+        free_bytes = node.ledger_disk.free_bytes
+
+        async def slowly():
+            await asyncio.sleep(0.1)
+            return await free_bytes()
+
+        node.ledger_disk.free_bytes = slowly
+        node.bookie._storage.begin_flush()
+        adds = [asyncio.ensure_future(node.add(entry(1, e, PAYLOAD))) for e in range(10)]
+        assert [await each for each in adds] == [[OK]] * 10
+        await asyncio.sleep(10)
+        assert not node.bookie.failed.done()
+        node.ledger_disk.empty_out()
+        await asyncio.sleep(200)
+        assert set(await node.statuses(2, 0, 23)) == {OK}
+        assert set(await node.statuses(1, 0, 9)) == {OK}
+
+    on_one_node(test, SCARCE)
+
+
+def test_while_a_flush_waits_for_space_it_writes_nothing_not_even_places():
+    async def test(node):
+        assert await node.add(entry(1, 0, PAYLOAD), entry(1, 1, bytes(3 * KIB))) == [OK, OK]
+        node.ledger_disk.fill_up(KIB)
+        await asyncio.sleep(10)
+        syncs = node.ledger_disk.syncs
+        await asyncio.sleep(30)
+        assert node.bookie._storage.is_flushing
+        assert node.ledger_disk.syncs == syncs
+        node.ledger_disk.empty_out()
+        await asyncio.sleep(200)
+        assert not node.bookie._storage.is_flushing
+        await node.crash()
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+
+    on_one_node(test, SCARCE)
