@@ -19,6 +19,9 @@ TWO = Shape(journals=2, ledgers=2, stepped=True)
 LOGS = Shape(stepped=True, config=replace(SMALL, gc_interval_s=1000, tombstone_sweep_s=1000))
 """Small logs, and no pass of reclaim but those that are asked for."""
 LOGS_OF_TWO = replace(LOGS, journals=2, ledgers=2)
+PLACED = replace(LOGS, config=replace(LOGS.config, large_entry_bytes=800))
+"""The same, and entries of the size that Stage.add has are placed."""
+PLACED_IN_TWO = replace(PLACED, journals=2, ledgers=2)
 
 
 # -- what is prepared ---------------------------------------------------------------------------
@@ -58,6 +61,38 @@ async def much(stage: Stage) -> None:
     await filled(stage)
     for first in range(8, 20, 4):
         await stage.add(1, range(first, first + 4), size=3900)
+
+
+async def half_a_log_placed(stage: Stage) -> None:
+    """A placed log that is full of a ledger that is collected and of one that lives, settled."""
+    await stage.start()
+    for first in range(0, 6, 2):
+        for ledger_id in (1, 2):
+            await stage.add(ledger_id, range(first, first + 2))
+    await stage.flushed()
+    await stage.flushed()  # and the checkpoint is beyond all places
+    stage.delete(2)
+    await stage.rig.reclaim(0.0)
+    await stage.add(1, range(6, 8))
+
+
+async def placed_in_both(stage: Stage) -> None:
+    """Two ledgers, each placed in another directory; some flushed, more since."""
+    await stage.start()
+    for ledger_id in (1, 2):
+        await stage.add(ledger_id, range(8))
+    await stage.flushed()
+    for ledger_id in (1, 2):
+        await stage.add(ledger_id, range(8, 12))
+    await stage.add(3, range(2), size=60)
+    assert stage.rig.directories(1) != stage.rig.directories(2)
+
+
+async def a_directory_failing_next(stage: Stage) -> None:
+    """The one in which the first entry of the next large add is placed."""
+    await placed_in_both(stage)
+    stage.model.failing = True
+    stage.rig.ledger_disks[0].faults.append_fails = 1
 
 
 async def stopped_badly(stage: Stage) -> None:
@@ -139,6 +174,23 @@ async def flushes(stage: Stage) -> None:
     )
 
 
+async def adds_large(stage: Stage) -> None:
+    """Several group commits; small entries, a fence and a repeat are beside them."""
+    await asyncio.gather(
+        stage.add(1, range(8, 11)),
+        stage.add(3, [8, 9], size=60),
+        stage.add(1, [11], size=60),
+        stage.add(3, range(10, 12)),
+        stage.fence(3),
+        stage.add(1, [8, 12]),
+    )
+
+
+async def rolls_a_placed_log(stage: Stage) -> None:
+    for first in range(8, 20, 4):
+        await stage.add(1, range(first, first + 4))
+
+
 async def flushes_alone(stage: Stage) -> None:
     await stage.flushed()
 
@@ -155,10 +207,17 @@ async def stops(stage: Stage) -> None:
 
 async def adds_and_flushes(stage: Stage) -> None:
     """What goes on where a directory fails."""
-    for round_ in range(3):
-        first = 14 + 4 * round_
-        await asyncio.gather(*(stage.add(i, range(first, first + 3)) for i in (1, 2, 3)))
-        await stage.flushed()
+    for first in (14, 18, 22):
+        await _add_and_flush(stage, first)
+
+
+async def adds_and_flushes_once(stage: Stage) -> None:
+    await _add_and_flush(stage, 14)
+
+
+async def _add_and_flush(stage: Stage, first: int) -> None:
+    await asyncio.gather(*(stage.add(i, range(first, first + 3)) for i in (1, 2, 3)))
+    await stage.flushed()
 
 
 async def collects(stage: Stage) -> None:
@@ -226,6 +285,16 @@ DEEDS = (
     Deed("collection", LOGS, a_dead_ledger, collects, check=space_is_free),
     Deed("compaction", LOGS, a_collected_ledger, compacts, check=space_is_free),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
+    Deed("adds of large entries", PLACED, filled, adds_large),
+    Deed("roll of a placed log", PLACED, filled, rolls_a_placed_log),
+    Deed("flush of placed entries", PLACED, flushed, flushes),
+    Deed("flush of placed entries, two and two", PLACED_IN_TWO, placed_in_both, flushes),
+    Deed("replay of places", PLACED, stopped_badly, starts),
+    Deed("compaction of a placed log", PLACED, half_a_log_placed, compacts, check=space_is_free),
+    Deed(
+        *("ledger directory fails beneath large adds", PLACED_IN_TWO),
+        *(a_directory_failing_next, adds_and_flushes_once),
+    ),
     Deed("rebuild", LOGS, without_index, rebuilds, mend=rebuilds),
     Deed(
         *("rebuild without states", LOGS, without_index, rebuilds_without_states),
