@@ -14,7 +14,15 @@ from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, Clustered, home_of
-from tests.unit.bookie_server.test_replayed import added, opened, state
+from tests.unit.bookie_server.test_replayed import (
+    HOME,
+    added,
+    elsewhere,
+    ids,
+    opened,
+    placed,
+    state,
+)
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 LEDGERS = range(1, 9)
@@ -183,5 +191,44 @@ def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
         await LateReplayed(storage).apply([*found, Record(Kind.SEAL, -1, -1, b"", 0)])
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         assert storage.state(EVERY_LEDGER) is None
+
+    run(scenario())
+
+
+def test_a_late_place_counts_where_the_entry_lies_and_is_not_here_otherwise():
+    async def scenario():
+        storage = await opened(SimDisk())
+        storage.set_state(LedgerState(1, **HOME))
+        records = await placed(storage, 1, 0, 1, 2)
+        storage.put_all(1, {1: entry(1, 1, b"another")})
+        gone = records[2]._replace(body=b"\x07" + bytes(records[2].body)[1:])  # log 7
+        late = LateReplayed(storage)
+        await late.apply([*records[:2], gone, elsewhere(1, 3)])
+        assert sorted(await storage.stored(1, 0, 9)) == [0, 1]
+        await storage.flush()
+        assert await ids(storage, 1) == [0, 1]
+        assert bytes((await storage.read(1, 1, 1, 1000)).entries[1]).endswith(b"another")
+        assert storage.limbo(1) == "" and not late.absent
+
+    run(scenario())
+
+
+def test_late_places_of_a_deleted_ledger_bring_nothing_back():
+    async def scenario():
+        storage = await opened(SimDisk())
+        storage.set_state(LedgerState(1, deleted=True, **HOME))
+        await LateReplayed(storage).apply(await placed(storage, 1, 0))
+        assert not await storage.stored(1, 0, 9)
+
+    run(scenario())
+
+
+def test_a_ledger_of_which_only_late_places_tell_is_fenced_and_in_limbo_with_its_entries():
+    async def scenario():
+        storage = await opened(SimDisk())
+        await LateReplayed(storage).apply(await placed(storage, 1, 0))
+        assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
+        await storage.flush()
+        assert await ids(storage, 1) == [0]
 
     run(scenario())

@@ -441,6 +441,25 @@ def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_mem
     on_a_node(test, flush_interval_s=60.0)
 
 
+def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_to_the_journal():
+    async def test(node):
+        placed_log = node.storage.stores[0].placed_log
+        tell = placed_log._tell
+
+        def tells_and_goes(put, told):
+            tell(put, told)
+            node.storage.drop("d0", DiskFailed("gone"))
+
+        placed_log._tell = tells_and_goes
+        assert await node.add(large(1, 1)) == [OK]
+        assert (await node.ways(1))[1] is Kind.ENTRY
+        node.out = ["d0"]
+        await node.crash("none")
+        await node.served(1, 1)
+
+    on_a_node(test)
+
+
 def test_a_directory_dropped_while_its_places_are_flushed_is_made_good_by_the_same_flush():
     async def test(node):
         await node.home("d1", 3)

@@ -1,3 +1,5 @@
+from bookie_server.entry_index import Location
+from bookie_server.placed import Place
 from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, WriteCache
 
 
@@ -48,3 +50,69 @@ def test_a_compacted_entry_lets_its_frame_go():
     cache.active.put(1, 0, memoryview(frame)[10:20])
     assert cache.compact(1, 0) == frame[10:20]
     assert isinstance(cache.get(1, 0), bytes)
+
+
+def place(ledger: int, e: int, directory: str = "d0") -> Place:
+    return Place(directory, Location(ledger, e, 1, 4096, 3))
+
+
+def written(half, *ledgers):
+    return [(ledger, e) for ledger, e, _ in half.to_write(ledgers)]
+
+
+def test_what_has_a_place_is_not_written_nor_counted_as_such():
+    half = filled((1, 0), (1, 1), (2, 0)).active
+    half.place_all(1, [place(1, 1)])
+    half.place_all(2, [])
+    assert written(half, 1, 2) == [(1, 0), (2, 0)]
+    assert half.bytes_to_write([1, 2]) == (6, 2)
+    assert half.bytes_to_write([1]) == (3, 1)
+    half.place_all(1, [place(1, 0)])
+    assert written(half, 1) == [] and half.bytes_to_write([1]) == (0, 0)
+
+
+def test_an_entry_that_is_put_again_has_no_place_any_more():
+    for put_again in ("put", "put_all"):
+        cache = filled((1, 0), (1, 1))
+        cache.active.place_all(1, [place(1, 0), place(1, 1)])
+        if put_again == "put":
+            cache.active.put(1, 1, b"again")
+        else:
+            cache.active.put_all(1, {1: b"again"})
+        assert written(cache.active, 1) == [(1, 1)]
+        assert cache.places(1, 0, 9) == [0]
+
+
+def test_places_of_both_halves_are_known_until_they_are_in_the_index():
+    cache = filled((1, 0), (1, 1))
+    cache.active.place_all(1, [place(1, 0), place(1, 1)])
+    cache.swap()
+    cache.active.replay_all(1, [place(1, 7)])
+    assert cache.places(1, 1, 9) == [1, 7]
+    assert cache.places(2, 0, 9) == []
+    cache.drop_flushed()
+    assert cache.places(1, 0, 9) == [7]
+
+
+def test_a_replayed_place_takes_room_and_is_no_entry_that_could_be_read_or_written():
+    cache = filled()
+    cache.active.replay_all(1, [place(1, 0), place(1, 1)])
+    assert cache.bytes == 2 * ENTRY_OVERHEAD_BYTES
+    assert cache.get(1, 0) is None and cache.range(1, 0, 9) == {}
+    assert written(cache.active, 1) == [] and list(cache.active.ledgers) == [1]
+
+
+def test_places_in_directories_that_do_not_live_are_forgotten_and_what_was_only_there_is_told():
+    half = filled((1, 0), (1, 1)).active
+    half.place_all(1, [place(1, 0), place(1, 1, "d1")])
+    half.replay_all(2, [place(2, 5), place(2, 6, "d1")])
+    assert half.unplace(lambda directory: directory == "d1") == [(2, 5)]
+    assert written(half, 1) == [(1, 0)]
+    assert half.unplace(lambda directory: directory == "d1") == []
+
+
+def test_the_half_into_which_an_entry_was_just_put_is_found_in_either():
+    cache = filled((1, 0))
+    flushing = cache.swap()
+    cache.active.put(1, 1, b"1:1")
+    assert cache.half_with(1, 0) is flushing and cache.half_with(1, 1) is cache.active
