@@ -121,6 +121,9 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                 size += RECORD_HEADER_BYTES + location.entry_bytes
                 shares[location.ledger_id] = LedgerShare(size, count + 1)
             damage += chunk.damage
+            for place in [bad.location for bad in chunk.damage if bad.location is not None]:
+                if await index.get(place.ledger_id, place.entry_id) == place:
+                    last_record = max(last_record, place.position)
             await pace.spend(chunk.size)
         # A write that was torn may have left whole records behind damage, but none of the index's.
         whole = all(bad.start > last_record for bad in damage)

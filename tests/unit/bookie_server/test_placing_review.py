@@ -307,3 +307,19 @@ def test_while_a_flush_waits_for_space_it_writes_nothing_not_even_places():
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 
     on_one_node(test, SCARCE)
+
+
+def test_a_log_whose_last_entry_rotted_is_a_damaged_one_though_nothing_whole_lies_behind_it():
+    async def test(node):
+        assert await node.add(entry(1, 0, PAYLOAD)) == [OK]
+        assert await node.add(entry(2, 0, b"rotten" + PAYLOAD)) == [OK]
+        await node.crash("all")
+        (path,) = [path for path in node.ledger_disk.paths() if path.endswith(".log")]
+        at = node.ledger_disk.content(path).index(b"rotten")
+        node.ledger_disk.flip_bit(path, 8 * at)
+        reclaim = node.bookie.reclaim
+        await reclaim.collect(sweep=False, surplus=False)
+        (logs,) = [each.logs for each in reclaim._living()]
+        assert [each.whole for each in logs.maps.values()] == [False]
+
+    on_one_node(test, LARGE)
