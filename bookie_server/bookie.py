@@ -323,7 +323,9 @@ class Bookie:
         """Returns when the fence is durable. Raises JournalFailed."""
         lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
         if lost or not handle.state.fenced:  # lost: with a journal, and others go on
-            state = handle.state = self._storage.set_state(handle.fence())
+            state = self._storage.set_state(replace(handle.state, fenced=True))
+            handle.fence()  # not before: if nothing can note the fence, there is none
+            handle.state = state
             record = Record(Kind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
             handle.fence_durable = self._storage.append([record], Lane.RECOVERY)
         if handle.fence_durable is not None:  # None: fenced in an earlier run, durable since

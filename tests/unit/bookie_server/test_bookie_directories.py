@@ -427,3 +427,23 @@ def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_
         assert [await each.get(1, 1) is None for each in indexes] == [True, False]
 
     on_a_wide_node(test)
+
+
+def test_a_fence_that_no_directory_could_note_is_not_taken_for_an_older_durable_one():
+    async def test(node):
+        storage = node.bookie._storage
+        noted, refused = storage.set_state, []
+
+        def once_refused(state):
+            if not refused:
+                refused.append(state)
+                raise DiskFailed("no ledger directory is left")
+            return noted(state)
+
+        storage.set_state = once_refused
+        assert await node.fence(1) is IO_ERROR
+        assert await node.fence(1) is OK
+        await node.crash("none")
+        assert await node.add(entry(1, 2)) == [Status.FENCED]
+
+    on_a_wide_node(test)
