@@ -378,7 +378,7 @@ def test_where_a_ledger_goes_on_is_told_before_the_first_place_there_and_the_pla
 
 def test_without_a_home_that_has_space_large_entries_go_to_the_journal():
     async def test(node):
-        node.ledgers["d0"].fill_up(1 << 10)
+        node.ledgers["d0"].fill_up(128 << 20)  # full, though it would fit
         await node.bookie.disks.look()
         assert await node.add(large(1, 1)) == [OK]
         node.storage.drop("d0", DiskFailed("gone"))
