@@ -1,0 +1,137 @@
+"""A node of several directories that places large entries, for tests of placing."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from bookie_server.api.status import Status
+from bookie_server.entry_index import decode_ledger_state
+from bookie_server.journal import Replay
+from bookie_server.journal_format import Kind, Record
+from bookie_server.placed import decode_place
+from spark_ledger.metadata import cluster
+from tests.simulation.disk import SimDisk
+from tests.simulation.loop import run
+from tests.unit.bookie_server.node import KIB, entry
+from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, SETTINGS, Clustered
+
+OK, ABSENT, LIMBO, BUSY = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.BUSY
+LARGE = 16 * KIB
+PLACING = dataclasses.replace(
+    SETTINGS,
+    large_entry_bytes=LARGE,
+    journal_pending_bytes_max=1024 * KIB,
+    write_cache_bytes=2048 * KIB,
+    entry_log_bytes_max=1024 * KIB,
+    disk_reserve_bytes=4 * KIB,
+)
+SPLITTING = {"entry_bytes_max": LARGE, "write_cache_bytes": 160 * KIB}
+"""A flush begins with the third large entry in the write cache."""
+
+
+def large(ledger_id: int, entry_id: int) -> bytes:
+    return entry(ledger_id, entry_id, bytes([(7 * ledger_id + entry_id) % 251]) * LARGE)
+
+
+def small(ledger_id: int, entry_id: int, size: int = 100) -> bytes:
+    return entry(ledger_id, entry_id, b"s" * size)
+
+
+class Wide(Clustered):
+    """A node that places large entries."""
+
+    def __init__(self, journals: int, ledgers: int, config=PLACING) -> None:
+        super().__init__(journals, ledgers, config)
+
+    async def home(self, directory: str, *ledger_ids: int) -> None:
+        """These ledgers are made, and their entries go to the directory."""
+        await self.create_ledger(*ledger_ids)
+        for name, disk in self.ledgers.items():
+            if name != directory:
+                disk.fill_up(1 << 30)
+        await self.bookie.disks.look()
+        for ledger_id in ledger_ids:
+            assert await self.add(small(ledger_id, 0)) == [OK]
+            assert self.directories(ledger_id)[-1] == directory
+        for disk in self.ledgers.values():
+            disk.empty_out()
+        await self.bookie.disks.look()
+
+    def directories(self, ledger_id: int) -> tuple[str, ...]:
+        state = self.storage.state(ledger_id)
+        assert state is not None
+        return state.directories
+
+    @property
+    def storage(self):
+        return self.bookie._storage
+
+    async def journaled(self, name: str = "j0") -> list[Record]:
+        """What the journal would replay after a kill."""
+        found = []
+        async for records in Replay(self.journals[name], None).records():
+            found += [r._replace(body=bytes(r.body)) for r in records]
+        return found
+
+    async def ways(self, ledger_id: int, name: str = "j0") -> dict[int, Kind]:
+        """By entry, how the journal has it."""
+        kinds = (Kind.ENTRY, Kind.PLACED)
+        records = [r for r in await self.journaled(name) if r.kind in kinds]
+        return {r.entry_id: r.kind for r in records if r.ledger_id == ledger_id}
+
+    def copies(self, wanted: bytes, directory: str = "d0") -> int:
+        """How often the entry lies in the directory's logs."""
+        disk = self.ledgers[directory]
+        return sum(disk.content(path).count(wanted) for path in self.files(disk, "entrylog"))
+
+    def in_background(self, *entries: bytes, **more) -> "asyncio.Task[list[Status]]":
+        return asyncio.ensure_future(self.add(*entries, **more))
+
+    async def flushed(self) -> None:
+        flushes = self.storage.flushes
+        if not self.storage.is_flushing:
+            self.storage.begin_flush()
+        while self.storage.flushes == flushes:
+            await moment()
+
+    async def served(self, ledger_id: int, *entry_ids: int) -> None:
+        """Each is there, and what was sent."""
+        for each in entry_ids:
+            found = await self.read(ledger_id, each, each)
+            assert found.results[0].status is OK, (ledger_id, each, found.results[0])
+            assert bytes(found.results[0].entry) in (small(ledger_id, each), large(ledger_id, each))
+
+
+def on_a_node(test: Callable[[Wide], Awaitable[None]], journals: int = 1, ledgers: int = 2, **more):
+    """Ledgers 1 and 2 at home in d0, each with a small entry 0."""
+
+    async def main() -> None:
+        node = Wide(journals, ledgers, dataclasses.replace(PLACING, **more))
+        await cluster.ensure(node.store.session("admin"), CLUSTER_ID)
+        await node.start()
+        await node.home("d0", 1, 2)
+        await test(node)
+
+    run(main(), time_max_s=3600)
+
+
+async def moment() -> None:
+    await asyncio.sleep(0.01)
+
+
+def slow(disk: SimDisk, seconds: float) -> None:
+    disk.faults.sync_s = (seconds, seconds)
+
+
+def first_places_are_told(records: list[Record]) -> int:
+    """Before the first place of a ledger in a directory comes a record that names it."""
+    told: dict[tuple[int, str], None] = {}
+    places = 0
+    for record in records:
+        if record.kind is Kind.LEDGER:
+            state = decode_ledger_state(record.body)
+            told.update(dict.fromkeys((record.ledger_id, each) for each in state.directories))
+        elif record.kind is Kind.PLACED:
+            places += 1
+            assert (record.ledger_id, decode_place(record).directory) in told
+    return places

@@ -1,0 +1,251 @@
+"""Directories and journals that fail on the way of large entries: nobody loses anything."""
+
+import asyncio
+
+import pytest
+
+from bookie_server.api.status import Status
+from bookie_server.disk import DiskFailed
+from bookie_server.journal_format import Kind
+from tests.unit.bookie_server.node import KIB
+from tests.unit.bookie_server.placing_node import (
+    LIMBO,
+    OK,
+    SPLITTING,
+    Wide,
+    first_places_are_told,
+    large,
+    moment,
+    on_a_node,
+    slow,
+    small,
+)
+
+# -- directories that fail ----------------------------------------------------------------------
+
+
+def test_without_a_home_that_has_space_large_entries_go_to_the_journal():
+    async def test(node):
+        node.ledgers["d0"].fill_up(128 << 20)  # full, though it would fit
+        await node.bookie.disks.look()
+        assert await node.add(large(1, 1)) == [OK]
+        node.storage.drop("d0", DiskFailed("gone"))
+        assert await node.add(large(1, 2), large(2, 1)) == [OK, OK]
+        assert await node.ways(1) == {0: Kind.ENTRY, 1: Kind.ENTRY, 2: Kind.ENTRY}
+        assert not node.copies(large(1, 1)) and not node.copies(large(1, 2))
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("fault", ["append", "sync", "hangs", "full"])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_directory_that_fails_on_the_way_costs_nothing(fault, begun):
+    async def test(node):
+        disk = node.ledgers["d0"]
+        if begun:
+            assert await node.add(large(1, 1)) == [OK]
+        if fault == "append":
+            disk.faults.append_fails = 1
+        elif fault == "sync":
+            disk.faults.sync_fails = 1
+        elif fault == "full":
+            disk.fill_up(6 * KIB)
+        else:
+            disk.faults.hangs = True
+        adds = [node.in_background(large(1, e), small(1, e + 1)) for e in (2, 4)]
+        await asyncio.sleep(0.5)
+        if fault == "hangs":
+            assert not any(each.done() for each in adds)
+            node.storage.drop("d0", DiskFailed("it hangs"))
+        assert [await each for each in adds] == [[OK, OK]] * 2
+        assert (await node.ways(1))[2] is Kind.ENTRY
+        assert (await node.ways(1))[4] is Kind.ENTRY
+        await node.served(1, *range(2, 6))
+        disk.calm()
+        if fault != "full":
+            await node.flushed()
+            node.out = ["d0"]
+        await node.crash("none")
+        await node.served(1, *range(2, 6))
+        node.out = []
+        await node.crash("none")
+        await node.served(1, *range(0 if begun else 2, 6))
+
+    on_a_node(test)
+
+
+def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_memory_at_once():
+    async def test(node):
+        assert await node.add(large(1, 1), large(2, 1)) == [OK, OK]
+        node.storage.drop("d0", DiskFailed("gone"))
+        await asyncio.sleep(0.5)  # much less than until the next flush would come
+        assert node.copies(large(1, 1), "d1") == node.copies(large(2, 1), "d1") == 1
+        node.out = ["d0"]
+        await node.crash("none")
+        await node.served(1, 1)
+        await node.served(2, 1)
+        assert await node.statuses(1, 5, 5) == [LIMBO]
+
+    on_a_node(test, flush_interval_s=60.0)
+
+
+def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_to_the_journal():
+    async def test(node):
+        placed_log = node.storage.stores[0].placed_log
+        tell = placed_log._tell
+
+        def tells_and_goes(put, told):
+            tell(put, told)
+            node.storage.drop("d0", DiskFailed("gone"))
+
+        placed_log._tell = tells_and_goes
+        assert await node.add(large(1, 1)) == [OK]
+        assert (await node.ways(1))[1] is Kind.ENTRY
+        node.out = ["d0"]
+        await node.crash("none")
+        await node.served(1, 1)
+
+    on_a_node(test)
+
+
+def test_a_directory_dropped_while_its_places_are_flushed_is_made_good_by_the_same_flush():
+    async def test(node):
+        await node.home("d1", 3)
+        slow(node.ledgers["d1"], 1.0)
+        slow(node.ledgers["d0"], 3.0)
+        add = node.in_background(large(1, 1), large(3, 1))
+        await add
+        while node.storage.is_flushing:
+            await moment()
+        assert await node.add(large(1, 2), large(3, 2)) == [OK, OK]
+        slow(node.ledgers["d1"], 20.0)
+        flushing = asyncio.ensure_future(node.flushed())
+        await asyncio.sleep(10)
+        assert not flushing.done()
+        node.storage.drop("d0", DiskFailed("gone"))
+        await flushing
+        assert node.directories(1) == ("d0", "d1")
+        assert node.copies(large(1, 2), "d1") == 1
+        assert node.storage.state(1).limbo == ""
+        node.out = ["d0"]
+        slow(node.ledgers["d1"], 0.001)
+        await node.crash("none")
+        await node.served(1, 2)
+        await node.served(3, 1, 2)
+
+    on_a_node(test)
+
+
+def test_a_flush_waits_for_what_is_being_placed_and_writes_it_no_second_time():
+    async def test(node):
+        slow(node.ledgers["d0"], 2.0)
+        add = node.in_background(large(1, 1), small(1, 2))
+        await asyncio.sleep(0.1)
+        await node.flushed()
+        assert await add == [OK, OK]
+        assert node.copies(large(1, 1)) == 1
+        assert not node.storage.in_cache(1)
+        await node.served(1, 0, 1, 2)
+
+    on_a_node(test)
+
+
+def test_a_frame_in_the_middle_of_which_a_flush_begins_is_written_once_all_of_it():
+    async def test(node):
+        frame = [large(1, 1), large(2, 1), large(1, 2), large(2, 2), large(1, 3)]
+        assert await node.add(*frame) == [OK] * 5
+        assert node.storage.flushes or node.storage.is_flushing
+        await asyncio.sleep(20)
+        assert [node.copies(each) for each in frame] == [1] * 5
+        await node.crash("none")
+        await node.served(1, 1, 2, 3)
+        await node.served(2, 1, 2)
+
+    on_a_node(test, **SPLITTING)
+
+
+def test_a_directory_dropped_after_a_frame_in_the_middle_of_which_a_flush_began_costs_no_limbo():
+    async def test(node):
+        await node.home("d1", 3)
+        slow(node.ledgers["d1"], 3.0)
+        frame = [large(1, 1), small(3, 1), large(2, 1), large(1, 2), large(2, 2), large(1, 3)]
+        add = node.in_background(*frame)
+        await asyncio.sleep(1)
+        assert add.done() and node.storage.is_flushing
+        node.storage.drop("d0", DiskFailed("gone"))
+        await asyncio.sleep(30)
+        assert [node.storage.state(i).limbo for i in (1, 2)] == ["", ""]
+        assert [node.copies(each, "d1") for each in (large(1, 1), large(1, 3))] == [1, 1]
+
+    on_a_node(test, **SPLITTING)
+
+
+async def repaired(node: Wide, ledger_id: int) -> None:
+    """Compared by somebody, and cleared."""
+    asked = await node.ask(ledger_id)
+    assert asked.limbo
+    await node.statuses(ledger_id, 0, 9)
+    assert (await node.ask(ledger_id, asked.revision)).status is OK
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_what_lies_only_in_memory_and_in_a_directory_that_was_given_up_is_never_denied(back):
+    async def test(node):
+        slow(node.ledgers["d1"], 1000.0)  # so no flush comes through
+        assert await node.add(large(1, 1)) == [OK]
+        node.storage.drop("d0", DiskFailed("gone"))
+        await repaired(node, 1)
+        assert node.directories(1) in ((), ("d1",))
+        slow(node.ledgers["d1"], 0.001)
+        if not back:
+            node.out = ["d0"]
+        await node.crash("none")
+        assert await node.statuses(1, 1, 1) in ([OK], [LIMBO])
+        node.out = []
+        await node.crash("none")
+        assert await node.statuses(1, 1, 1) in ([OK], [LIMBO])
+
+    on_a_node(test)
+
+
+# -- journals that fail -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before the place", "with the place"])
+def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
+    async def test(node):
+        await node.home("d0", 3, 4)
+        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+        slow(node.ledgers["d0"], 1.0)
+        assert set(home.values()) == {"j0", "j1"}
+        adds = {i: node.in_background(large(i, 1)) for i in home}
+        await asyncio.sleep(0.5)
+        if when == "before the place":
+            node.storage.drop("j1", DiskFailed("gone"))
+        else:
+            node.journals["j1"].faults.sync_fails = 1
+        answers = {i: await each for i, each in adds.items()}
+        assert node.storage._journals.live == ["j0"]
+        for i, answer in answers.items():
+            assert answer == [OK] or (when == "with the place" and home[i] == "j1")
+        assert {i: await node.add(large(i, 2)) for i in home} == {i: [OK] for i in home}
+        assert first_places_are_told(await node.journaled("j0"))
+        node.out = ["j1"]
+        slow(node.ledgers["d0"], 0.001)
+        await node.crash("none")
+        for i, answer in answers.items():
+            await node.served(i, 2, *([1] if answer == [OK] else []))
+
+    on_a_node(test, journals=2)
+
+
+def test_without_a_journal_a_large_entry_is_not_acknowledged():
+    async def test(node):
+        slow(node.ledgers["d0"], 1.0)
+        add = node.in_background(large(1, 1))
+        await asyncio.sleep(0.5)
+        node.journals["j0"].faults.sync_fails = 1
+        assert await add == [Status.IO_ERROR]
+        assert node.storage._placing.pending_bytes == 0
+
+    on_a_node(test)
