@@ -23,6 +23,7 @@ from bookie_server.entry_index import Location
 from bookie_server.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
+from bookie_server.watched_disk import unasked_bytes
 
 Told = asyncio.Future[list[Location]]
 
@@ -53,6 +54,7 @@ class PlacedLog:
         self._full: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: DiskFailed | None = None
+        self._unasked_bytes = 0
         self._work = Work()
         self.pending_bytes = 0
         """Bytes put and not told yet."""
@@ -132,8 +134,13 @@ class PlacedLog:
         """A flush under way counts on the space that it found: what it may still need is left."""
         if not self._spare_bytes:
             return True
-        needed_bytes = sum([put.bytes for put in puts]) + self._spare_bytes
-        return await self._disk.free_bytes() >= needed_bytes
+        size = sum([put.bytes for put in puts])
+        if size > self._unasked_bytes:
+            free_bytes = await self._disk.free_bytes() - self._spare_bytes
+            self._unasked_bytes = unasked_bytes(free_bytes, size) if free_bytes >= size else 0
+        fits = size <= self._unasked_bytes
+        self._unasked_bytes -= size if fits else 0
+        return fits
 
     async def _write(self, puts: Sequence[_Put]) -> None:
         if not await self._leaves_room(puts):

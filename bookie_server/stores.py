@@ -28,6 +28,7 @@ from bookie_server.storage_config import StorageConfig
 from bookie_server.write_cache import CacheHalf
 
 NEAR_SHARE = 0.9  # of the most free bytes: directories between which ledgers are spread
+INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # of index and checkpoint, by a flush
 _UNKNOWN = "none of the directories given has this id"
 _log = logging.getLogger(__name__)
 
@@ -256,6 +257,8 @@ class Stores:
         of which nothing is written then (BK#4114): their part, or some of it, is nowhere. All else
         is durable when it returns. Raises DiskFailed when no directory is left.
         """
+        for each in [each for each in self._live if each not in parts]:
+            await self._has_room(each, half, ())  # it gives its reserve back for what comes here
         full = [home for home, ids in parts.items() if not await self._has_room(home, half, ids)]
         fitting = {home: ids for home, ids in parts.items() if home not in full}
         stores = self.live
@@ -284,7 +287,7 @@ class Stores:
         if self.space is None or home not in self._live:
             return True
         size, count = half.bytes_to_write(ledger_ids)
-        needed_bytes = size + count * RECORD_HEADER_BYTES
+        needed_bytes = size + count * (RECORD_HEADER_BYTES + INDEX_ENTRY_BYTES) + INDEX_BYTES
         try:
             return await self.space.make_room(home, needed_bytes)
         except DiskFailed as error:  # it cannot even be asked

@@ -11,6 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFull, File
 
+UNASKED_BYTES = 16 << 20
+"""What a file takes without asking again, where there is space for many such files."""
+_MANY = 8
+
 
 class WatchedDisk(Disk):
     """`disk`, with `made` called after each new file, with its path, and `refused` awaited before
@@ -32,11 +36,13 @@ class WatchedDisk(Disk):
         self._made(path)
         return file if reserve_bytes else _GrowingFile(file, self._make_room)
 
-    async def _make_room(self, needed_bytes: int) -> None:
-        if await self._disk.free_bytes() < needed_bytes:
+    async def _make_room(self, needed_bytes: int) -> int:
+        free_bytes = await self._disk.free_bytes()
+        if free_bytes < needed_bytes:
             await self._refused(needed_bytes)
             if await self._disk.free_bytes() < needed_bytes:  # do not eat what is left (BK#4114)
                 raise DiskFull(f"there is no space for {needed_bytes} bytes")
+        return unasked_bytes(free_bytes, needed_bytes)
 
     async def open(self, path: str) -> File:
         return await self._disk.open(path)
@@ -63,12 +69,21 @@ class WatchedDisk(Disk):
         return await self._disk.total_bytes()
 
 
-class _GrowingFile(File):
-    """`file`, with `make_room` awaited before each append, with the bytes that it takes."""
+def unasked_bytes(free_bytes: int, needed_bytes: int) -> int:
+    """How much may be written before somebody asks for the space again: to ask costs as much as a
+    small write."""
+    plenty = free_bytes >= needed_bytes + _MANY * UNASKED_BYTES
+    return needed_bytes + UNASKED_BYTES if plenty else needed_bytes
 
-    def __init__(self, file: File, make_room: Callable[[int], Awaitable[None]]) -> None:
+
+class _GrowingFile(File):
+    """`file`, with `make_room` awaited before appends with the bytes that they take; it returns how
+    many may be appended before it is awaited again."""
+
+    def __init__(self, file: File, make_room: Callable[[int], Awaitable[int]]) -> None:
         self._file = file
         self._make_room = make_room
+        self._unasked_bytes = 0
 
     @property
     def path(self) -> str:
@@ -79,7 +94,10 @@ class _GrowingFile(File):
         return self._file.end
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
-        await self._make_room(sum(map(len, buffers)))
+        size = sum(map(len, buffers))
+        if size > self._unasked_bytes:
+            self._unasked_bytes = await self._make_room(size)
+        self._unasked_bytes -= size
         return await self._file.append(buffers, sync=sync)
 
     async def sync(self) -> None:
