@@ -17,6 +17,9 @@ QUORUMS = (
 DISK_LOSSES = ("blank", "bit rot", "lost directory")
 """Classes that use up the budget of losses."""
 OVER_BY = 2
+LARGE = (0, 0, 300, 300, 65)
+"""Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
+eight of what ledger_work.draw_payload makes, all but the empty ones."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ class Plan:
     """Ledger directories of each bookie."""
     tight: bool = False
     """Small segments, logs and caches; collection and compaction without a rest."""
+    large: int = 0
+    """Entries of so many bytes are placed: written once, to a ledger directory; 0: none is."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -94,6 +99,7 @@ class Plan:
         return [
             *(name.replace("_", " ") for name in ways if getattr(self, name)),
             *([several] if (self.journals, self.directories) != (1, 1) else []),
+            *([f"large {self.large}"] if self.large else []),
         ]
 
     def _numbers(self) -> str:
@@ -135,4 +141,5 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         journals=rng.choice((1, 1, 2)),
         directories=rng.choice((1, 1, 1, 2, 3)),
         tight=rng.random() < 0.35,
+        large=rng.choice(LARGE),  # drawn last: what older seeds draw stays as it was
     )

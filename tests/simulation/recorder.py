@@ -65,6 +65,8 @@ class Held:
     durable: set[int] = field(default_factory=set)
     cached: set[int] = field(default_factory=set)
     """Written and not yet synced: lost with the power."""
+    placed: set[int] = field(default_factory=set)
+    """Of which a journal says, durably, in which ledger directory they lie."""
     fence: str = ""
     """"durable", "only in the page cache" or ""."""
     fence_replied: bool = False
@@ -190,6 +192,7 @@ def ledger_in(text: str) -> int | None:
 
 
 def _scan(disk: SimDisk, path: str, ledger_id: int, held: Held) -> None:
+    held.placed |= _placed(disk.durable(path), ledger_id)
     for image, entries in ((disk.durable(path), held.durable), (disk.content(path), held.cached)):
         entries |= _entries(image, ledger_id)
         if _fenced(image, ledger_id) and held.fence != "durable":
@@ -213,12 +216,21 @@ def _fenced(image: bytes, ledger_id: int) -> bool:
     """A fence record of the journal, or a state of the ledger (in the journal or the index)."""
     if b'"fenced":true,"ledger_id":%d,' % ledger_id in image:
         return True
+    return any(kind == Kind.FENCE for kind, _ in _records(image, ledger_id))
+
+
+def _placed(image: bytes, ledger_id: int) -> set[int]:
+    """Ids of the ledger's entries whose places the journal tells."""
+    return {entry_id for kind, entry_id in _records(image, ledger_id) if kind == Kind.PLACED}
+
+
+def _records(image: bytes, ledger_id: int) -> Iterator[tuple[int, int]]:
+    """Kind and entry id of the journal's records of the ledger."""
     for at in _places(image, RECORD_MAGIC):
         if len(image) >= at + _RECORD.size:
-            _, _, kind, _, ledger, _ = _RECORD.unpack_from(image, at)
-            if kind == Kind.FENCE and ledger == ledger_id:
-                return True
-    return False
+            _, _, kind, _, ledger, entry_id = _RECORD.unpack_from(image, at)
+            if ledger == ledger_id:
+                yield kind, entry_id
 
 
 def _places(image: bytes, magic: bytes) -> Iterator[int]:

@@ -6,7 +6,7 @@ invariant at every moment it was judged, and everything acked or committed was t
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation import invariants
@@ -76,8 +76,9 @@ class Scenario:
     async def main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
+        limits = TIGHT if self.plan.tight else STORAGE
         world = self.world = World(
-            TIGHT if self.plan.tight else STORAGE,
+            replace(limits, large_entry_bytes=self.plan.large),
             CLIENT.model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
         )

@@ -35,6 +35,7 @@ from tests.simulation.invariants import Violation
 from tests.simulation.loop import SimLoop, current
 from tests.simulation.network import SimNetwork
 from tests.simulation.observers import Observers
+from tests.simulation.placed_watch import PlacedWatch
 from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
 from tests.simulation.watching import WatchedLedgerStore, half_written, watch_session
@@ -194,6 +195,9 @@ class BookieNode:
             SimDisk(random.Random(f"{name} {seed}")) for name in _names("ledger", ledgers)
         ]
         self._ledger_names = _names("ledger", ledgers)
+        self._to_miss: dict[int, None] = {}
+        self._missing: dict[int, None] = {}
+        self._placed = PlacedWatch(self.world.ghost)
 
     @property
     def disks(self) -> list[SimDisk]:
@@ -238,13 +242,17 @@ class BookieNode:
 
     async def _directories(self) -> Directories:
         """Raises DiskFailed when no index can be opened."""
+        self._missing, self._to_miss = self._to_miss, {}
         journals = zip(_names("journal", len(self.journal_disks)), self.journal_disks, strict=True)
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
-        named = zip(self._ledger_names, self.ledger_disks, strict=True)
-        for name, disk in named:
+        named = enumerate(zip(self._ledger_names, self.ledger_disks, strict=True))
+        given = [each for number, each in named if number not in self._missing]
+        self._placed.starts()
+        for name, disk in given:
             try:
                 ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
+                self._placed.watch_index(name, ledgers[-1].index)
             except DiskFailed as error:
                 if len(self.ledger_disks) == 1:
                     raise
@@ -258,6 +266,7 @@ class BookieNode:
         self.bookie = await Bookie.start(
             self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID
         )
+        self._placed.watch(self.bookie._storage)
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
         handler = self.world.observers.listening(self.bookie)
@@ -310,6 +319,7 @@ class BookieNode:
         self.world.network.down(self.address)
         self.session.abandon()
         self.world.observers.situations.crashed(any(map(half_written, self.ledger_disks)))
+        self._placed.crashes()
         for disk in self.disks:
             disk.crash(keep)
         self.process.kill()
@@ -328,6 +338,7 @@ class BookieNode:
         self._bereave().rotten = True
         for folder in ("entrylog", "index"):
             self.ledger_disk.lose(folder)
+        self._placed.forgets_logs()
 
     def may_lose_one_directory(self, number: int) -> bool:
         """Whether another one would be left that has all that the node knows of its ledgers."""
@@ -345,6 +356,13 @@ class BookieNode:
         self.ledger_disks[number] = SimDisk(random.Random(f"{self._rng.random()}"))
         if self.bookie is not None:
             self.bookie._storage.drop(lost, DiskFailed("it is gone"))
+
+    def miss_one_directory(self, number: int) -> None:
+        """One of several is not given to the next start, and to the one after it again; what only
+        the journal knows to lie there is lost. The node must be down."""
+        assert not self.running
+        self._bereave()
+        self._to_miss[number] = None
 
     def _bereave(self) -> BookieGhost:
         mine = self.world.ghost.bookie(self.bookie_id)
@@ -406,8 +424,10 @@ class BookieNode:
 
     @property
     def degraded(self) -> bool:
-        """It runs without a directory that failed; a restart takes that up again."""
-        return self.bookie is not None and bool(self.bookie._storage.failures)
+        """It runs without a directory that failed or is away; a restart takes that up again."""
+        if self.bookie is None:
+            return False
+        return bool(self._missing or self.bookie._storage.failures)
 
     @property
     def waiters(self) -> int:
@@ -441,11 +461,12 @@ class BookieNode:
                 await self._check_entries(ledger_id, sorted(entries))
 
     def _partial(self) -> list[int]:
-        """Ledgers of which a directory is not there."""
+        """Ledgers of which a directory is not there, or was not when a place in it was replayed."""
         ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie._storage
         if self.bookie._ledgers.every().limbo == "lost":
             return [ledger_id for ledger_id, _ in ghost.stored]
-        return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
+        partial = [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
+        return [*partial, *self._placed.lost]
 
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
         served: dict[int, str] = {}
