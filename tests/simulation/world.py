@@ -246,10 +246,9 @@ class BookieNode:
         journals = zip(_names("journal", len(self.journal_disks)), self.journal_disks, strict=True)
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
-        named = enumerate(zip(self._ledger_names, self.ledger_disks, strict=True))
-        given = [each for number, each in named if number not in self._missing]
+        named = list(zip(self._ledger_names, self.ledger_disks, strict=True))
         self._placed.starts()
-        for name, disk in given:
+        for name, disk in [each for n, each in enumerate(named) if n not in self._missing]:
             try:
                 ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
                 self._placed.watch_index(name, ledgers[-1].index)
