@@ -103,15 +103,18 @@ class Stores:
         return sum(1 << n for n, each in enumerate(state.directories) if each not in self._live)
 
     def tell_missing(self, states: Iterable[LedgerState]) -> None:
-        """One log line for each directory that is not there and may hold entries of ledgers."""
+        """One log line for each directory that is not there and may hold entries of ledgers. Those
+        that are in limbo themselves need to be repaired, whatever comes back."""
+        states = list(states)
         counts = self._counts_of_missing(states)
+        doubted = self._counts_of_missing([state for state in states if state.limbo])
         self._any_absent = any(each not in self.failures for each in counts)
         for directory_id, count in counts.items():
             why = self.failures.get(directory_id, _UNKNOWN)
             _log.error(
                 "ledger directory %s is not there (%s): %d ledgers are in limbo until they are"
-                " repaired or it comes back",
-                *(directory_id, why, count),
+                " repaired or it comes back, %d of them until they are repaired",
+                *(directory_id, why, count, doubted.get(directory_id, 0)),
             )
 
     def absent(self, states: Iterable[LedgerState]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk import DiskFailed
 from bookie_server.journal import JournalFailed
+from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.storage.model import NEGATIVES, SIZES, Begun, Broken, LedgerModel, Model, entry_of
 from tests.storage.operations import KEEPS, LEDGERS, OPERATION_BYTES, WAITS_S, Operation, operations
@@ -196,12 +197,25 @@ class Case:
     async def _lose(self, op: Operation) -> None:
         """The next start lacks a ledger directory, or finds again the one that was lacking."""
         if self.rig.missing:
-            self.rig.missing.clear()
-            self.model.unknown_allowed = False
+            self.finds_again()
         elif len(self.rig.ledger_disks) > 1:
-            self.rig.missing.append(self.rig.ledger_disks[op.b % len(self.rig.ledger_disks)])
-            self.model.unknown_allowed = True
+            self.misses(self.rig.ledger_disks[op.b % len(self.rig.ledger_disks)])
         await self._crash(op)
+
+    def misses(self, disk: SimDisk) -> None:
+        """The node is about to crash, and starts without this ledger directory. What was placed
+        there since the last checkpoint the journals forget then."""
+        if self.rig.shape.config.large_entry_bytes:
+            for ledger in self.model.ledgers.values():
+                there = self.rig.ids[disk] in self.rig.directories(ledger.ledger_id)
+                ledger.doubted = ledger.doubted or there
+        self.rig.missing.append(disk)
+        self.model.unknown_allowed = True
+
+    def finds_again(self) -> None:
+        """The next start lacks no directory."""
+        self.rig.missing.clear()
+        self.model.unknown_allowed = False
 
     async def _crash(self, op: Operation) -> None:
         self.rig.crash(KEEPS[op.a & 7], op.seed)

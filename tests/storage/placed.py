@@ -116,14 +116,13 @@ async def a_directory_is_missing_at_one_start(stage: Stage, keep: Keep) -> None:
     await lives_in(stage, 1, disk)
     await stage.flushed()
     await stage.add(1, range(1, 5))
-    stage.rig.missing.append(disk)
-    stage.model.unknown_allowed = True
+    stage.misses(disk)
     await stage.crash(keep)
     await stage.flushed()
-    stage.rig.missing.clear()
+    stage.finds_again()
     await stage.crash(keep)
     assert await statuses(stage, 1, [0]) == [Status.OK]
-    assert not any(each in NEGATIVES for each in await statuses(stage, 1, range(1, 9)))
+    assert await statuses(stage, 1, range(1, 9)) == [Status.LIMBO] * 8
 
 
 async def a_copy_rots_and_is_replaced(stage: Stage) -> None:

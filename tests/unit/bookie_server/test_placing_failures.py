@@ -9,6 +9,7 @@ from bookie_server.disk import DiskFailed
 from bookie_server.journal_format import Kind
 from tests.unit.bookie_server.node import KIB
 from tests.unit.bookie_server.placing_node import (
+    ABSENT,
     LIMBO,
     OK,
     SPLITTING,
@@ -204,6 +205,26 @@ def test_what_lies_only_in_memory_and_in_a_directory_that_was_given_up_is_never_
         node.out = []
         await node.crash("none")
         assert await node.statuses(1, 1, 1) in ([OK], [LIMBO])
+
+    on_a_node(test)
+
+
+def test_the_log_says_of_how_many_ledgers_a_missing_directory_will_not_be_enough(caplog):
+    async def test(node):
+        await node.flushed()
+        assert await node.add(large(1, 1)) == [OK]
+        node.out = ["d0"]
+        await node.crash("none")
+        (line,) = [each for each in caplog.messages if "d0 is not there" in each]
+        assert line.endswith(
+            "2 ledgers are in limbo until they are repaired or it comes back, 1 of them until they"
+            " are repaired"
+        )
+        node.out = []
+        await node.crash("none")
+        assert await node.statuses(1, 1, 1) == [LIMBO]
+        await node.served(2, 0)
+        assert await node.statuses(2, 1, 1) == [ABSENT]
 
     on_a_node(test)
 
