@@ -117,7 +117,9 @@ class Model:
             _hold(ledger.deleted, f"{where}: the ledger was not deleted")
             ledger.buried = True
         elif status not in (Status.BUSY, Status.SHUTTING_DOWN):
-            allowed = self.unknown_allowed or self.failing
+            # after a torn tail a fence may be forgotten, and no record is there to say so
+            unsure = ledger.deleted and status is Status.METADATA_UNAVAILABLE
+            allowed = self.unknown_allowed or self.failing or unsure
             _hold(allowed, f"an add of {where} was answered {status.name}")
 
     def _taken(self, ledger: LedgerModel, entry_id: int, what: bytes, begun: "Begun") -> None:
