@@ -14,6 +14,7 @@ key of the ledger or the entry. The first batch
 of a file says that nothing of older files counts any more, and all that they said.
 """
 
+import asyncio
 import bisect
 import struct
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ class SimIndex:
         self._order: dict[int, list[int]] = {}
         self._ledgers: dict[int, LedgerState] = {}
         self._unsynced: list[bytes] = []
+        self._one_at_a_time = asyncio.Lock()  # RocksDB has one thread that writes,
+        self._cut_short = False  # and that goes on when its caller was cancelled
         self._failure: DiskFailed | None = None  # of a sync
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
 
@@ -138,13 +141,22 @@ class SimIndex:
         self._check()
         self._check_failure()
         assert self._file is not None
+        try:
+            async with self._one_at_a_time:
+                await self._sync(self._file)
+        except DiskFailed as error:
+            self._failure = error
+            raise
+
+    async def _sync(self, file: File) -> None:
+        if self._cut_short:
+            await file.sync()
         if self._unsynced:
             records, self._unsynced = self._unsynced, []
-            try:
-                await self._file.append([_batch(records)], sync=True)
-            except DiskFailed as error:
-                self._failure = error
-                raise
+            await file.append([_batch(records)])
+            self._cut_short = True
+            await file.sync()
+        self._cut_short = False
 
     async def ledgers(self) -> list[LedgerState]:
         return [self._ledgers[ledger_id] for ledger_id in sorted(self._ledgers, key=ledger_key)]

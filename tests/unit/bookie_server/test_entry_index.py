@@ -165,6 +165,23 @@ def test_what_was_not_synced_is_lost_when_the_power_is(an_index):
     an_index(put, look, end="crashed")
 
 
+def test_a_sync_whose_caller_was_cancelled_is_no_failure_and_the_next_covers_it(an_index):
+    async def put(index):
+        for places in (OTHERS, PLACES):
+            await index.put(places)
+            syncing = asyncio.ensure_future(index.sync())
+            await asyncio.sleep(0)
+            syncing.cancel()
+            await asyncio.gather(syncing, return_exceptions=True)
+            assert syncing.cancelled()
+        await index.sync()
+
+    async def look(index):
+        assert await index.ledger_ids() == [6, 7, 8]
+
+    an_index(put, look, end="crashed")
+
+
 @pytest.mark.parametrize("end", ["closed", "crashed"])
 def test_deleted_entries_are_gone_and_their_neighbours_are_not(an_index, end):
     async def delete(index):
