@@ -387,7 +387,7 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        settled = self._placing.take_confirmed()
+        settled = self._placing.take_confirmed(unsure=not self._journals.is_failing)
         self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), settled)
         self._wake.set()
 

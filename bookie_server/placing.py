@@ -10,7 +10,8 @@ Always true:
 - a directory that fails, or has no space, costs nothing but time: the write cache still has the
   entries, and they go to the journal like any others;
 - a place is settled only when a checkpoint has passed the journal's record of it, or, of an entry
-  that the journal took over, a flush that put the place into the index.
+  that the journal took over, a flush that put the place into the index; one that was told to a
+  journal that failed then, when a flush that began after that journal was dropped has retired it.
 
 Only what comes in the bulk lane goes this way: recovery has its own, and page-cache ledgers gain
 nothing by it.
@@ -75,6 +76,7 @@ class Placing:
         self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
         self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
         self._confirmed: list[Settled] = []
+        self._unsure: list[Settled] = []  # a journal failed that was told of them
         self.pending_bytes = 0
         """Of entries that are neither acknowledged nor counted by a journal."""
 
@@ -95,15 +97,19 @@ class Placing:
             self._follow(ledger_id, done)
         return gathered([*waiting, *placed.values()])
 
-    def take_confirmed(self) -> list[Settled]:
+    def take_confirmed(self, *, unsure: bool) -> list[Settled]:
         """What journals have told of since the last call, or took over: a checkpoint that is taken
-        now and written later passes all of it."""
+        now and written later passes all of it; with `unsure`, also what journals were told that
+        failed."""
         confirmed, self._confirmed = self._confirmed, []
+        if unsure:
+            confirmed += self._unsure
+            self._unsure = []
         return confirmed
 
     @property
     def has_confirmed(self) -> bool:
-        return bool(self._confirmed)
+        return bool(self._confirmed or self._unsure)
 
     @property
     def wait_s(self) -> float:
@@ -241,17 +247,18 @@ class Placing:
         if places:
             self.pending_bytes -= large.bytes
         error = None if journaled.cancelled() else journaled.exception()
-        if error is not None:
-            if not large.done.done():
-                large.done.set_exception(error)
+        self._confirm(large, places, unsure=error is not None)
+        if large.done.done():
             return
-        self._confirm(large, places)
-        if not large.done.done():
+        if error is not None:
+            large.done.set_exception(error)
+        else:
             large.done.set_result(None)
 
-    def _confirm(self, large: _Large, places: Sequence[Location]) -> None:
+    def _confirm(self, large: _Large, places: Sequence[Location], *, unsure: bool = False) -> None:
         if places:
-            self._confirmed.append(Settled(large.store, places[0].log_id, len(places)))
+            settled = Settled(large.store, places[0].log_id, len(places))
+            (self._unsure if unsure else self._confirmed).append(settled)
 
 
 def _retrieve(done: Appended) -> None:

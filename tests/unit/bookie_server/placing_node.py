@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
 from bookie_server.entry_index import decode_ledger_state
+from bookie_server.entry_log import log_path
 from bookie_server.journal import Replay
 from bookie_server.journal_format import Kind, Record
 from bookie_server.placed import decode_place
@@ -83,6 +84,12 @@ class Wide(Clustered):
         """How often the entry lies in the directory's logs."""
         disk = self.ledgers[directory]
         return sum(disk.content(path).count(wanted) for path in self.files(disk, "entrylog"))
+
+    def sealed_with(self, wanted: bytes, directory: str = "d0") -> int:
+        """How many sealed logs of the directory have the entry."""
+        store = next(each for each in self.storage.stores if each.id == directory)
+        paths = [log_path(log_id) for log_id in store.logs.sealed()]
+        return sum(wanted in self.ledgers[directory].content(path) for path in paths)
 
     def in_background(self, *entries: bytes, **more) -> "asyncio.Task[list[Status]]":
         return asyncio.ensure_future(self.add(*entries, **more))

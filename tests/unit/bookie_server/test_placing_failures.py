@@ -10,6 +10,7 @@ from bookie_server.journal_format import Kind
 from tests.unit.bookie_server.node import KIB
 from tests.unit.bookie_server.placing_node import (
     ABSENT,
+    LARGE,
     LIMBO,
     OK,
     SPLITTING,
@@ -258,6 +259,43 @@ def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
             await node.served(i, 2, *([1] if answer == [OK] else []))
 
     on_a_node(test, journals=2)
+
+
+def test_a_log_whose_place_a_dead_journal_was_told_is_sealed_by_a_flush_that_began_later():
+    async def test(node):
+        await node.home("d0", 3, 4)
+        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+        ledger_id = next(i for i, journal in home.items() if journal == "j1")
+        await node.home("d1", 5)
+        slow(node.ledgers["d1"], 5.0)
+        flushes = node.storage.flushes
+        node.storage.begin_flush()
+        assert await node.add(small(5, 1)) == [OK]
+        node.journals["j1"].faults.sync_fails = 1
+        assert await node.add(large(ledger_id, 1)) == [Status.IO_ERROR]
+        assert node.storage.flushes == flushes
+        while not (node.storage.flushes == flushes + 1 and node.storage.is_flushing):
+            await moment()
+        assert node.sealed_with(large(ledger_id, 1)) == 0
+        await asyncio.sleep(20)
+        assert node.sealed_with(large(ledger_id, 1)) == 1
+        assert not node.storage.has_unflushed
+        await node.crash("none")
+        await node.served(ledger_id, 0, 1)
+
+    on_a_node(test, journals=2, entry_log_bytes_max=LARGE)
+
+
+def test_while_the_journal_that_failed_is_the_only_one_no_flush_settles_its_places():
+    async def test(node):
+        node.journals["j0"].faults.sync_fails = 1
+        assert await node.add(large(1, 1)) == [Status.IO_ERROR]
+        await node.storage.flush()
+        assert node.sealed_with(large(1, 1)) == 0
+        await node.crash("none")
+        await node.served(1, 0, 1)
+
+    on_a_node(test, entry_log_bytes_max=LARGE)
 
 
 def test_without_a_journal_a_large_entry_is_not_acknowledged():
