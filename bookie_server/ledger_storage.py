@@ -376,8 +376,8 @@ class LedgerStorage:
 
     @property
     def unflushed_bytes(self) -> int:
-        """What the entry logs are still to take."""
-        return self._cache.bytes
+        """What entry logs and indexes are still to take."""
+        return self._cache.unflushed_bytes
 
     def begin_flush(self) -> None:
         """Swap the halves; `run` (or `flush`) carries the full one out. None may be under way."""

@@ -8,7 +8,7 @@ again; while places are still to come (`placing`) the half is not flushed.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bookie_server.api.entry import Buffer
 from bookie_server.placed import Place
@@ -24,20 +24,21 @@ class CacheHalf:
         self.bytes = 0
         self.places: dict[int, dict[int, Place]] = {}
         """By ledger and entry id; of a replayed entry the half has nothing else."""
+        self.placed_bytes = 0
+        """Of the entries here that have a place."""
         self.placing: dict[asyncio.Future[None], None] = {}
         """Not done: places that will be told."""
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
         if self.places:
-            self.places.get(ledger_id, {}).pop(entry_id, None)
+            self._displace(ledger_id, [entry_id])
         self.ledgers.setdefault(ledger_id, {})[entry_id] = entry
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         """`put` of entries; one that is here already is counted again."""
-        if self.places and (places := self.places.get(ledger_id)):
-            for entry_id in entries:
-                places.pop(entry_id, None)
+        if self.places:
+            self._displace(ledger_id, entries)
         self.ledgers.setdefault(ledger_id, {}).update(entries)
         self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
 
@@ -45,8 +46,22 @@ class CacheHalf:
         """Where entries of the ledger lie."""
         if not places:
             return
+        self._displace(ledger_id, [place.location.entry_id for place in places])
         known = self.places.setdefault(ledger_id, {})
-        known.update((place.location.entry_id, place) for place in places)
+        entries = self.ledgers.get(ledger_id, _NONE)
+        for place in places:
+            entry_id = place.location.entry_id
+            known[entry_id] = place
+            self.placed_bytes += len(entries.get(entry_id, b""))
+
+    def _displace(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+        """Forget where they lie."""
+        if not (places := self.places.get(ledger_id)):
+            return
+        entries = self.ledgers.get(ledger_id, _NONE)
+        for entry_id in entry_ids:
+            if places.pop(entry_id, None) is not None:
+                self.placed_bytes -= len(entries.get(entry_id, b""))
 
     def replay_all(self, ledger_id: int, places: Sequence[Place]) -> None:
         """`place_all` of entries that only their places are known of."""
@@ -59,10 +74,10 @@ class CacheHalf:
         which nothing is left."""
         lost: list[tuple[int, int]] = []
         for ledger_id, places in self.places.items():
-            for entry_id in [e for e, place in places.items() if not lives(place.directory)]:
-                del places[entry_id]
-                if entry_id not in self.ledgers.get(ledger_id, _NONE):
-                    lost.append((ledger_id, entry_id))
+            dead = [e for e, place in places.items() if not lives(place.directory)]
+            self._displace(ledger_id, dead)
+            entries = self.ledgers.get(ledger_id, _NONE)
+            lost += [(ledger_id, entry_id) for entry_id in dead if entry_id not in entries]
         return lost
 
     def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
@@ -104,6 +119,13 @@ class WriteCache:
     def bytes(self) -> int:
         """Of both halves."""
         return self.active.bytes + (self.flushing.bytes if self.flushing is not None else 0)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Of both halves, what entry logs and indexes are still to take: entries without a place,
+        and the overhead of each, which an index has need of, too."""
+        halves = [half for half in (self.active, self.flushing) if half is not None]
+        return self.bytes - sum([half.placed_bytes for half in halves])
 
     @property
     def half_used(self) -> bool:

@@ -71,6 +71,30 @@ def test_what_has_a_place_is_not_written_nor_counted_as_such():
     assert written(half, 1) == [] and half.bytes_to_write([1]) == (0, 0)
 
 
+def test_an_entry_counts_as_unflushed_while_it_has_no_place():
+    cache = WriteCache(20_000, 1000)
+    half = cache.active
+    half.put(1, 0, bytes(900))
+    half.put(1, 1, bytes(700))
+    assert cache.unflushed_bytes == cache.bytes == 1600 + 2 * ENTRY_OVERHEAD_BYTES
+    half.place_all(1, [place(1, 0), place(1, 1, "d1"), place(1, 2)])
+    half.place_all(1, [place(1, 1, "d1")])
+    assert cache.unflushed_bytes == cache.bytes - 1600
+    cache.swap()
+    cache.active.put(2, 0, bytes(50))
+    assert cache.unflushed_bytes == cache.bytes - 1600
+    half.unplace(lambda directory: directory == "d0")
+    assert cache.unflushed_bytes == cache.bytes - 900
+    half.put(1, 0, bytes(300))
+    assert cache.unflushed_bytes == cache.bytes
+    half.place_all(1, [place(1, 0), place(1, 1)])
+    assert cache.unflushed_bytes == cache.bytes - 1000
+    half.put_all(1, {0: bytes(10), 1: bytes(10), 2: bytes(10)})
+    assert cache.unflushed_bytes == cache.bytes
+    cache.drop_flushed()
+    assert cache.unflushed_bytes == 50 + ENTRY_OVERHEAD_BYTES
+
+
 def test_an_entry_that_is_put_again_has_no_place_any_more():
     for put_again in ("put", "put_all"):
         cache = filled((1, 0), (1, 1))
