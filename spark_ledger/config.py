@@ -112,7 +112,10 @@ class ClientConfig(Settings):
     )
 
     inflight_bytes: int = Field(
-        16 * MIB, gt=0, description="Bytes appended to one ledger and not yet acknowledged."
+        16 * MIB,
+        gt=0,
+        description="Bytes appended to one ledger and not yet acknowledged; as many again may wait"
+        " for their last copies.",
     )
     read_ahead_bytes: int = Field(
         16 * MIB, gt=0, description="Bytes that one reader fetches ahead of its user."

@@ -82,7 +82,8 @@ class AddPipeline:
         ensemble = record.last_fragment.ensemble
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
         self.missing = MissingCopies(self.quorum)
-        self.inflight_bytes = 0
+        self._unconfirmed_bytes = 0
+        self._lagging_bytes = 0  # of confirmed adds that not all bookies have answered
         self.confirmed_bytes = 0
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
@@ -102,7 +103,7 @@ class AddPipeline:
         assert self.failure is None
         self.pending.push(add)
         self._unsettled[add.entry_id] = add
-        self.inflight_bytes += add.size
+        self._unconfirmed_bytes += add.size
         if self._add_timer is None:
             self._arm_add_timer(add.appended_at)
         for index in self._write_sets[add.entry_id % self.quorum.ensemble_size]:
@@ -143,6 +144,13 @@ class AddPipeline:
         """End the pipeline, because too few bookies answered for too long."""
         quorum = f"{self.quorum.ack_quorum} of {self.quorum.write_quorum} bookies"
         self.fail(self.not_enough_bookies(), f"fewer than {quorum} answered")
+
+    @property
+    def inflight_bytes(self) -> int:
+        """What is not confirmed; and of what is, and waits for its last copies, what exceeds the
+        allowed bytes: a bookie that lags slows the others down only then."""
+        lagging = self._lagging_bytes - self.cluster.config.inflight_bytes
+        return self._unconfirmed_bytes + max(0, lagging)
 
     async def room(self) -> None:
         """Return once less than the allowed bytes are in flight, or the pipeline has ended."""
@@ -212,6 +220,8 @@ class AddPipeline:
         self.confirmed_bytes = confirmed[-1].cumulative_bytes
         self.confirmed_rows = confirmed[-1].cumulative_rows
         for add in confirmed:
+            self._unconfirmed_bytes -= add.size
+            self._lagging_bytes += add.size
             _resolve(add, None)
             if not add.sends:
                 self._settle(add)
@@ -375,7 +385,10 @@ class AddPipeline:
     def _release(self, add: PendingAdd) -> bool:
         if self._unsettled.pop(add.entry_id, None) is None:
             return False
-        self.inflight_bytes -= add.size
+        if add.confirmed:
+            self._lagging_bytes -= add.size
+        else:
+            self._unconfirmed_bytes -= add.size
         return True
 
     # -- waiting ------------------------------------------------------------------------------

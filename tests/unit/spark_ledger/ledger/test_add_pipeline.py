@@ -96,6 +96,25 @@ class Waiter:
 
 
 @simulated
+async def test_confirmed_adds_that_wait_for_a_last_copy_are_in_flight_beyond_the_allowed_bytes():
+    pipe = Pipe(inflight_bytes=3)
+    pipe.push(5)
+    assert pipe.pipeline.inflight_bytes == 5
+    for name in "ab":
+        pipe.lanes[name].answer_all()
+    assert (pipe.acked, pipe.pipeline.inflight_bytes) == ([0, 1, 2, 3, 4], 2)
+    pipe.push(2)
+    assert pipe.pipeline.inflight_bytes == 4
+    room = asyncio.ensure_future(pipe.pipeline.room())
+    await asyncio.sleep(0)
+    assert not room.done()
+    pipe.lanes["c"].answer(0)
+    pipe.lanes["c"].answer(1)
+    await room
+    assert pipe.pipeline.inflight_bytes == 2
+
+
+@simulated
 async def test_an_add_is_acknowledged_by_its_ack_quorum_in_id_order():
     pipe = Pipe()
     pipe.push(2)
@@ -116,7 +135,7 @@ async def test_a_frame_of_answers_counts_for_each_of_its_adds():
     pipe.lanes["b"].answer(1)
     pipe.lanes["c"].answer_all()
     assert pipe.acked == [0, 1, 2]
-    assert pipe.pipeline.inflight_bytes == 2  # b has not answered 0 and 2
+    assert [add.entry_id for add in pipe.pipeline.unsettled()] == [0, 2]  # b has not answered
     pipe.lanes["b"].answer_all()
     assert (pipe.pipeline.inflight_bytes, pipe.pipeline.unsettled()) == (0, [])
 
