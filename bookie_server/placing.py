@@ -247,18 +247,21 @@ class Placing:
         if places:
             self.pending_bytes -= large.bytes
         error = None if journaled.cancelled() else journaled.exception()
-        self._confirm(large, places, unsure=error is not None)
-        if large.done.done():
-            return
         if error is not None:
-            large.done.set_exception(error)
-        else:
+            self._unsure += _settled(large, places)
+            if not large.done.done():
+                large.done.set_exception(error)
+            return
+        self._confirm(large, places)
+        if not large.done.done():
             large.done.set_result(None)
 
-    def _confirm(self, large: _Large, places: Sequence[Location], *, unsure: bool = False) -> None:
-        if places:
-            settled = Settled(large.store, places[0].log_id, len(places))
-            (self._unsure if unsure else self._confirmed).append(settled)
+    def _confirm(self, large: _Large, places: Sequence[Location]) -> None:
+        self._confirmed += _settled(large, places)
+
+
+def _settled(large: _Large, places: Sequence[Location]) -> list[Settled]:
+    return [Settled(large.store, places[0].log_id, len(places))] if places else []
 
 
 def _retrieve(done: Appended) -> None:

@@ -2,8 +2,9 @@
 told of that, and whether a checkpoint has passed it.
 
 Always true: what is watched behaves as if it were not; a place counts as told when the journal's
-record of it was synced, and until a checkpoint passed that record; what a run did not settle is
-settled by the next start that succeeds, and lost if its directory was not there then.
+record of it was synced, or the journal failed before it said so, and until a checkpoint passed that
+record; what a run did not settle is settled by the next start that succeeds, and lost if its
+directory was not there then.
 """
 
 import asyncio
@@ -106,13 +107,17 @@ class PlacedWatch:
                 self._untold -= 1
                 if not done.cancelled() and done.exception() is None:
                     self._ghost.meet("large entry acknowledged where it was placed")
+                else:
+                    tells(large, places)
 
         def confirm(large: Any, places: Sequence[Location]) -> None:
             plain_confirm(large, places)
             if places:
-                self._told.setdefault((large.store.id, places[0].log_id), []).append(
-                    large.ledger_id
-                )
+                tells(large, places)
+
+        def tells(large: Any, places: Sequence[Location]) -> None:
+            log = large.store.id, places[0].log_id
+            self._told.setdefault(log, []).append(large.ledger_id)
 
         placing._take_over, placing._written = take_over, written
         placing._records, placing._journaled = records, journaled
