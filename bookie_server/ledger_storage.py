@@ -429,7 +429,7 @@ class LedgerStorage:
     async def close(self) -> None:
         """Write everything to its final place, seal the journals, close the stores. Only after
         `run` has ended. Raises JournalFailed, DiskFailed."""
-        await asyncio.shield(self.append([]))
+        await self._flush_until(self.append([]))
         await self.flush()
         await self._journals.close()
         if self._attached and not self.has_unflushed:
@@ -437,6 +437,17 @@ class LedgerStorage:
             await self._stores.write_checkpoint(retired)
         await self._reader.close()
         await self._stores.close()
+
+    async def _flush_until(self, durable: asyncio.Future[None]) -> None:
+        """Carry out what flushes are begun: what is to be `durable` may wait for one after a journal
+        failed. Raises JournalFailed, DiskFailed."""
+        durable.add_done_callback(lambda _: self._wake.set())
+        while not durable.done():
+            self._wake.clear()
+            await self.carry_out()
+            if not durable.done():
+                await self._wake.wait()
+        await asyncio.shield(durable)
 
     def abandon(self) -> None:
         """End at once, as a crash would."""

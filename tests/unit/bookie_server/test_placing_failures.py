@@ -298,6 +298,26 @@ def test_while_the_journal_that_failed_is_the_only_one_no_flush_settles_its_plac
     on_a_node(test, entry_log_bytes_max=LARGE)
 
 
+def test_a_node_stops_though_a_journal_failed_beneath_an_entry_that_is_still_being_placed():
+    async def test(node):
+        await node.home("d0", 3, 4)
+        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+        ledger_id = next(i for i, journal in home.items() if journal == "j1")
+        slow(node.ledgers["d0"], 1.0)
+        slow(node.journals["j1"], 0.5)
+        node.journals["j1"].faults.sync_fails = 1
+        add = node.in_background(small(ledger_id, 1), large(ledger_id, 2))
+        await moment()
+        node.storage.begin_flush()
+        assert await add == [Status.IO_ERROR] * 2
+        async with asyncio.timeout(100):
+            await node.bookie.stop()
+        await node.crash("none")
+        assert await node.statuses(ledger_id, 2, 2) == [OK]
+
+    on_a_node(test, journals=2)
+
+
 def test_without_a_journal_a_large_entry_is_not_acknowledged():
     async def test(node):
         slow(node.ledgers["d0"], 1.0)
