@@ -439,8 +439,8 @@ class LedgerStorage:
         await self._stores.close()
 
     async def _flush_until(self, durable: asyncio.Future[None]) -> None:
-        """Carry out what flushes are begun: what is to be `durable` may wait for one after a journal
-        failed. Raises JournalFailed, DiskFailed."""
+        """Carry out what flushes are begun: what is to be `durable` may wait for one, after a
+        journal failed. Raises JournalFailed, DiskFailed."""
         durable.add_done_callback(lambda _: self._wake.set())
         while not durable.done():
             self._wake.clear()
