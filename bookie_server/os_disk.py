@@ -17,12 +17,12 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, DiskFull, File, NoSuchFile
+from bookie_server.disk_threads import DiskThreads
 from bookie_server.lanes import in_recovery
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -41,18 +41,16 @@ class OsDisk(Disk):
 
     def __init__(self, root: Path, name: str = "disk") -> None:
         self._root = root
-        self._writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix=f"{name}-write")
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix=f"{name}-read")
-        self._recovery = ThreadPoolExecutor(
-            _RECOVERY_READERS, thread_name_prefix=f"{name}-recovery"
-        )
+        self._writers = DiskThreads(_WRITERS, f"{name}-write")
+        self._readers = DiskThreads(_READERS, f"{name}-read")
+        self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery")
         root.mkdir(parents=True, exist_ok=True)
 
     def shut_down(self) -> None:
         """End the threads; calls under way end first."""
-        self._writers.shutdown()
-        self._readers.shutdown()
-        self._recovery.shutdown()
+        self._writers.shut_down()
+        self._readers.shut_down()
+        self._recovery.shut_down()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         fd, is_direct = await self._write(_create, self._root / path, reserve_bytes, direct)
@@ -148,9 +146,9 @@ class OsFile(File):
             raise
 
 
-async def _run(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
+async def _run(threads: DiskThreads, call: Callable[..., T], *arguments: Any) -> T:
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
+        return await threads.run(call, *arguments)
     except FileNotFoundError as error:
         raise NoSuchFile(str(error)) from error
     except OSError as error:

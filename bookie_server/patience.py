@@ -7,7 +7,7 @@ Always true:
   nobody waits behind the thread that hangs, and nothing overtakes what it may still do;
 - a read that hangs fails alone: it says nothing of what is written;
 - the time goes by in parts, as the loop sees them: a process that was stopped for a while, or a
-  loop that was busy, makes no disk hang;
+  loop that was busy, makes no disk hang; a call has up to a part more than the limit;
 - what takes the longer, the more there is (all states, all ledger ids) has no limit.
 """
 
@@ -21,7 +21,7 @@ from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, File
 from bookie_server.entry_index import EntryIndex, IndexDamaged, LedgerState, Location
 
-PARTS = 3  # of the time limit
+PARTS = 5  # of the time limit
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -36,6 +36,7 @@ class Patience:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._hung: DiskHung | None = None
+        self._clock = _Clock(limit_s / PARTS)
 
     @property
     def is_over(self) -> bool:
@@ -66,7 +67,7 @@ class Patience:
             result: T = done.value
             return result
         limit = asyncio.timeout(None)
-        clock = _Clock(limit, self._limit_s / PARTS)
+        self._clock.watch(limit)
         try:
             async with limit:
                 return await _rest(work, waits_for)
@@ -78,7 +79,7 @@ class Patience:
                 self._hung = hung
             raise hung from error
         finally:
-            clock.stop()
+            self._clock.forget(limit)
 
 
 @types.coroutine
@@ -99,24 +100,33 @@ def _rest(work: Generator[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T
 
 
 class _Clock:
-    """Lets `limit` expire after PARTS parts."""
+    """Lets the calls expire that are under way for PARTS parts and what was left of the part in
+    which they began. It ticks for all of them together, and not while there are none."""
 
-    def __init__(self, limit: asyncio.Timeout, part_s: float) -> None:
-        self._limit = limit
+    def __init__(self, part_s: float) -> None:
         self._part_s = part_s
-        self._left = PARTS
-        self._timer = asyncio.get_running_loop().call_later(part_s, self._tick)
+        self._left: dict[asyncio.Timeout, int] = {}
+        self._ticking = False
 
-    def stop(self) -> None:
-        self._timer.cancel()
+    def watch(self, limit: asyncio.Timeout) -> None:
+        self._left[limit] = PARTS + 1
+        if not self._ticking:
+            self._left[limit] = PARTS
+            self._ticking = True
+            asyncio.get_running_loop().call_later(self._part_s, self._tick)
+
+    def forget(self, limit: asyncio.Timeout) -> None:
+        del self._left[limit]
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
-        self._left -= 1
-        if self._left:
-            self._timer = loop.call_later(self._part_s, self._tick)
-        else:
-            self._limit.reschedule(loop.time())
+        for limit in self._left:
+            self._left[limit] -= 1
+            if not self._left[limit]:
+                limit.reschedule(loop.time())
+        self._ticking = bool(self._left)
+        if self._ticking:
+            loop.call_later(self._part_s, self._tick)
 
 
 class PatientDisk(Disk):

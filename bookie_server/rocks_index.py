@@ -13,7 +13,6 @@ import errno
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
 from bookie_server.disk import DiskFailed, DiskFull
+from bookie_server.disk_threads import DiskThreads
 from bookie_server.entry_index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
@@ -64,9 +64,9 @@ class RocksIndex(EntryIndex):
         self._syncs = syncs
         self._failure: DiskFailed | None = None  # of a write or sync
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-write")
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix=f"{name}-read")
-        self._recovery = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-recovery")
+        self._writer = DiskThreads(1, f"{name}-write")
+        self._readers = DiskThreads(2, f"{name}-read")
+        self._recovery = DiskThreads(1, f"{name}-recovery")
 
     @classmethod
     async def open(cls, folder: Path, name: str = "index") -> "RocksIndex":
@@ -127,20 +127,20 @@ class RocksIndex(EntryIndex):
 
     async def close(self) -> None:
         await self._run(self._writer, self._close)
-        self._writer.shutdown()
-        self._readers.shutdown()
-        self._recovery.shutdown()
+        self._writer.shut_down()
+        self._readers.shut_down()
+        self._recovery.shut_down()
 
     async def _look_up(self, call: Callable[..., T], *arguments: Any) -> T:
         pool = self._recovery if in_recovery() else self._readers
         return await self._run(pool, call, *arguments)
 
-    async def _run(self, pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> T:
+    async def _run(self, pool: DiskThreads, call: Callable[..., T], *arguments: Any) -> T:
         writes = pool is self._writer and call != self._close
         if writes and self._failure is not None:
             raise DiskFailed(f"entry index: an earlier write failed: {self._failure}")
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)
+            return await pool.run(call, *arguments)
         except Exception as error:
             failed = _judged(error)
             if writes:

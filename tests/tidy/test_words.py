@@ -16,6 +16,7 @@ EDGES = (
     "bookie_server/registration.py",
     "bookie_server/opening.py",
     "bookie_server/os_disk.py",
+    "bookie_server/disk_threads.py",
     "bookie_server/rocks_index.py",
     "spark_ledger/bookies/grpc_network.py",
     "spark_ledger/ledger/connect.py",

@@ -27,7 +27,7 @@ HANG_S = CONFIG.disk_hang_s
 def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part():
     async def test(node):
         node.ledgers["d1"].faults.hangs = True
-        for count in range(2, 40):
+        for count in range(2, 50):
             assert await node.add(*(entry(i, count) for i in LEDGERS)) == [OK] * len(LEDGERS)
             await asyncio.sleep(1)
         storage = node.bookie._storage
@@ -37,11 +37,11 @@ def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part(
         flushes = storage.flushes
         await flushed(node)
         assert storage.flushes > flushes
-        assert await node.of_each(39) == {i: {OK} for i in LEDGERS}
+        assert await node.of_each(49) == {i: {OK} for i in LEDGERS}
         await asyncio.wait_for(node.bookie.stop(), HANG_S)
         node.out = ["d1"]
         await node.start()
-        assert await node.of_each(39) == {i: {OK} for i in LEDGERS}
+        assert await node.of_each(49) == {i: {OK} for i in LEDGERS}
 
     on_a_wide_node(test)
 

@@ -1,0 +1,98 @@
+"""Blocking calls in threads: who waits for them, and what they leave behind."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from bookie_server.disk_threads import DiskThreads
+
+
+def on_threads(count, test):
+    threads = DiskThreads(count, "disk")
+    try:
+        return asyncio.run(asyncio.wait_for(test(threads), 30))
+    finally:
+        threads.shut_down()
+
+
+def test_a_call_gives_its_result_or_raises_what_it_raised():
+    async def test(threads):
+        assert await threads.run(divmod, 7, 2) == (3, 1)
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(divmod, 7, 0)
+
+    on_threads(2, test)
+
+
+def test_no_more_threads_than_allowed_are_made_and_none_before_it_is_needed():
+    async def test(threads):
+        go, names = threading.Event(), []
+        all_wait = threading.Barrier(4)
+
+        def wait():
+            names.append(threading.current_thread().name)
+            if len(names) <= 3:
+                all_wait.wait()
+            go.wait()
+
+        for _ in range(5):
+            await threads.run(time.sleep, 0)
+        waiting = [threads.run(wait) for _ in range(8)]
+        await asyncio.to_thread(all_wait.wait)
+        assert len(names) == 3
+        go.set()
+        await asyncio.gather(*waiting)
+        assert {*names} <= {"disk_0", "disk_1", "disk_2"}
+
+    on_threads(3, test)
+    assert not [each for each in threading.enumerate() if each.name.startswith("disk_")]
+
+
+def test_calls_begin_in_the_order_they_came():
+    async def test(threads):
+        begun = []
+        await asyncio.gather(*(threads.run(begun.append, number) for number in range(100)))
+        assert begun == list(range(100))
+
+    on_threads(1, test)
+
+
+def test_a_call_given_up_before_it_began_is_not_made():
+    async def test(threads):
+        go, made = threading.Event(), []
+        first = threads.run(go.wait)
+        second = threads.run(made.append, 1)
+        second.cancel()
+        go.set()
+        await first
+        await threads.run(made.append, 2)
+        assert made == [2]
+
+    on_threads(1, test)
+
+
+def test_a_result_that_comes_after_its_loop_is_gone_harms_nobody():
+    threads, go = DiskThreads(1, "disk"), threading.Event()
+
+    async def leave():
+        threads.run(go.wait)
+
+    asyncio.run(leave())
+    go.set()
+
+    async def again():
+        return await threads.run(divmod, 9, 2)
+
+    assert asyncio.run(again()) == (4, 1)
+    threads.shut_down()
+
+
+def test_after_the_end_nothing_is_taken():
+    async def test(threads):
+        threads.shut_down()
+        with pytest.raises(RuntimeError, match="have ended"):
+            threads.run(divmod, 1, 1)
+
+    on_threads(1, test)
