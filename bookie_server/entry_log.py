@@ -11,6 +11,7 @@ appends to it, and the index was given every record of it that it will ever be g
 docs/formats.md has the pictures. All integers are little-endian.
 """
 
+import asyncio
 import contextlib
 import struct
 from collections import Counter
@@ -222,12 +223,15 @@ class EntryLogs:
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
         """As `read`, of neighbours on disk (see `runs`): all are views into one buffer of
-        `run_bytes(run)`."""
+        `run_bytes(run)`, unless some of that cannot be read: then those that touch each other."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
         except DiskFailed as error:
-            return [error] * len(run)
+            touching = list(runs(run, run_bytes(run), gap_max=0))
+            if len(touching) == 1 or isinstance(error, NoSuchFile):
+                return [error] * len(run)
+            return [*chain(*await asyncio.gather(*map(self.read_run, touching)))]
         view = memoryview(data)
         return [_check(view[e.position - start : _record_end(e) - start], e) for e in run]
 
@@ -523,15 +527,17 @@ def run_bytes(run: Sequence[Location]) -> int:
     return _record_end(run[-1]) - run[0].position
 
 
-def runs(locations: Sequence[Location], bytes_max: int) -> Iterator[list[Location]]:
-    """Cut into runs that lie one after the other in a log, with less than a block of filler between
-    two, each of at most about `bytes_max`."""
+def runs(
+    locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
+) -> Iterator[list[Location]]:
+    """Cut into runs that lie one after the other in a log, with less than a block of filler (or
+    of others' records) between two, each of at most about `bytes_max`."""
     run: list[Location] = []
     for location in locations:
         if run and not (
             len(run) < _CHUNK_ENTRIES
             and location.log_id == run[-1].log_id
-            and 0 <= location.position - _record_end(run[-1]) < BLOCK_BYTES
+            and 0 <= location.position - _record_end(run[-1]) <= gap_max
             and _record_end(location) - run[0].position <= bytes_max
         ):
             yield run

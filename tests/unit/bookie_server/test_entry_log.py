@@ -278,3 +278,18 @@ def test_entries_that_were_written_one_by_one_are_read_at_once_and_each_checked(
         assert [type(each) is BadEntryLog for each in read] == [e == 2 for e in range(6)]
 
     run(main())
+
+
+def test_a_block_that_cannot_be_read_costs_no_entry_that_was_written_beside_it():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        log = await logs.begin()
+        whole = [entry(1, e, bytes(3000)) for e in range(6)]
+        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
+        disk.make_unreadable(log_path(log.log_id), places[2].position)
+        read = await logs.read(places)
+        assert [isinstance(each, DiskFailed) for each in read] == [e == 2 for e in range(6)]
+        assert [bytes(read[e]) for e in (0, 1, 3, 4, 5)] == [whole[e] for e in (0, 1, 3, 4, 5)]
+
+    run(main())
