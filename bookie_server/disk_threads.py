@@ -34,18 +34,28 @@ class DiskThreads:
         self._ended = False
 
     def run(self, call: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """The call's result, or what it raised. Raises RuntimeError after `shut_down`."""
+        """The call's result, or what it raised. Raises RuntimeError after `shut_down`, and when
+        there is no thread and none can be made: then the call is not made."""
         if self._ended:
             raise RuntimeError(f"the threads {self._name} have ended")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_Call(loop, done, call, arguments))
         if not self._free.acquire(blocking=False) and len(self._threads) < self._count:
-            name = f"{self._name}_{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._add_thread()
+        self._calls.put(_Call(loop, done, call, arguments))
         return done
+
+    def _add_thread(self) -> None:
+        """Where the system allows no more of them the calls wait for those there are."""
+        name = f"{self._name}_{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def shut_down(self) -> None:
         """End the threads; calls under way, and those that wait, end first."""

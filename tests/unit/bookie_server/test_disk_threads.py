@@ -96,3 +96,34 @@ def test_after_the_end_nothing_is_taken():
             threads.run(divmod, 1, 1)
 
     on_threads(1, test)
+
+
+def test_where_no_thread_can_be_made_a_call_is_not_made_and_a_later_one_is(monkeypatch):
+    made = []
+
+    async def test(threads):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="start new thread"):
+                threads.run(made.append, 1)
+        await threads.run(made.append, 2)
+
+    on_threads(1, test)
+    assert made == [2]
+
+
+def test_where_no_more_threads_can_be_made_calls_wait_for_those_there_are(monkeypatch):
+    async def test(threads):
+        go = threading.Event()
+        first = threads.run(go.wait)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            second = threads.run(divmod, 7, 2)
+        go.set()
+        assert (await first, await second) == (True, (3, 1))
+
+    on_threads(2, test)
+
+
+def refuse(_thread):
+    raise RuntimeError("can't start new thread")
