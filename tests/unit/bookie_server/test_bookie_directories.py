@@ -26,9 +26,7 @@ LEDGERS = range(1, 9)
 class Wide(Node):
     """A node whose directories are named; those in `out` are not there at a start."""
 
-    def __init__(
-        self, journals: int = 1, ledgers: int = 2, config: StorageConfig = CONFIG
-    ) -> None:
+    def __init__(self, journals: int = 1, ledgers: int = 2, config: StorageConfig = CONFIG) -> None:
         super().__init__(config)
         rng = random.Random(7)
         self.journals = {f"j{n}": SimDisk(rng) for n in range(journals)}
