@@ -8,7 +8,8 @@ Always true:
 - a failed slot is sent nothing until it is mended (ensemble_change.py): replaced, or tried again;
 - FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: all that is
   pending fails, nothing is ever confirmed afterwards;
-- an entry's bytes count as in flight until its last answer, so a slow bookie bounds memory.
+- an entry's bytes count as in flight until it is confirmed; those of confirmed ones that wait for
+  their last answers count where they exceed the allowed bytes, so memory is bounded by twice these.
 """
 
 import asyncio

@@ -101,7 +101,7 @@ class LedgerWriter:
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes appended whose last answer is still to come."""
+        """See AddPipeline.inflight_bytes."""
         return self._pipeline.inflight_bytes
 
     @property
