@@ -2,7 +2,8 @@
 
 Always true: at most `count` threads, made when they are needed; calls are begun in the order they
 came; one whose caller has given up before it was begun is not made; the outcome is told on the loop
-of the caller, and if that is gone nobody is told. The threads hold up no exit of the process.
+of the caller, and if that is gone nobody is told. The threads stay until `shut_down`, which waits
+for them; without it they hold up no exit of the process.
 """
 
 import asyncio

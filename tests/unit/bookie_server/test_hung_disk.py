@@ -147,6 +147,28 @@ def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
     run(main())
 
 
+def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
+    async def main():
+        loop, patience = asyncio.get_running_loop(), Patience(PARTS)
+
+        async def hang():
+            await loop.create_future()
+
+        async def lasted(begin_s):
+            await asyncio.sleep(begin_s)
+            began_s = loop.time()
+            with pytest.raises(DiskHung):
+                await patience.read(hang)
+            return loop.time() - began_s
+
+        begins = [0.0, 0.0, 0.4, 0.999, 1.5, 4.2, 7.7, 30.0]
+        times = await asyncio.gather(*map(lasted, begins))
+        assert all(PARTS - 0.01 <= each <= PARTS + 1.01 for each in times), times
+        assert times[0] == times[-1] == pytest.approx(PARTS)
+
+    run(main())
+
+
 def test_a_loop_that_was_held_up_makes_no_disk_hang():
     async def main():
         loop = asyncio.get_running_loop()
