@@ -31,7 +31,7 @@ class DiskHung(DiskFailed):
 
 
 class Patience:
-    """Of one disk or index, on one event loop; `limit_s` is the longest time that a call may take."""
+    """Of one disk or index, on one event loop; `limit_s` is the longest time a call may take."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
