@@ -222,8 +222,8 @@ class EntryLogs:
         return found
 
     async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
-        """As `read`, of neighbours on disk (see `runs`): all are views into one buffer of
-        `run_bytes(run)`, unless some of that cannot be read: then those that touch each other."""
+        """As `read`, of neighbours on disk (see `runs`), which hold `held_bytes(run)`; where not
+        all of that can be read, those that touch each other."""
         start = run[0].position
         try:
             data = await self._files.read(run[0].log_id, start, run_bytes(run))
@@ -233,7 +233,10 @@ class EntryLogs:
                 return [error] * len(run)
             return [*chain(*await asyncio.gather(*map(self.read_run, touching)))]
         view = memoryview(data)
-        return [_check(view[e.position - start : _record_end(e) - start], e) for e in run]
+        records = [view[e.position - start : _record_end(e) - start] for e in run]
+        if held_bytes(run) < len(data):
+            return [_check(bytes(record), e) for record, e in zip(records, run, strict=True)]
+        return list(map(_check, records, run))
 
     async def close(self) -> None:
         """End the current log with its footer."""
@@ -527,6 +530,14 @@ def run_bytes(run: Sequence[Location]) -> int:
     return _record_end(run[-1]) - run[0].position
 
 
+def held_bytes(run: Sequence[Location]) -> int:
+    """What the entries of a run hold once they are read: the run, whose views they are; or copies
+    of their records, if the run is mostly filler."""
+    on_disk = run_bytes(run)
+    records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
+    return records if 2 * records < on_disk else on_disk
+
+
 def runs(
     locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
 ) -> Iterator[list[Location]]:
@@ -547,7 +558,7 @@ def runs(
         yield run
 
 
-def _check(data: memoryview, location: Location) -> Buffer | BadEntryLog:
+def _check(data: Buffer, location: Location) -> Buffer | BadEntryLog:
     try:
         return decode_record(data, location)
     except BadEntryLog as error:

@@ -28,7 +28,7 @@ from bookie_server.bad_entries import BadEntries
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.engine import Found, Range, Undeliverable
 from bookie_server.entry_index import EntryIndex, Location
-from bookie_server.entry_log import BadEntryLog, EntryLogs, run_bytes, runs
+from bookie_server.entry_log import BadEntryLog, EntryLogs, held_bytes, runs
 from bookie_server.lanes import in_recovery
 from bookie_server.read_ahead import Ahead, ReadAhead
 from bookie_server.read_cache import ReadCache
@@ -221,7 +221,7 @@ class EntryReader:
             (store, run)
             for store, run in several
             if run[0].entry_id >= ahead.passed
-            and self._read_cache.takes(run_bytes(run), len(run))
+            and self._read_cache.takes(held_bytes(run), len(run))
             and not any(self._in_memory(ledger_id, location.entry_id) for location in run)
         ]
         if wanted:
@@ -331,7 +331,7 @@ class EntryReader:
                         found[location.entry_id] = bad
                 else:
                     found[location.entry_id] = good[location.entry_id] = entry
-            self._read_cache.put(ticket, good, run_bytes(run), uses=uses)
+            self._read_cache.put(ticket, good, held_bytes(run), uses=uses)
         finally:
             self._read_cache.end(ticket)
         return found

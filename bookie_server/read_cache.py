@@ -2,8 +2,9 @@
 
 Always true:
 - what is counted is memory that is really held: a block is one buffer as it came from the disk,
-  with all entries that are views into it, and counts that whole buffer and what Python keeps
-  around each entry, until the block goes; `bytes` never exceeds the budget;
+  with all entries that are views into it (or, where that was mostly filler, copies of these), and
+  counts that whole buffer and what Python keeps around each entry, until the block goes; `bytes`
+  never exceeds the budget;
 - an entry that was dropped (overwritten, its ledger deleted) is never given out again, nor put in
   by a read that began before: such a read holds a `Ticket`, which the drop spoils;
 - one long scan cannot throw everything out: a block is on probation until it is used a second

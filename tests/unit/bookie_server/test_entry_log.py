@@ -16,6 +16,7 @@ from bookie_server.entry_log import (
     encode_footer,
     encode_log_header,
     encode_record_header,
+    held_bytes,
     log_path,
     run_bytes,
     runs,
@@ -291,5 +292,21 @@ def test_a_block_that_cannot_be_read_costs_no_entry_that_was_written_beside_it()
         read = await logs.read(places)
         assert [isinstance(each, DiskFailed) for each in read] == [e == 2 for e in range(6)]
         assert [bytes(read[e]) for e in (0, 1, 3, 4, 5)] == [whole[e] for e in (0, 1, 3, 4, 5)]
+
+    run(main())
+
+
+@pytest.mark.parametrize(("payload_bytes", "held"), [(100, 12 * 212), (3000, 11 * 4096 + 3112)])
+def test_small_entries_among_much_filler_hold_no_memory_but_their_own(payload_bytes, held):
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        log = await logs.begin()
+        whole = [entry(1, e, bytes(payload_bytes)) for e in range(12)]
+        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(12)]
+        read = await logs.read_run(places)
+        assert [bytes(each) for each in read] == whole
+        buffers = {id(buffer): len(buffer) for buffer in (memoryview(e).obj for e in read)}
+        assert sum(buffers.values()) == held == held_bytes(places)
 
     run(main())
