@@ -152,7 +152,7 @@ class Journal:
         is. Fails with JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.add_done_callback(_retrieve)
+        done.add_done_callback(retrieve)
         if self._failure is not None or self._closing:
             done.set_exception(self._failure or JournalFailed("the journal is closed"))
             return done
@@ -358,7 +358,7 @@ def _least_bytes(config: StorageConfig) -> int:
     return min(config.journal_bytes_max, largest + 16 * BLOCK_BYTES)
 
 
-def _retrieve(done: asyncio.Future[None]) -> None:
+def retrieve(done: asyncio.Future[None]) -> None:
     """A failed append is heard of through `task`; not every record has somebody who waits."""
     if not done.cancelled():
         done.exception()

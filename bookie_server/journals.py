@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from bookie_server.disk import DiskFailed
-from bookie_server.journal import Journal, JournalFailed
+from bookie_server.journal import Journal, JournalFailed, retrieve
 from bookie_server.journal_format import Position, Record
 from bookie_server.lanes import Lane
 
@@ -195,7 +195,7 @@ class Journals:
         del self._live[journal_id]
         self.failures[journal_id] = str(error)
         relief: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        relief.add_done_callback(_retrieve)
+        relief.add_done_callback(retrieve)
         self._reliefs.append(relief)
         for ledger_id in [i for i, home in self._home.items() if home == journal_id]:
             del self._home[ledger_id]
@@ -208,7 +208,7 @@ def gathered(futures: Sequence[asyncio.Future[None]]) -> asyncio.Future[None]:
     if len(futures) == 1:
         return futures[0]
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.add_done_callback(_retrieve)
+    done.add_done_callback(retrieve)
     left = len(futures)
 
     def ended(one: asyncio.Future[None]) -> None:
@@ -229,11 +229,6 @@ def gathered(futures: Sequence[asyncio.Future[None]]) -> asyncio.Future[None]:
 
 def _failed(error: Exception) -> asyncio.Future[None]:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.add_done_callback(_retrieve)
+    done.add_done_callback(retrieve)
     done.set_exception(error)
     return done
-
-
-def _retrieve(done: asyncio.Future[None]) -> None:
-    if not done.cancelled():
-        done.exception()

@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_index import LedgerState, Location
+from bookie_server.journal import retrieve
 from bookie_server.journal_format import Kind, Record
 from bookie_server.journals import Journals, gathered
 from bookie_server.lanes import Lane
@@ -169,7 +170,7 @@ class Placing:
     ) -> Appended:
         loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
         done: Appended = loop.create_future()
-        done.add_done_callback(_retrieve)
+        done.add_done_callback(retrieve)
         size = sum([len(record.body) for record in records])
         large = _Large(ledger_id, records, size, store, half, journals, done)
         self.pending_bytes += size
@@ -264,17 +265,12 @@ def _settled(large: _Large, places: Sequence[Location]) -> list[Settled]:
     return [Settled(large.store, places[0].log_id, len(places))] if places else []
 
 
-def _retrieve(done: Appended) -> None:
-    if not done.cancelled():
-        done.exception()
-
-
 def _all_of(several: Sequence[Appended]) -> Appended:
     """Done when all are; fails then, and no earlier, if one did."""
     if len(several) == 1:
         return several[0]
     done: Appended = asyncio.get_running_loop().create_future()
-    done.add_done_callback(_retrieve)
+    done.add_done_callback(retrieve)
     left = len(several)
 
     def ended(_: Appended) -> None:

@@ -264,17 +264,23 @@ def test_records_with_less_than_a_block_of_filler_between_them_are_read_at_once(
     assert run_bytes(near) == 4196 + 48 + 4000 - 64
 
 
+async def written_one_by_one(disk):
+    """Six entries, each with a write of its own: the logs, the log's path, entries, places."""
+    logs = await EntryLogs.open(disk, CONFIG)
+    log = await logs.begin()
+    whole = [entry(1, e, bytes(3000)) for e in range(6)]
+    places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
+    return logs, log_path(log.log_id), whole, places
+
+
 def test_entries_that_were_written_one_by_one_are_read_at_once_and_each_checked():
     async def main():
         disk = SimDisk()
-        logs = await EntryLogs.open(disk, CONFIG)
-        log = await logs.begin()
-        whole = [entry(1, e, bytes(3000)) for e in range(6)]
-        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
+        logs, path, whole, places = await written_one_by_one(disk)
         assert [p.position // 4096 for p in places] == list(range(1, 7))
         assert list(runs(places, 1 << 20)) == [places]
         assert [bytes(each) for each in await logs.read(places)] == whole
-        disk.flip_bit(log_path(log.log_id), 8 * (places[2].position + 200))
+        disk.flip_bit(path, 8 * (places[2].position + 200))
         read = await logs.read(places)
         assert [type(each) is BadEntryLog for each in read] == [e == 2 for e in range(6)]
 
@@ -284,11 +290,8 @@ def test_entries_that_were_written_one_by_one_are_read_at_once_and_each_checked(
 def test_a_block_that_cannot_be_read_costs_no_entry_that_was_written_beside_it():
     async def main():
         disk = SimDisk()
-        logs = await EntryLogs.open(disk, CONFIG)
-        log = await logs.begin()
-        whole = [entry(1, e, bytes(3000)) for e in range(6)]
-        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
-        disk.make_unreadable(log_path(log.log_id), places[2].position)
+        logs, path, whole, places = await written_one_by_one(disk)
+        disk.make_unreadable(path, places[2].position)
         read = await logs.read(places)
         assert [isinstance(each, DiskFailed) for each in read] == [e == 2 for e in range(6)]
         assert [bytes(read[e]) for e in (0, 1, 3, 4, 5)] == [whole[e] for e in (0, 1, 3, 4, 5)]
