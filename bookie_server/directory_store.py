@@ -72,14 +72,19 @@ class DirectoryStore:
         """Raises DiskFailed."""
         await refuse_half_rebuilt(directory.disk)
         logs = await EntryLogs.open(directory.disk, config)
-        placed_log = PlacedLog(directory.disk, logs, config, config.write_cache_bytes)
+        spare_bytes = config.write_cache_bytes
+        placed_log = PlacedLog(directory.disk, logs, directory.index, config, spare_bytes)
         return cls(directory, logs, placed_log)
 
     async def write(
-        self, entries: Entries, changes: Changes, placed: Sequence[Location] = ()
+        self, entries: Entries, changes: Changes, placed: Sequence[Location] = (), puts: int = 0
     ) -> None:
         """Entries, what changed, and where entries lie that are here already: durable when it
-        returns. Raises DiskFailed: then nothing of it may be relied on."""
+        returns. With that the index has all that it needs of the placed log's first `puts`.
+
+        Raises DiskFailed: then nothing of it may be relied on.
+        """
+        marks = self.placed_log.marks(puts)
         async with self.index_lock:
             locations = [*await self.logs.write(entries), *placed]
             if changes.forgotten:
@@ -88,8 +93,18 @@ class DirectoryStore:
                 await self.index.put_ledgers(changes.states)
             if locations:
                 await self.index.put(locations)
-            if locations or changes.states or changes.forgotten:
+            if marks:  # last, for the same reason
+                await self.index.mark_logs(marks)
+            if locations or marks or changes.states or changes.forgotten:
                 await self.index.sync()
+        self.placed_log.settle(puts, marks)
+
+    async def forget_replayed_logs(self) -> None:
+        """The index has all that it needs of the placed logs of earlier runs: durable when it
+        returns. Raises DiskFailed."""
+        if marks := await self.index.marked_logs():
+            await self.index.mark_logs(dict.fromkeys(marks))
+            await self.index.sync()
 
     async def delete_ledgers(
         self,

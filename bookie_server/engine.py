@@ -123,6 +123,10 @@ class StorageEngine(Protocol):
     def wait_s(self) -> float:
         """Seconds until there should be room for what was refused."""
 
+    def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
+        """What is in memory alone of the ledger's entries, for the directory where they were
+        written is lost, goes to the journal: done when it is durable there."""
+
     # -- entries --
 
     @property

@@ -9,7 +9,7 @@ final: a sync that follows it would be no proof. docs/formats.md pictures the ke
 
 import json
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import itemgetter
@@ -114,10 +114,12 @@ class BadIndexRecord(ValueError):
     """Bytes that are no record of the index."""
 
 
-ENTRY_PREFIX, LEDGER_PREFIX = b"e", b"l"
+ENTRY_PREFIX, LEDGER_PREFIX, LOG_PREFIX = b"e", b"l", b"p"
 _ENTRY_KEY = struct.Struct(">cqq")
 _LEDGER_KEY = struct.Struct(">cq")
+_LOG_KEY = struct.Struct(">cQ")
 _ENTRY_VALUE = struct.Struct("<QQI")
+_LOG_VALUE = struct.Struct("<Q")
 
 
 def entry_key(ledger_id: int, entry_id: int) -> bytes:
@@ -128,6 +130,24 @@ def entry_key(ledger_id: int, entry_id: int) -> bytes:
 def ledger_key(ledger_id: int) -> bytes:
     """9 bytes; the key of EVERY_LEDGER sorts last."""
     return _LEDGER_KEY.pack(LEDGER_PREFIX, ledger_id)
+
+
+def log_key(log_id: int) -> bytes:
+    """9 bytes."""
+    return _LOG_KEY.pack(LOG_PREFIX, log_id)
+
+
+def encode_log_mark(position: int) -> bytes:
+    """The 8 bytes under `log_key`."""
+    return _LOG_VALUE.pack(position)
+
+
+def decode_log_mark(key: bytes, value: bytes) -> tuple[int, int]:
+    """Log id and position. Raises BadIndexRecord when key or value have another size."""
+    try:
+        return int(_LOG_KEY.unpack(key)[1]), int(_LOG_VALUE.unpack(value)[0])
+    except struct.error as error:
+        raise BadIndexRecord(f"not a log's mark: {error}") from error
 
 
 def encode_location(location: Location) -> bytes:
@@ -175,7 +195,7 @@ def decode_ledger_state(value: bytes) -> LedgerState:
 
 
 class EntryIndex(Protocol):
-    """(ledger, entry) to location, and ledger id to state. All raise DiskFailed."""
+    """(ledger, entry) to location, ledger id to state, placed log to mark. All raise DiskFailed."""
 
     on_damage: Callable[[IndexDamaged], None]
     """Called before IndexDamaged is raised, each time."""
@@ -214,6 +234,13 @@ class EntryIndex(Protocol):
 
     async def ledgers(self) -> list[LedgerState]:
         """Every ledger state, by ledger id."""
+
+    async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        """By placed log: the position from which on it may hold records that the index lacks; None:
+        it holds none. Never durable before what was put earlier is."""
+
+    async def marked_logs(self) -> dict[int, int]:
+        """The marks that are positions, by log id, ascending."""
 
     async def sync(self) -> None:
         """Everything that came before is durable when it returns."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ _RECORD = struct.Struct("<4sHHqqQQI")
 _MAP_ITEM = struct.Struct("<qQQ")
 _FOOTER = struct.Struct("<4sHHQQQI")
 _CRC = struct.Struct("<I")
+_BLOCKS, _BLOCKS_AT = struct.Struct("<H"), 6
 MAP_ITEM_BYTES = _MAP_ITEM.size
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 assert _FOOTER.size + _CRC.size == FOOTER_BYTES
@@ -80,10 +81,14 @@ def encode_record_header(location: Location) -> bytes:
     return head
 
 
-def encode_record_headers(locations: Sequence[tuple[int, int, int, int, int]]) -> list[bytes]:
-    """The headers of records at these places (the fields of Location, in their order)."""
-    fixed = map(repeat, (RECORD_MAGIC, VERSION, 0))
-    heads = list(map(_RECORD.pack, *fixed, *zip(*locations, strict=True)))
+def encode_record_headers(
+    locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
+) -> list[bytes]:
+    """The headers of records at these places (the fields of Location, in their order). `blocks`:
+    how many blocks before its own the write began that brings each (see `write_start`)."""
+    fixed = map(repeat, (RECORD_MAGIC, VERSION))
+    back = repeat(0) if blocks is None else blocks
+    heads = list(map(_RECORD.pack, *fixed, back, *zip(*locations, strict=True)))
     return list(map(add, heads, map(_CRC.pack, map(crc32c, heads))))
 
 
@@ -93,6 +98,13 @@ def decode_record_header(data: Buffer) -> Location:
     if (magic, version) != (RECORD_MAGIC, VERSION):
         raise BadEntryLog(f"unknown record format {magic!r} version {version}")
     return Location(*location)
+
+
+def write_start(header: Buffer, position: int) -> int:
+    """Where the write began that brought the record at `position` to its placed log: all that lies
+    before was synced when it began."""
+    (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
+    return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES
 
 
 def decode_record(data: Buffer, location: Location) -> memoryview:
@@ -233,7 +245,7 @@ class EntryLogs:
                 return [error] * len(run)
             return [*chain(*await asyncio.gather(*map(self.read_run, touching)))]
         view = memoryview(data)
-        records = [view[e.position - start : _record_end(e) - start] for e in run]
+        records = [view[e.position - start : record_end(e) - start] for e in run]
         if held_bytes(run) < len(data):
             return [_check(bytes(record), e) for record, e in zip(records, run, strict=True)]
         return list(map(_check, records, run))
@@ -388,26 +400,19 @@ class GrowingLog:
     async def append(
         self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
     ) -> list[Location]:
-        """Column by column, since a step of Python for each entry is what a flush costs most."""
+        """Column by column, since a step of Python for each entry is what a flush costs most. What
+        is synced at once begins a block, and names it."""
         ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
         sizes = list(map(len, entries))
         ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
         *positions, end = ends
         places = list(zip(ledger_ids, entry_ids, repeat(self.log_id), positions, sizes))
-        heads = encode_record_headers(places)
+        blocks = [(at - positions[0]) // BLOCK_BYTES for at in positions] if sync else None
+        heads = encode_record_headers(places, blocks)
         self._count(ledger_ids, sizes)
         buffers = list(chain.from_iterable(zip(heads, entries, strict=True)))
         await self.file.append(_filled_up(buffers, end - self.file.end), sync=sync)
         return list(map(tuple.__new__, repeat(Location), places))
-
-    async def append_synced(
-        self, chunk: Sequence[tuple[int, int, Buffer]], disk: Disk
-    ) -> list[Location]:
-        """Records and the log's name are durable when it returns. Raises DiskFailed."""
-        places = await self.append(chunk, sync=True)
-        if not self._name_synced:
-            await self.sync(disk)
-        return places
 
     def _count(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
         added: dict[int, int] = {}
@@ -521,13 +526,14 @@ def _filled_up(buffers: list[Buffer], length: int) -> list[Buffer]:
     return [*buffers, bytes(-length % BLOCK_BYTES)]
 
 
-def _record_end(location: Location) -> int:
+def record_end(location: Location) -> int:
+    """Where its record ends in the log."""
     return location.position + RECORD_HEADER_BYTES + location.entry_bytes
 
 
 def run_bytes(run: Sequence[Location]) -> int:
     """The length of a run on disk."""
-    return _record_end(run[-1]) - run[0].position
+    return record_end(run[-1]) - run[0].position
 
 
 def held_bytes(run: Sequence[Location]) -> int:
@@ -548,8 +554,8 @@ def runs(
         if run and not (
             len(run) < _CHUNK_ENTRIES
             and location.log_id == run[-1].log_id
-            and 0 <= location.position - _record_end(run[-1]) <= gap_max
-            and _record_end(location) - run[0].position <= bytes_max
+            and 0 <= location.position - record_end(run[-1]) <= gap_max
+            and record_end(location) - run[0].position <= bytes_max
         ):
             yield run
             run = []

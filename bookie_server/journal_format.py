@@ -50,7 +50,6 @@ class Kind(IntEnum):
     FENCE = 3  # the ledger is fenced
     LAC = 4  # the entry id field is an explicit last add confirmed
     SEAL = 5  # the bookie stopped cleanly; nothing follows
-    PLACED = 6  # an entry is durable in a ledger directory; body: where (placed.encode_place)
 
 
 class Position(NamedTuple):

@@ -8,8 +8,6 @@ Always true:
 - a ledger that it alone knows was forgotten meanwhile, or never told of elsewhere: it is fenced and
   in limbo "lost", as one that a ledger directory brings back;
 - of a deleted ledger no entry comes back;
-- of a place only the entry that lies there still counts: the log may be gone since, with the room
-  of what no index pointed to;
 - what is damaged or torn in it adds no doubt: that the whole of it may be lost was said before.
 """
 
@@ -19,7 +17,6 @@ from bookie_server.api.entry import Buffer
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, decode_ledger_state, merged
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_states import doubted
-from bookie_server.placed import Place
 from bookie_server.replayed import Replayed
 
 
@@ -48,11 +45,6 @@ class LateReplayed(Replayed):
         else:
             both = merged(known, replace(logged, revision=0))
             self._storage.restore_state(replace(both, limbo=known.limbo))
-
-    async def _place(self, ledger_id: int, places: dict[int, Place]) -> None:
-        for entry_id, place in places.items():
-            if (entry := await self._storage.read_place(place)) is not None:
-                await self._put(ledger_id, {entry_id: entry})
 
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         if self._known(ledger_id).deleted:

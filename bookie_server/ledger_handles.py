@@ -249,7 +249,8 @@ class LedgerHandles:
         known = self._storage.state(ledger_id)
         if known is not None:
             state = self._storage.without_missing(replace(known, limbo=""))
-            changed = self._changed(state, known)
+            rescued = self._storage.rescue(ledger_id)  # who compared may have found it in memory
+            changed = [*rescued, *self._changed(state, known)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
                     handle.doubted = False

@@ -18,13 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from bookie_server.api.entry import Buffer, EntryHeader
+from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
 from bookie_server.engine import Range, Undeliverable
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
-from bookie_server.entry_log import BadEntryLog
 from bookie_server.entry_reader import EntryReader
 from bookie_server.journal import SPACE_PAUSE_S
 from bookie_server.journal_format import Kind, Position, Record, body_crc
@@ -32,7 +31,7 @@ from bookie_server.journals import Journals
 from bookie_server.lanes import Lane
 from bookie_server.ledger_states import Changes, LedgerStates
 from bookie_server.placed import Place
-from bookie_server.placing import Placing, Settled
+from bookie_server.placing import Placing
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space, Stores
@@ -41,14 +40,14 @@ from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, WriteCach
 
 class _Flush(NamedTuple):
     """What one flush carries to its final place: `parts` says which ledgers go to which directory;
-    `marks` is None while replaying; places `settled` are what the marks pass."""
+    `marks` is None while replaying; `puts`: how much had been put into each placed log."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
     changes: Changes
     marks: dict[str, Position] | None
     reliefs: Sequence[asyncio.Future[None]]
-    settled: Sequence[Settled]
+    puts: Mapping[str, int]
 
 
 class LedgerStorage:
@@ -89,6 +88,11 @@ class LedgerStorage:
         await storage._stores.purge(storage._states.all())
         storage._marks = dict(marks or {})
         return storage, marks
+
+    async def forget_replayed_logs(self) -> None:
+        """All that placed logs of earlier runs hold is flushed: they need no marks any more. Raises
+        DiskFailed when no directory is left."""
+        await self._stores.forget_replayed_logs()
 
     async def attach(self, journals: Journals, replayed: Mapping[str, Sequence[int]]) -> None:
         """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
@@ -241,6 +245,15 @@ class LedgerStorage:
 
     # -- journals --
 
+    def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
+        """See engine.StorageEngine."""
+        misplaced = self._cache.misplaced(ledger_id, self._stores.lives)
+        return [
+            self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
+            for entry_id, entry in misplaced.items()
+            for crc in [unpack_header(entry).payload_crc]
+        ]
+
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
@@ -251,10 +264,6 @@ class LedgerStorage:
         """See placing.Owner."""
         state = self._states.get(ledger_id)
         return self._stores.home_with_space(state) if state is not None else None
-
-    def has_directory(self, directory_id: str) -> bool:
-        """Whether the ledger directory lives."""
-        return self._stores.lives(directory_id)
 
     def lives(self, store: DirectoryStore) -> bool:
         """See placing.Owner."""
@@ -302,14 +311,6 @@ class LedgerStorage:
         if self._cache.half_used and self._flush_begun is None:
             self.begin_flush()
         return True
-
-    async def read_place(self, place: Place) -> Buffer | None:
-        """The entry that lies there; None: it does not, or nobody can say."""
-        for store in self._stores.live:
-            if store.id == place.directory:
-                (found,) = await store.logs.read([place.location])
-                return None if isinstance(found, BadEntryLog | DiskFailed) else found
-        return None
 
     def replay_places(self, ledger_id: int, places: Sequence[Place]) -> bool:
         """Entries lie in a directory already; False: there was no room to note it."""
@@ -371,8 +372,7 @@ class LedgerStorage:
 
     @property
     def has_unflushed(self) -> bool:
-        changes = self._states.has_changes or self._placing.has_confirmed
-        return bool(self._cache.active.bytes or changes)
+        return bool(self._cache.active.bytes or self._states.has_changes)
 
     @property
     def unflushed_bytes(self) -> int:
@@ -387,8 +387,8 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        settled = self._placing.take_confirmed(unsure=not self._journals.is_failing)
-        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), settled)
+        puts = {store.id: store.placed_log.puts for store in self._stores.live}
+        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
         self._wake.set()
 
     def stop(self) -> None:
@@ -489,9 +489,11 @@ class LedgerStorage:
         homes = _homes(parts)
         while flush.half.placing:
             await asyncio.shield(next(iter(flush.half.placing)))
-        self._unplace(flush.half)
-        while homeless := await self._stores.write(flush.half, parts, changes):
-            self._unplace(flush.half)
+        puts: Mapping[str, int] = flush.puts
+        flush.half.unplace(self._stores.lives)  # what lay there goes elsewhere, from memory
+        while homeless := await self._stores.write(flush.half, parts, changes, puts):
+            flush.half.unplace(self._stores.lives)
+            puts = {}
             parts, changes = self._parts(homeless), self._states.take_changes()
             homes.update(_homes(parts))
             if not all(map(self._stores.has_space, parts)):
@@ -502,11 +504,6 @@ class LedgerStorage:
         if any(len(state.directories) > 1 for state in states):
             self._reader.moving()
             await self._stores.delete_replaced(flush.half, homes, states)
-
-    def _unplace(self, half: CacheHalf) -> None:
-        """What was placed in a directory that is lost goes to another one, from memory."""
-        for ledger_id, entry_id in half.unplace(self._stores.lives):
-            self.quarantine(ledger_id, entry_id, "its directory failed before its place was known")
 
     async def _move_checkpoint(self, flush: _Flush) -> None:
         """Each mark to where its journal was synced when the flush began. A journal that had
@@ -522,8 +519,6 @@ class LedgerStorage:
             await self._stores.write_checkpoint(marks)
             self._marks = marks
             await self._journals.forget_before(flush.marks)
-        for store, log_id, places in flush.settled:
-            store.placed_log.settle(log_id, places)
         self._journals.relieve(flush.reliefs)
         if self._journals.reliefs() and self._flush_begun is None:
             self.begin_flush()

@@ -115,7 +115,7 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
-            for location, _ in await pointed_to(index, chunk.records):
+            for location, *_ in await pointed_to(index, chunk.records):
                 last_record = location.position
                 size, count = shares.get(location.ledger_id, (0, 0))
                 size += RECORD_HEADER_BYTES + location.entry_bytes

@@ -7,10 +7,9 @@ larger, is in memory, and the event loop is free between two chunks.
 """
 
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import BadEntry, Buffer, unpack_entry
-from bookie_server.disk import File
 from bookie_server.entry_index import Location
 from bookie_server.entry_log import (
     BLOCK_BYTES,
@@ -20,17 +19,25 @@ from bookie_server.entry_log import (
     BadEntryLog,
     decode_log_header,
     decode_record_header,
+    write_start,
 )
 
 CHUNK_BYTES = 1 << 20
 RECORDS_PER_CHUNK_MAX = 512  # about 5 ms
 
 
+class Readable(Protocol):
+    """A file (disk.File), or what reads around its bad blocks."""
+
+    async def read(self, position: int, length: int) -> bytes: ...
+
+
 class Record(NamedTuple):
-    """A whole record; `entry` is a view into its chunk."""
+    """A whole record; `entry` is a view into its chunk. `write_start`: see entry_log."""
 
     location: Location
     entry: memoryview
+    write_start: int = 0
 
 
 class Damage(NamedTuple):
@@ -60,10 +67,11 @@ class Parsed(NamedTuple):
     wanted: int
 
 
-async def scan(file: File, log_id: int, end: int) -> AsyncIterator[Chunk]:
-    """All records of the log that lie before `end`. Raises DiskFailed."""
-    position, wanted = LOG_HEADER_BYTES, CHUNK_BYTES
-    if damage := await _bad_header(file, log_id):
+async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIterator[Chunk]:
+    """All records of the log that lie before `end`; those from `start` on, where one begins, or
+    else from the first. Raises DiskFailed."""
+    position, wanted = start or LOG_HEADER_BYTES, CHUNK_BYTES
+    if not start and (damage := await _bad_header(file, log_id)):
         yield Chunk([], [damage], LOG_HEADER_BYTES)
     while position < end:
         asked = min(wanted, end - position)
@@ -110,12 +118,12 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
             damage.append(Damage(base + at, base + stop, why, location))
             at = stop
         else:
-            records.append(Record(location, entry))
+            records.append(Record(location, entry, write_start(view[at:stop], base + at)))
             at = stop
     return Parsed(records, damage, base + at, RECORD_HEADER_BYTES)
 
 
-async def _bad_header(file: File, log_id: int) -> Damage | None:
+async def _bad_header(file: Readable, log_id: int) -> Damage | None:
     try:
         decode_log_header(await file.read(0, LOG_HEADER_BYTES), log_id)
     except BadEntryLog as error:

@@ -13,7 +13,7 @@ Always true:
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -244,6 +244,12 @@ class PatientIndex(EntryIndex):
 
     async def ledgers(self) -> list[LedgerState]:
         return await self._index.ledgers()
+
+    async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        await self._patience.alter(self._index.mark_logs, marks)
+
+    async def marked_logs(self) -> dict[int, int]:
+        return await self._index.marked_logs()
 
     async def sync(self) -> None:
         await self._patience.alter(self._index.sync)

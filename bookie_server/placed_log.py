@@ -1,26 +1,31 @@
-"""The entry log of one directory to which large entries go before they are acknowledged.
+"""The entry log of one directory to which large entries go before they are acknowledged: it is
+their journal, and what it holds beyond its mark in the index is replayed at the next start
+(placed_replay.py).
 
 Always true:
-- a place is told only after the entry's record and the log's name were synced;
+- a place is told only after the entry's record was synced, and before that the log's name and the
+  log's mark in the directory's index: a log that a mark names and that is not there was lost;
+- a write begins only after the one before was synced, and each record says where its own began
+  (entry_log.write_start): what lies before that and cannot be read was synced, and is damaged;
 - what is put while one write + sync runs is written together by the next one; there is no timer;
   entries of one ledger are written in the order they were put;
 - a failed write ends the log: all that waits is told, and must be made durable by other means; what
   is put after a lack of space goes to a new log;
 - nothing is written that would take the space of a flush;
-- a log is sealed when it is full and each place in it that was told is `settled`: index and
-  checkpoint know it, so no replay will ever name it again.
+- the mark moves with a flush, past what was put before the flush began: the index has it then, or
+  never needs it; a log is sealed when it has ended, and its mark is gone, durably.
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, DiskFull
-from bookie_server.entry_index import Location
-from bookie_server.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog
+from bookie_server.entry_index import EntryIndex, Location
+from bookie_server.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
 from bookie_server.watched_disk import unasked_bytes
@@ -29,35 +34,54 @@ Told = asyncio.Future[list[Location]]
 
 
 class _Put(NamedTuple):
-    """Entries of one ledger that somebody waits for."""
+    """Entries of one ledger that somebody waits for; `number` counts them."""
 
+    number: int
     ledger_id: int
     entries: Sequence[tuple[int, int, Buffer]]
     bytes: int
     told: Told
 
 
+class _Written(NamedTuple):
+    """A put whose places were told: they lie before `end`."""
+
+    number: int
+    log_id: int
+    end: int
+
+
 class PlacedLog:
-    """Of one directory; `logs` are all that it has. `spare_bytes` of its space are for flushes."""
+    """Of one directory; `logs` are all that it has, beside `index`. `spare_bytes` of its space are
+    for flushes."""
 
     def __init__(
-        self, disk: Disk, logs: EntryLogs, config: StorageConfig, spare_bytes: int = 0
+        self,
+        disk: Disk,
+        logs: EntryLogs,
+        index: EntryIndex,
+        config: StorageConfig,
+        spare_bytes: int = 0,
     ) -> None:
         self._disk = disk
         self._logs = logs
+        self._index = index
         self._config = config
         self._spare_bytes = spare_bytes
         self._waiting: deque[_Put] = deque()
         self._writing: list[_Put] = []
         self._log: GrowingLog | None = None
-        self._unsettled: dict[int, int] = {}  # by log, places that were told
-        self._full: dict[int, None] = {}
+        self._written: deque[_Written] = deque()  # that no settled mark has passed
+        self._settled = 0  # puts
+        self._ended: dict[int, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._failure: DiskFailed | None = None
         self._unasked_bytes = 0
         self._work = Work()
         self.pending_bytes = 0
         """Bytes put and not told yet."""
+        self.puts = 0
+        """How often `put` was called."""
         self.on_failure: Callable[[DiskFailed], None] = lambda _: None
         """Called when the directory has failed, before who waits is told."""
 
@@ -71,16 +95,34 @@ class PlacedLog:
             told.set_exception(self._failure)
             return told
         size = sum([len(entry) for _, _, entry in entries]) + len(entries) * RECORD_HEADER_BYTES
-        self._waiting.append(_Put(ledger_id, entries, size, told))
+        self.puts += 1
+        self._waiting.append(_Put(self.puts, ledger_id, entries, size, told))
         self.pending_bytes += size
         if self._task is None:
             self._task = asyncio.ensure_future(self._write_all())
         return told
 
-    def settle(self, log_id: int, count: int) -> None:
-        """So many places of the log will not be named by any replay."""
-        self._unsettled[log_id] -= count
-        self._seal(log_id)
+    def marks(self, puts: int) -> dict[int, int | None]:
+        """For EntryIndex.mark_logs, when the index has all that it needs of the first `puts`, each
+        of which was told or failed."""
+        marks: dict[int, int | None] = {}
+        more: dict[int, None] = {}
+        for number, log_id, end in self._written:
+            if number <= puts:
+                marks[log_id] = end
+            else:
+                more[log_id] = None
+        marks.update((log_id, None) for log_id in self._ended if log_id not in more)
+        return marks
+
+    def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
+        """The index says so, durably."""
+        self._settled = max(self._settled, puts)
+        while self._written and self._written[0].number <= puts:
+            self._written.popleft()
+        for log_id in [log_id for log_id, mark in marks.items() if mark is None]:
+            del self._ended[log_id]
+            self._logs.seal(log_id)
 
     @property
     def wait_s(self) -> float:
@@ -94,11 +136,17 @@ class PlacedLog:
         self._tell_all(error)
 
     async def close(self) -> None:
-        """End the log with its footer; nothing may wait. Raises DiskFailed."""
+        """End the log with its footer, and its mark if all is settled; nothing may wait.
+
+        Raises DiskFailed.
+        """
         if self._task is not None:
             await self._task
         if self._log is not None:
             await self._finish(self._log)
+        if marks := self.marks(self._settled):
+            await self._index.mark_logs(marks)
+            await self._index.sync()
 
     def abandon(self) -> None:
         """End at once, as a crash would."""
@@ -148,19 +196,27 @@ class PlacedLog:
                 self._tell(put, DiskFull("the space that is left is for flushes"))
             return
         if self._log is None:
-            self._log = await self._logs.begin()
+            await self._begin()
         log, loop = self._log, asyncio.get_running_loop()
+        assert log is not None
         self._work.begun(sum([put.bytes for put in puts]), loop.time())
         try:
-            places = await log.append_synced([e for put in puts for e in put.entries], self._disk)
+            places = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
             self._work.ended(loop.time())
-        self._unsettled[log.log_id] = self._unsettled.get(log.log_id, 0) + len(places)
         for put in puts:
+            end = record_end(places[len(put.entries) - 1])
+            self._written.append(_Written(put.number, log.log_id, end))
             self._tell(put, places[: len(put.entries)])
             places = places[len(put.entries) :]
         if log.file.end >= self._config.entry_log_bytes_max:
             await self._finish(log)
+
+    async def _begin(self) -> None:
+        self._log = await self._logs.begin()
+        await self._log.sync(self._disk)
+        await self._index.mark_logs({self._log.log_id: self._log.file.end})
+        await self._index.sync()
 
     def _tell(self, put: _Put, told: list[Location] | DiskFailed) -> None:
         if put.told.done():  # it was told when the directory was lost
@@ -193,12 +249,5 @@ class PlacedLog:
 
     async def _end(self, log: GrowingLog) -> None:
         self._log = None
-        self._full[log.log_id] = None
-        self._seal(log.log_id)
+        self._ended[log.log_id] = None
         await log.file.close()
-
-    def _seal(self, log_id: int) -> None:
-        if log_id in self._full and not self._unsettled.get(log_id):
-            del self._full[log_id]
-            self._unsettled.pop(log_id, None)
-            self._logs.seal(log_id)

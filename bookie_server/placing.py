@@ -1,17 +1,13 @@
-"""Large entries are written once: to a ledger directory at once, the journal says only where.
+"""Large entries are written once: to a ledger directory at once, and to no journal.
 
 Always true:
-- an entry is acknowledged after its record in the directory's log was synced and then the journal's
-  record of its place: whatever the journal tells of is there;
+- an entry is acknowledged after its record in the directory's log was synced, which a start reads
+  as it does a journal, and after a ledger record that names the directory is in a journal: without
+  it nobody would know that what lies there counts;
 - who appends after large entries of a ledger waits for them too; recovery for none that is still to
   be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
-- before the first place in a directory that is told of a ledger, a ledger record that names the
-  directory is in the same journal;
 - a directory that fails, or has no space, costs nothing but time: the write cache still has the
-  entries, and they go to the journal like any others;
-- a place is settled only when a checkpoint has passed the journal's record of it, or, of an entry
-  that the journal took over, a flush that put the place into the index; one that was told to a
-  journal that failed then, when a flush that began after that journal was dropped has retired it.
+  entries, and they go to the journal like any others.
 
 Only what comes in the bulk lane goes this way: recovery has its own, and page-cache ledgers gain
 nothing by it.
@@ -28,18 +24,10 @@ from bookie_server.journal import retrieve
 from bookie_server.journal_format import Kind, Record
 from bookie_server.journals import Journals, gathered
 from bookie_server.lanes import Lane
-from bookie_server.placed import Place, encode_place
+from bookie_server.placed import Place
 from bookie_server.write_cache import CacheHalf, WriteCache
 
 Appended = asyncio.Future[None]
-
-
-class Settled(NamedTuple):
-    """So many places of a log that a journal told of, durably, or never will."""
-
-    store: DirectoryStore
-    log_id: int
-    places: int
 
 
 class Owner(Protocol):
@@ -73,11 +61,10 @@ class Placing:
         self._cache = cache
         self._bytes_min = bytes_min
         self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
-        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: no journal has it yet
+        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: it is nowhere yet
         self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
         self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
-        self._confirmed: list[Settled] = []
-        self._unsure: list[Settled] = []  # a journal failed that was told of them
+        self._telling: dict[int, Appended] = {}  # by ledger: that record is not durable yet
         self.pending_bytes = 0
         """Of entries that are neither acknowledged nor counted by a journal."""
 
@@ -97,20 +84,6 @@ class Placing:
         for ledger_id, done in placed.items():
             self._follow(ledger_id, done)
         return gathered([*waiting, *placed.values()])
-
-    def take_confirmed(self, *, unsure: bool) -> list[Settled]:
-        """What journals have told of since the last call, or took over: a checkpoint that is taken
-        now and written later passes all of it; with `unsure`, also what journals were told that
-        failed."""
-        confirmed, self._confirmed = self._confirmed, []
-        if unsure:
-            confirmed += self._unsure
-            self._unsure = []
-        return confirmed
-
-    @property
-    def has_confirmed(self) -> bool:
-        return bool(self._confirmed or self._unsure)
 
     @property
     def wait_s(self) -> float:
@@ -175,6 +148,7 @@ class Placing:
         large = _Large(ledger_id, records, size, store, half, journals, done)
         self.pending_bytes += size
         self._stores[store] = self._stores.get(store, 0) + 1
+        self._tell(journals, ledger_id, store)
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
         written = store.placed_log.put(ledger_id, entries)
         placing: Appended = loop.create_future()
@@ -182,6 +156,22 @@ class Placing:
         self._unwritten.setdefault(ledger_id, {})[placing] = large
         written.add_done_callback(partial(self._written, large, placing))
         return done
+
+    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> None:
+        """A journal is to know that the directory has entries of the ledger."""
+        if self._told.get(ledger_id) == store.id:
+            return
+        state = self._owner.record(ledger_id)
+        assert state is not None
+        self._told[ledger_id] = store.id
+        telling = self._telling[ledger_id] = journals.append([state])
+        telling.add_done_callback(partial(self._heard, ledger_id))
+
+    def _heard(self, ledger_id: int, telling: Appended) -> None:
+        if self._telling.get(ledger_id) is telling:
+            del self._telling[ledger_id]
+            if telling.cancelled() or telling.exception() is not None:
+                self.forget(ledger_id)
 
     def _follow(self, ledger_id: int, done: Appended) -> None:
         """Who appends later waits for this, and for what came before it."""
@@ -197,12 +187,12 @@ class Placing:
     def _take_over(self, ledger_id: int) -> None:
         """Recovery waits for what the ledger has on its way: the journal is enough for it."""
         for large in self._unwritten.pop(ledger_id, {}).values():
-            self._journal(large, [], Lane.RECOVERY)
+            self._journal(large, Lane.RECOVERY)
 
     def _written(
         self, large: _Large, placing: Appended, written: asyncio.Future[list[Location]]
     ) -> None:
-        """They are in the directory, or it could not take them: now the journal."""
+        """They are in the directory; if it could not take them, the journal is to have them."""
         store, ledger_id = large.store, large.ledger_id
         left = self._stores.pop(store) - 1
         if left:
@@ -213,21 +203,27 @@ class Placing:
             places = written.result()
         large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
         unwritten = self._unwritten.get(ledger_id, {})
-        if unwritten.pop(placing, None) is None:  # the journal took it over
-            self._confirm(large, places)
-        else:
-            self._journal(large, places, Lane.BULK)
+        if unwritten.pop(placing, None) is not None:  # else the journal took it over
             if not unwritten:
                 del self._unwritten[ledger_id]
+            if places:
+                self._placed(large)
+            else:
+                self._journal(large, Lane.BULK)
         placing.set_result(None)
 
-    def _journal(self, large: _Large, places: Sequence[Location], lane: Lane) -> None:
-        if places:
-            journaled = large.journals.append(self._records(large, places), lane)
+    def _placed(self, large: _Large) -> None:
+        self.pending_bytes -= large.bytes
+        telling = self._telling.get(large.ledger_id)
+        if telling is not None:
+            telling.add_done_callback(partial(_pass_on, large.done))
         else:
-            self.pending_bytes -= large.bytes  # the journals count them now
-            journaled = large.journals.append(large.records, lane)
-        journaled.add_done_callback(partial(self._journaled, large, places))
+            large.done.set_result(None)
+
+    def _journal(self, large: _Large, lane: Lane) -> None:
+        self.pending_bytes -= large.bytes  # the journals count them now
+        journaled = large.journals.append(large.records, lane)
+        journaled.add_done_callback(partial(_pass_on, large.done))
 
     def _is_kept(self, large: _Large) -> bool:
         """Whether what lies in the directory counts as the ledger's."""
@@ -235,34 +231,15 @@ class Placing:
         listed = state is not None and large.store.id in state.directories
         return listed and self._owner.lives(large.store)
 
-    def _records(self, large: _Large, places: Sequence[Location]) -> list[Record]:
-        records = [encode_place(Place(large.store.id, each)) for each in places]
-        if self._told.get(large.ledger_id) != large.store.id:
-            self._told[large.ledger_id] = large.store.id
-            state = self._owner.record(large.ledger_id)
-            assert state is not None
-            records.insert(0, state)
-        return records
 
-    def _journaled(self, large: _Large, places: Sequence[Location], journaled: Appended) -> None:
-        if places:
-            self.pending_bytes -= large.bytes
-        error = None if journaled.cancelled() else journaled.exception()
-        if error is not None:
-            self._unsure += _settled(large, places)
-            if not large.done.done():
-                large.done.set_exception(error)
-            return
-        self._confirm(large, places)
-        if not large.done.done():
-            large.done.set_result(None)
-
-    def _confirm(self, large: _Large, places: Sequence[Location]) -> None:
-        self._confirmed += _settled(large, places)
-
-
-def _settled(large: _Large, places: Sequence[Location]) -> list[Settled]:
-    return [Settled(large.store, places[0].log_id, len(places))] if places else []
+def _pass_on(done: Appended, outcome: Appended) -> None:
+    error = None if outcome.cancelled() else outcome.exception()
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 def _all_of(several: Sequence[Appended]) -> Appended:

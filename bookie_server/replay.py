@@ -10,7 +10,8 @@ Always true:
   (and fences it, unless the record was an entry: it may have been a fence); whose they are
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
   checkpoint moves past the damage;
-- a journal that an earlier start missed is replayed after all others (late_replay.py).
+- a journal that an earlier start missed is replayed after all others (late_replay.py), and placed
+  logs after all journals (placed_replay.py).
 """
 
 import logging
@@ -28,6 +29,7 @@ from bookie_server.journals import Journals
 from bookie_server.late_replay import LateReplayed
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import TORN, doubt_the_tail
+from bookie_server.placed_replay import replay_placed
 from bookie_server.replayed import Replayed
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space
@@ -59,9 +61,14 @@ async def open_engine(
         _judge(each.replay, storage)
     for why in lost:
         _lost(storage, why)
-    await _judge_absent(replayed.absent, storage)
+    try:
+        await replay_placed(storage, replayed)
+        await replayed.end()
+    finally:
+        replayed.cancel()
     while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
         await storage.flush()
+    await storage.forget_replayed_logs()
     journals = await _begin(directories, endings, config, storage)
     await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
     return storage
@@ -238,25 +245,6 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     doubt_the_tail(replay.ending, storage)
 
 
-async def _judge_absent(absent: Mapping[int, Mapping[int, None]], storage: LedgerStorage) -> None:
-    """Entries that the journals know in directories that are not there or were given up, and that
-    came in no other way: no index has them, and the journals have them no more."""
-    for ledger_id, entry_ids in absent.items():
-        state = storage.state(ledger_id)
-        if state is None or state.deleted or await _has_all(storage, ledger_id, entry_ids):
-            continue
-        _log.error("ledger %d has lost entries with a directory that is missing", ledger_id)
-        storage.set_state(replace(state, limbo="lost"))
-
-
-async def _has_all(storage: LedgerStorage, ledger_id: int, entry_ids: Mapping[int, None]) -> bool:
-    try:
-        here = await storage.stored(ledger_id, min(entry_ids), max(entry_ids))
-    except DiskFailed:
-        return False
-    return all(entry_id in here for entry_id in entry_ids)
-
-
 def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
     """What was torn of the ledger may have been acknowledged: rot looks the same."""
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
@@ -269,5 +257,5 @@ def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
     ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     known = suspect.ledger_id is not None
-    fenced = state.fenced or (known and suspect.kind not in (Kind.ENTRY, Kind.PLACED))
+    fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
     storage.set_state(replace(state, limbo="lost", fenced=fenced))

@@ -1,25 +1,32 @@
-"""What a journal says is put into the engine, batch by batch, while the engine flushes.
+"""What journals and placed logs say is put into the engine, batch by batch, while it flushes.
 
 Always true: states change in the order of the records, and a ledger's entries follow the record
-that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; a
-place counts only for what is not known otherwise, which is as new or newer (placing.py); both
-halves of the write cache and the batch at hand are all that is in memory: without room the replay
-waits for the flush.
+that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; of
+what placed logs hold only that counts which is not known otherwise, as new or newer; both halves
+of the write cache and the batch at hand are all that is in memory: without room the replay waits
+for the flush.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import LedgerState, decode_ledger_state, merged
+from bookie_server.entry_index import (
+    EVERY_LEDGER,
+    LedgerState,
+    Location,
+    decode_ledger_state,
+    merged,
+)
 from bookie_server.journal_format import Kind, Record
+from bookie_server.ledger_states import doubted
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.placed import Place, decode_place
+from bookie_server.placed import Place
 
-_ENTRY, _PLACED = Kind.ENTRY, Kind.PLACED
+_ENTRY = Kind.ENTRY
 _log = logging.getLogger(__name__)
 
 
@@ -31,20 +38,13 @@ class Replayed:
         self._flush: asyncio.Task[None] | None = None
         self.ledgers: dict[int, None] = {}
         """Those of which there was a record."""
-        self.absent: dict[int, dict[int, None]] = {}
-        """By ledger, entries that lie in directories that are not there, or were given up, and that
-        were nowhere else when their place was read."""
 
     async def apply(self, records: list[Record]) -> None:
         """Known from now on. Raises DiskFailed when a flush did."""
         entries: dict[int, dict[int, Buffer]] = {}
-        places: dict[int, dict[int, Place]] = {}
         for record in records:
             kind, ledger_id, entry_id, body, _ = record
-            if kind is _PLACED:
-                self.ledgers[ledger_id] = None
-                places.setdefault(ledger_id, {})[entry_id] = decode_place(record)
-            elif kind is not _ENTRY:
+            if kind is not _ENTRY:
                 self.ledgers[ledger_id] = None
                 self._apply_state(record)
             elif (of_ledger := entries.get(ledger_id)) is not None:
@@ -55,8 +55,27 @@ class Replayed:
                 self._known(ledger_id)
         for ledger_id, of_ledger in entries.items():
             await self._put(ledger_id, of_ledger)
-        for ledger_id, placed in places.items():
-            await self._place(ledger_id, placed)
+
+    async def place(self, directory: str, ledger_id: int, locations: Sequence[Location]) -> None:
+        """Entries of the ledger lie in the directory's placed log; no index may know them. After
+        the journals. Raises DiskFailed when a flush did."""
+        storage, state = self._storage, self._storage.state(ledger_id)
+        if state is None:
+            every = storage.state(EVERY_LEDGER)
+            if every is None or every.limbo != "lost":
+                return  # it was deleted and forgotten
+            state = doubted(LedgerState(ledger_id, met=False))
+        if state.deleted:
+            return
+        if not (state.directories or state.given_up):  # its ledger record is among what is damaged
+            state = storage.restore_state(replace(state, directories=(directory,)))
+        if directory not in state.directories:
+            return
+        entry_ids = [location.entry_id for location in locations]
+        known = await self._stored(ledger_id, min(entry_ids), max(entry_ids))
+        new = [Place(directory, each) for each in locations if each.entry_id not in known]
+        if new:
+            await self._when_there_is_room(lambda: storage.replay_places(ledger_id, new))
 
     async def end(self) -> None:
         """No flush is under way when this returns. Raises DiskFailed when one failed."""
@@ -92,26 +111,6 @@ class Replayed:
 
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         await self._when_there_is_room(lambda: self._storage.put_all(ledger_id, entries))
-
-    async def _place(self, ledger_id: int, places: dict[int, Place]) -> None:
-        state = self._known(ledger_id)
-        if state.deleted:
-            return
-        if not (state.directories or state.given_up):  # its ledger record is among what is damaged
-            there = tuple(dict.fromkeys([place.directory for place in places.values()]))
-            state = self._storage.restore_state(replace(state, directories=there))
-        known = await self._stored(ledger_id, min(places), max(places))
-        new: list[Place] = []
-        for entry_id, place in places.items():
-            if entry_id in known:
-                continue
-            listed = place.directory in state.directories
-            if listed and self._storage.has_directory(place.directory):
-                new.append(place)
-            else:  # who gave the directory up may have found the entry in memory, and here alone
-                self.absent.setdefault(ledger_id, {})[entry_id] = None
-        if new:
-            await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
 
     async def _stored(self, ledger_id: int, first: int, last: int) -> dict[int, None]:
         """An index that cannot say was told of, if it is damaged; a place is as good then as any

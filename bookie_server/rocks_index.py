@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from bookie_server.disk_threads import DiskThreads
 from bookie_server.entry_index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
+    LOG_PREFIX,
     BadIndexRecord,
     EntryIndex,
     IndexDamaged,
@@ -31,11 +32,14 @@ from bookie_server.entry_index import (
     Location,
     decode_ledger_state,
     decode_location,
+    decode_log_mark,
     encode_ledger_state,
     encode_location,
     encode_locations,
+    encode_log_mark,
     entry_key,
     ledger_key,
+    log_key,
 )
 from bookie_server.lanes import in_recovery
 
@@ -122,6 +126,12 @@ class RocksIndex(EntryIndex):
     async def ledgers(self) -> list[LedgerState]:
         return await self._run(self._readers, self._ledgers)
 
+    async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        await self._run(self._writer, self._mark_logs, marks)
+
+    async def marked_logs(self) -> dict[int, int]:
+        return await self._run(self._readers, self._marked_logs)
+
     async def sync(self) -> None:
         await self._run(self._writer, self._sync)
 
@@ -184,6 +194,15 @@ class RocksIndex(EntryIndex):
         batch.delete(last)
         self._db.write(batch, _unlogged())
 
+    def _mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        batch = WriteBatch(raw_mode=True)
+        for log_id, mark in marks.items():
+            if mark is None:
+                batch.delete(log_key(log_id))
+            else:
+                batch.put(log_key(log_id), encode_log_mark(mark))
+        self._db.write(batch, _unlogged())
+
     def _sync(self) -> None:
         """The count goes with what it counts: into the same table, and then beside the index."""
         self._syncs += 1
@@ -233,15 +252,20 @@ class RocksIndex(EntryIndex):
         cursor.status()
         return found
 
+    def _marked_logs(self) -> dict[int, int]:
+        return dict(decode_log_mark(*pair) for pair in self._from(LOG_PREFIX))
+
     def _ledgers(self) -> list[LedgerState]:
-        states = []
+        return [decode_ledger_state(value) for _, value in self._from(LEDGER_PREFIX)]
+
+    def _from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys with the prefix, and their values."""
         cursor = self._db.iter()
-        cursor.seek(LEDGER_PREFIX)
-        while cursor.valid() and cursor.key().startswith(LEDGER_PREFIX):
-            states.append(decode_ledger_state(cursor.value()))
+        cursor.seek(prefix)
+        while cursor.valid() and cursor.key().startswith(prefix):
+            yield cursor.key(), cursor.value()
             cursor.next()
         cursor.status()
-        return states
 
 
 def _lacks_space(error: Exception) -> bool:

@@ -29,6 +29,7 @@ from bookie_server.write_cache import CacheHalf
 
 NEAR_SHARE = 0.9  # of the most free bytes: directories between which ledgers are spread
 INDEX_BYTES, INDEX_ENTRY_BYTES = 128 << 10, 64  # of index and checkpoint, by a flush
+_NONE: Mapping[str, int] = {}
 _UNKNOWN = "none of the directories given has this id"
 _log = logging.getLogger(__name__)
 
@@ -252,9 +253,14 @@ class Stores:
     # -- what is written --
 
     async def write(
-        self, half: CacheHalf, parts: Mapping[str, Sequence[int]], changes: Changes
+        self,
+        half: CacheHalf,
+        parts: Mapping[str, Sequence[int]],
+        changes: Changes,
+        puts: Mapping[str, int] = _NONE,
     ) -> list[int]:
-        """Bring each directory its part (ledger ids) of the half, and all of them the changes.
+        """Bring each directory its part (ledger ids) of the half, and all of them the changes. Of
+        what was placed, `puts` says how much this half and those before have (by directory).
 
         Returns the ledgers of directories that failed, had failed, or have no space for their part,
         of which nothing is written then (BK#4114): their part, or some of it, is nowhere. All else
@@ -266,8 +272,14 @@ class Stores:
         fitting = {home: ids for home, ids in parts.items() if home not in full}
         stores = self.live
         placed = _placed(half, fitting)
+        passed = _NONE if full else puts  # what lies here of the others is not told yet
         writes = [
-            store.write(half.to_write(fitting.get(store.id, ())), changes, placed.get(store.id, ()))
+            store.write(
+                half.to_write(fitting.get(store.id, ())),
+                changes,
+                placed.get(store.id, ()),
+                passed.get(store.id, 0),
+            )
             for store in stores
         ]
         self._judge(stores, await _outcomes(writes))
@@ -317,6 +329,12 @@ class Stores:
             stores = [self._live[each] for each in replaced]
             deletions = [store.delete_entries(replaced[store.id]) for store in stores]
             self._judge(stores, await _outcomes(deletions))
+
+    async def forget_replayed_logs(self) -> None:
+        """See DirectoryStore. Raises DiskFailed when none is left."""
+        stores = self.live
+        forgetting = [store.forget_replayed_logs() for store in stores]
+        self._judge(stores, await _outcomes(forgetting))
 
     async def write_checkpoint(self, marks: Marks) -> None:
         """Durable in every living directory. Raises DiskFailed when none is left."""

@@ -69,16 +69,20 @@ class CacheHalf:
         self.ledgers.setdefault(ledger_id, {})
         self.bytes += len(places) * ENTRY_OVERHEAD_BYTES
 
-    def unplace(self, lives: Callable[[str], bool]) -> list[tuple[int, int]]:
-        """Forget the places in directories that do not live. Returns those (ledger, entry id) of
-        which nothing is left."""
-        lost: list[tuple[int, int]] = []
-        for ledger_id, places in self.places.items():
-            dead = [e for e, place in places.items() if not lives(place.directory)]
-            self._displace(ledger_id, dead)
-            entries = self.ledgers.get(ledger_id, _NONE)
-            lost += [(ledger_id, entry_id) for entry_id in dead if entry_id not in entries]
-        return lost
+    def unplace(self, lives: Callable[[str], bool]) -> None:
+        """Forget the places in directories that do not live."""
+        for ledger_id in self.places:
+            self._displace(ledger_id, self._misplaced(ledger_id, lives))
+
+    def _misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
+        places = self.places.get(ledger_id, _NOWHERE)
+        return [e for e, place in places.items() if not lives(place.directory)]
+
+    def misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> dict[int, Buffer]:
+        """Entries of the ledger that have their place in directories that do not live."""
+        entries = self.ledgers.get(ledger_id, _NONE)
+        dead = self._misplaced(ledger_id, lives)
+        return {entry_id: entries[entry_id] for entry_id in dead if entry_id in entries}
 
     def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
         """Bytes and count of what `to_write` gives."""
@@ -162,6 +166,14 @@ class WriteCache:
             else:
                 found += [e for e in places if first_entry <= e <= last_entry]
         return found
+
+    def misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> dict[int, Buffer]:
+        """See CacheHalf; none that was put again."""
+        found: dict[int, Buffer] = {}
+        for half in (self.flushing, self.active):
+            if half is not None:
+                found.update(half.misplaced(ledger_id, lives))
+        return {e: entry for e, entry in found.items() if self.get(ledger_id, e) is entry}
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
         """The half that an entry was just put into."""

@@ -10,14 +10,14 @@ Always true:
 A batch, what one sync writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
 then the body: records, each with its length (2 bytes), one byte of kind, and the key and value (or
 ledger state) as entry_index.py encodes them; of what was deleted, the
-key of the ledger or the entry. The first batch
+key of the ledger or the entry, of a placed log its key and its mark, if it has one. The first batch
 of a file says that nothing of older files counts any more, and all that they said.
 """
 
 import asyncio
 import bisect
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from crc32c import crc32c
@@ -29,10 +29,13 @@ from bookie_server.entry_index import (
     Location,
     decode_ledger_state,
     decode_location,
+    decode_log_mark,
     encode_ledger_state,
     encode_location,
+    encode_log_mark,
     entry_key,
     ledger_key,
+    log_key,
 )
 from tests.simulation.disk import SimDisk
 
@@ -40,8 +43,8 @@ BATCH_MAGIC = b"SLIX"
 _FRAME = struct.Struct("<4sII")
 _LENGTH = struct.Struct("<H")
 _ENTRY, _LEDGER, _NO_ENTRIES, _NO_LEDGER, _NEW = b"E", b"L", b"e", b"l", b"N"
-_NO_ENTRY = b"x"
-_KEY_BYTES = len(entry_key(0, 0))
+_NO_ENTRY, _LOG = b"x", b"P"
+_KEY_BYTES, _LOG_KEY_BYTES = len(entry_key(0, 0)), len(log_key(0))
 
 
 class SimIndex:
@@ -53,6 +56,7 @@ class SimIndex:
         self._entries: dict[int, dict[int, Location]] = {}
         self._order: dict[int, list[int]] = {}
         self._ledgers: dict[int, LedgerState] = {}
+        self._marks: dict[int, int] = {}
         self._unsynced: list[bytes] = []
         self._one_at_a_time = asyncio.Lock()  # RocksDB has one thread that writes,
         self._cut_short = False  # and that goes on when its caller was cancelled
@@ -137,6 +141,14 @@ class SimIndex:
         self._check()
         self._take([_NO_LEDGER + ledger_key(ledger_id) for ledger_id in ledger_ids])
 
+    async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        self._check()
+        self._take([_log_record(log_id, mark) for log_id, mark in marks.items()])
+
+    async def marked_logs(self) -> dict[int, int]:
+        self._check()
+        return dict(sorted(self._marks.items()))
+
     async def sync(self) -> None:
         self._check()
         self._check_failure()
@@ -208,7 +220,7 @@ class SimIndex:
             for ledger_id in sorted(self._order)
             for entry_id in self._order[ledger_id]
         ]
-        return ledgers + entries
+        return ledgers + entries + [_log_record(*mark) for mark in sorted(self._marks.items())]
 
     def _replay(self, path: str, data: bytes) -> None:
         at = 0
@@ -243,9 +255,13 @@ class SimIndex:
             self._forget(*_ids(body[1:]))
         elif kind == _NO_LEDGER:
             self._ledgers.pop(_ledger_id(body), None)
+        elif kind == _LOG:
+            key, mark = body[1 : 1 + _LOG_KEY_BYTES], body[1 + _LOG_KEY_BYTES :]
+            self._marks.pop(int.from_bytes(key[1:], "big"), None)
+            self._marks.update([decode_log_mark(key, mark)] if mark else [])
         else:
-            assert kind == _NEW, body
-            self._entries, self._order, self._ledgers = {}, {}, {}  # an older file may be there
+            assert kind == _NEW, body  # an older file may be there
+            self._entries, self._order, self._ledgers, self._marks = {}, {}, {}, {}
 
 
 # A node reads at each start what it knew before: what the same bytes say is worked out once.
@@ -270,6 +286,10 @@ def _entry_record(location: Location) -> bytes:
 @lru_cache(maxsize=1 << 12)
 def _ledger_record(state: LedgerState) -> bytes:
     return _LEDGER + encode_ledger_state(state)
+
+
+def _log_record(log_id: int, mark: int | None) -> bytes:
+    return _LOG + log_key(log_id) + (b"" if mark is None else encode_log_mark(mark))
 
 
 def _ledger_id(body: bytes) -> int:

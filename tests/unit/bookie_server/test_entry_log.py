@@ -269,7 +269,7 @@ async def written_one_by_one(disk):
     logs = await EntryLogs.open(disk, CONFIG)
     log = await logs.begin()
     whole = [entry(1, e, bytes(3000)) for e in range(6)]
-    places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(6)]
+    places = [(await log.append([(1, e, whole[e])], sync=True))[0] for e in range(6)]
     return logs, log_path(log.log_id), whole, places
 
 

@@ -1,0 +1,175 @@
+"""At start: what placed logs hold beyond their marks goes to the index, and damage is judged.
+
+Always true:
+- a placed log is its own journal (placed_log.py), read after all journals: what an entry counts for
+  is in its ledger's state, and what is known of it otherwise is as new or newer (replayed.py);
+- bytes that cannot be read are damage if a write that began after them shows that they were synced,
+  or the log's footer does, or the disk itself cannot read them; else they are a torn write, or rot
+  in the last one, which looks the same: the rules of replay.py for journals hold for both;
+- a mark whose log is not there, or ends before it, is damage of nobody knows which ledger;
+- marks are forgotten only when all this is flushed: a start that was interrupted is repeated.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from bookie_server.directory_store import DirectoryStore
+from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, Location
+from bookie_server.entry_log import BLOCK_BYTES, record_end
+from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.limbo import LOST, TORN, worse
+from bookie_server.log_map import read_map
+from bookie_server.log_scan import Chunk, scan
+from bookie_server.patience import DiskHung
+from bookie_server.replayed import Replayed
+from bookie_server.segment_reader import SegmentReader
+
+_log = logging.getLogger(__name__)
+
+
+class Hole(NamedTuple):
+    """Bytes of a placed log in which no record could be read. `ledger_ids`: whose they are, if the
+    headers of all records that may lie there could be read; else None."""
+
+    start: int
+    end: int
+    ledger_ids: Sequence[int] | None
+
+
+class Coverage:
+    """Which bytes of a placed log, from `start` on, are records; told chunk by chunk.
+
+    Always true: records of one write touch each other, and a write begins at the first block after
+    the one before; so what lies between is a hole, zeros too.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._next = start
+        self._synced = start  # all before it was
+        self._holes: list[tuple[int, int]] = []
+        self._headers: list[tuple[int, int, int]] = []  # start and end of bad records, and whose
+
+    def take(self, chunk: Chunk) -> None:
+        """What comes next in the log."""
+        for damage in chunk.damage:
+            if damage.location is not None:
+                self._headers.append((damage.start, damage.end, damage.location.ledger_id))
+        for record in chunk.records:
+            at = record.location.position
+            begins = at == _block(self._next) and record.write_start == at
+            if at != self._next and not begins:
+                self._holes.append((self._next, at))
+            self._next = record_end(record.location)
+            self._synced = max(self._synced, record.write_start)
+
+    def judge(self, end: int, synced: int) -> tuple[list[Hole], list[Hole]]:
+        """The holes in what was synced, and those in what may not have been; the log's records end
+        at `end`, and all before `synced` was synced whatever they say."""
+        if _block(self._next) < end:
+            self._holes.append((self._next, end))
+        holes = [Hole(*hole, self._whose(*hole)) for hole in self._holes]
+        synced = max(synced, self._synced)
+        return [h for h in holes if h.start < synced], [h for h in holes if h.start >= synced]
+
+    def _whose(self, start: int, end: int) -> list[int] | None:
+        found: list[int] = []
+        for first, last, ledger_id in self._headers:
+            if first == start or (first == _block(start) and found):
+                found.append(ledger_id)
+                start = last
+        return found if found and _block(start) >= end else None
+
+
+def _block(position: int) -> int:
+    """Where the first block begins that does not begin before it."""
+    return -(-position // BLOCK_BYTES) * BLOCK_BYTES
+
+
+async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
+    """After the journals were replayed and judged. A directory whose logs cannot be read is dropped
+    while there are others: what it holds is taken when it is back. Raises DiskFailed."""
+    for store in storage.stores:
+        try:
+            for log_id, start in (await store.index.marked_logs()).items():
+                await _replay_log(store, log_id, start, storage, replayed)
+        except DiskFailed as error:
+            if len(storage.stores) == 1:
+                raise
+            storage.drop(store.id, error)
+
+
+async def _replay_log(
+    store: DirectoryStore, log_id: int, start: int, storage: LedgerStorage, replayed: Replayed
+) -> None:
+    try:
+        file = await store.logs.open_log(log_id)
+    except NoSuchFile:
+        _doubt_all(storage, LOST, f"placed log {log_id} is missing")
+        return
+    reader = SegmentReader(file)
+    coverage, count = Coverage(start), 0
+    try:
+        ended = await _records_end(store, log_id)
+        end = ended or file.end
+        async for chunk in scan(_Around(reader), log_id, end, start):
+            coverage.take(chunk)
+            by_ledger: dict[int, list[Location]] = {}
+            for record in chunk.records:
+                by_ledger.setdefault(record.location.ledger_id, []).append(record.location)
+            for ledger_id, locations in by_ledger.items():
+                await replayed.place(store.id, ledger_id, locations)
+            count += len(chunk.records)
+    finally:
+        await file.close()
+    _log.info("placed log %d: %d entries replayed", log_id, count)
+    if end < start:
+        _doubt_all(storage, LOST, f"placed log {log_id} ends at {end}, before its mark {start}")
+    damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
+    for hole in damaged:
+        _judge(
+            hole, LOST, f"placed log {log_id} is damaged from {hole.start} to {hole.end}", storage
+        )
+    for hole in torn:
+        _judge(hole, TORN, f"placed log {log_id}: a torn write at {hole.start} is cut", storage)
+
+
+async def _records_end(store: DirectoryStore, log_id: int) -> int:
+    """Where the footer says that the records end; 0: the log has none that could be read."""
+    try:
+        found = await read_map(store.logs, store.disk, log_id)
+    except DiskHung:
+        raise
+    except DiskFailed:  # a bad block of it, which the reader tells from a torn write
+        return 0
+    return found.records_end if found is not None and found.has_footer else 0
+
+
+class _Around:
+    """What the disk cannot read is bytes that nobody wrote."""
+
+    def __init__(self, reader: SegmentReader) -> None:
+        self._reader = reader
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._reader.read_around(position, length)
+
+
+def _judge(hole: Hole, limbo: str, what: str, storage: LedgerStorage) -> None:
+    """Whose are torn is known puts that ledger in limbo, open or closed; all are nevertheless."""
+    for ledger_id in hole.ledger_ids or ():
+        state = storage.state(ledger_id)
+        if state is not None and not state.deleted:
+            storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))
+    if hole.ledger_ids is None or limbo == TORN:
+        _doubt_all(storage, limbo, what)
+    else:
+        _log.error("%s: ledgers %s are in limbo", what, hole.ledger_ids)
+
+
+def _doubt_all(storage: LedgerStorage, limbo: str, why: str) -> None:
+    _log.error("%s: every ledger is in limbo", why)
+    state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
+    storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))
