@@ -1,4 +1,5 @@
-"""What a restart costs: replaying a journal, and one flush of a full half of the write cache.
+"""What a restart costs: replaying a journal or placed logs; and one flush of a full half of the
+write cache.
 
     python benchmarks/replay.py [--bytes 1073741824] [--entry 1024] [--ledgers 1] [--profile F]
     python benchmarks/replay.py --placed --entry 65536
@@ -7,9 +8,10 @@
 A journal of `bytes` of entries is written by the real Journal to a real disk; nothing of it is
 flushed. A process of its own then opens the engine on it as a killed bookie does: seconds,
 CPU-seconds of all its threads, and the most memory it held (VmHWM). The entries are in the journal
-whatever their size; with `--placed` they are in a placed log, as large ones of a bookie are, and
-the journal has their places. `--flush` puts 48 MiB of entries into the engine instead and flushes
-them, five times; medians. `--profile` writes what cProfile saw of the event loop's thread.
+whatever their size; with `--placed` they are in placed logs, as large ones of a bookie are, whose
+marks in the index are where they begin, and the journal has the ledgers' records alone. `--flush`
+puts 48 MiB of entries into the engine instead and flushes them, five times; medians. `--profile`
+writes what cProfile saw of the event loop's thread.
 """
 
 import argparse
@@ -38,7 +40,6 @@ from bookie_server.entry_log import EntryLogs
 from bookie_server.journal import FOLDER, Journal
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.os_disk import OsDisk
-from bookie_server.placed import Place, encode_place
 from bookie_server.placed_log import PlacedLog
 from bookie_server.replay import open_engine
 from bookie_server.rocks_index import RocksIndex
@@ -68,10 +69,10 @@ def replay_cost(
     *,
     placed: bool = False,
 ) -> Cost:
-    """Of opening the engine on a journal of `size` bytes of entries with such payloads, or of the
-    places of that many."""
+    """Of opening the engine on a journal, or placed logs, of `size` bytes of entries with such
+    payloads."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
-        asyncio.run(write_journal(Path(folder), size, entry_bytes, ledgers, placed=placed))
+        asyncio.run(write_entries(Path(folder), size, entry_bytes, ledgers, placed=placed))
         command = [sys.executable, __file__, "--open", folder, "--profile", profile]
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
         return Cost(*map(float, shown.split()))
@@ -91,37 +92,38 @@ def flush_cost(entry_bytes: int = 1 << 10) -> Cost:
 # -- writing ----------------------------------------------------------------------------------
 
 
-async def write_journal(
+async def write_entries(
     folder: Path, size: int, entry_bytes: int, ledgers: int, *, placed: bool
 ) -> None:
     disk, ledger_disk = OsDisk(folder / "journal", "journal"), OsDisk(folder / "ledger", "ledger")
     logs = await EntryLogs.open(ledger_disk, StorageConfig())
-    log = PlacedLog(ledger_disk, logs, StorageConfig())
     index = await RocksIndex.open(folder / "ledger" / "index")
     await index.put_ledgers([LedgerState(EVERY_LEDGER)])  # this is no first start
     await index.sync()
-    await index.close()
+    log = PlacedLog(ledger_disk, logs, index, StorageConfig())
     await disk.make_folder(FOLDER)
     journal = await Journal.open(disk, StorageConfig(), 1, Position(0, 0))
     for ledger_id in range(ledgers):
         body = encode_ledger_state(LedgerState(ledger_id, directories=(HOME,)))
         journal.append([Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))])
-    for records in _frames(size, entry_bytes, ledgers):
-        done = journal.append(await _places(log, records) if placed else records)
-        if journal.pending_bytes >= 2 * StorageConfig().journal_batch_bytes_max:
-            await done
     await journal.append([])
+    written = log if placed else journal
+    for records in _frames(size, entry_bytes, ledgers):
+        done = _place(log, records) if placed else journal.append(records)
+        if written.pending_bytes >= 2 * StorageConfig().journal_batch_bytes_max:
+            await done
+    await done
+    log.abandon()
     journal.abandon()
     await asyncio.sleep(0)
+    await index.close()
     disk.shut_down()
     ledger_disk.shut_down()
 
 
-async def _places(log: PlacedLog, records: list[Record]) -> list[Record]:
-    """Write the entries to the log: what the journal is told then."""
+def _place(log: PlacedLog, records: list[Record]) -> "asyncio.Future[Any]":
     entries = [(record.ledger_id, record.entry_id, record.body) for record in records]
-    places = await log.put(records[0].ledger_id, entries)
-    return [encode_place(Place(HOME, place)) for place in places]
+    return log.put(records[0].ledger_id, entries)
 
 
 def _frames(size: int, entry_bytes: int, ledgers: int) -> Iterator[list[Record]]:
