@@ -23,6 +23,8 @@ flags are no part of it, for a recovery write-back carries a LAC of its own (des
 
 import struct
 from collections.abc import Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -37,6 +39,7 @@ NO_ENTRY = -1
 _BODY = struct.Struct("<4sBBHqqqqqIII")
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct(_BODY.format + "I")
+_checked, _payload = itemgetter(slice(0, _BODY.size)), itemgetter(slice(HEADER_BYTES, None))
 assert _BODY.size + _CRC.size == _HEADER.size == HEADER_BYTES
 
 
@@ -143,3 +146,25 @@ def check_entry(data: Buffer) -> EntryHeader:
     if crc32c(memoryview(data)[HEADER_BYTES:]) != header.payload_crc:
         raise BadEntry(f"payload CRC of entry {header.ledger_id}:{header.entry_id} does not match")
     return header
+
+
+def check_entries(entries: Sequence[Buffer]) -> list[EntryHeader] | None:
+    """`check_entry` of each, column by column: half the time of a step of Python for each. None if
+    any is bad, which `check_entry` tells."""
+    if not entries:
+        return []
+    if min(map(len, entries)) < HEADER_BYTES:
+        return None
+    columns = zip(*map(_HEADER.unpack_from, entries), strict=True)
+    magic, version, flags, _, *middle, lengths, crcs, _, owns = columns
+    count = len(entries)
+    whole = (
+        magic.count(MAGIC) == version.count(VERSION) == count
+        and owns == tuple(map(crc32c, map(_checked, entries)))
+        and [HEADER_BYTES + length for length in lengths] == list(map(len, entries))
+        and crcs == tuple(map(crc32c, map(_payload, entries)))
+    )
+    if not whole:
+        return None
+    fields = zip(*middle, lengths, crcs, flags, strict=True)
+    return list(map(tuple.__new__, repeat(EntryHeader), fields))

@@ -3,6 +3,8 @@ import pytest
 from bookie_server.api.entry import (
     BadEntry,
     EntryHeader,
+    check_entries,
+    check_entry,
     pack_header,
     payload_crc,
     unpack_entry,
@@ -45,14 +47,35 @@ def test_no_flipped_bit_and_no_missing_or_extra_byte_goes_unnoticed():
         unpack_entry(ENTRY + b"!")
 
 
-def test_an_entry_of_another_format_is_refused():
+def test_entries_checked_together_are_as_good_as_checked_one_by_one():
+    other = HEADER._replace(entry_id=4, payload_bytes=2, payload_crc=payload_crc([b"me"]), flags=3)
+    good = [memoryview(ENTRY), pack_header(other) + b"me"]
+    assert check_entries(good) == [check_entry(entry) for entry in good] == [HEADER, other]
+    assert check_entries([]) == []
+    for bit in range(8 * len(ENTRY)):
+        data = bytearray(ENTRY)
+        data[bit // 8] ^= 1 << bit % 8
+        assert check_entries([*good, data]) is None
+    for bad in (ENTRY[:-1], ENTRY + b"!", ENTRY[:63], b"", *of_other_formats()):
+        assert check_entries([bad, *good]) is None
+
+
+def of_other_formats() -> list[bytes]:
     from crc32c import crc32c
 
+    found = []
     for at, value in ((0, b"X"), (4, b"\2")):
         body = bytearray(ENTRY[:60])
         body[at : at + 1] = value
+        whole = bytes(body) + crc32c(bytes(body)).to_bytes(4, "little") + ENTRY[64:]
+        found.append(whole)
+    return found
+
+
+def test_an_entry_of_another_format_is_refused():
+    for entry in of_other_formats():
         with pytest.raises(BadEntry, match="unknown entry format"):
-            unpack_header(bytes(body) + crc32c(bytes(body)).to_bytes(4, "little"))
+            unpack_header(entry)
 
 
 def test_identity_leaves_out_what_a_write_back_changes():
