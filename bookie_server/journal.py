@@ -251,11 +251,12 @@ class Journal:
             group.ack.written()
 
     async def _write_batch(self, records: list[Record], sync: bool) -> None:
-        if self._segment.file.end + batch_bytes(records) > self._segment.bytes_max:
+        size = batch_bytes(records)
+        if self._segment.file.end + size > self._segment.bytes_max:
             await self._roll()
         file_id, file = self._segment.file_id, self._segment.file
         batch = encode_batch(file_id, file.end, self._batch_no, self._synced, records)
-        self._writing.begun(batch_bytes(records), asyncio.get_running_loop().time())
+        self._writing.begun(size, asyncio.get_running_loop().time())
         await file.append(batch, sync=sync)
         self._batch_no += 1
         ended_s = asyncio.get_running_loop().time()

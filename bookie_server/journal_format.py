@@ -16,6 +16,8 @@ docs/formats.md has the pictures. All integers are little-endian.
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate, chain, repeat
+from operator import add
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -132,25 +134,26 @@ def encode_file_header(file_id: int, segment_bytes: int) -> bytes:
 def encode_batch(
     file_id: int, offset: int, batch_no: int, synced: Position, records: Sequence[Record]
 ) -> list[Buffer]:
-    """The buffers of a batch to be written at `offset`; bodies are passed on, not copied."""
-    out: list[Buffer] = [b""]
-    at = offset + BATCH_HEADER_BYTES
-    for kind, ledger_id, entry_id, body, body_crc in records:
-        length = len(body)
-        head = _RECORD.pack(
-            RECORD_MAGIC, VERSION, kind, 0, ledger_id, entry_id,
-            file_id, at, batch_no, length, body_crc, 0,
-        )  # fmt: skip
-        out.append(head + _CRC.pack(crc32c(head)))
-        out.append(body)
-        at += RECORD_HEADER_BYTES + length
+    """The buffers of a batch to be written at `offset`; bodies are passed on, not copied. Column by
+    column, since a step of Python for each record is what a batch of small ones costs most."""
+    kinds, ledger_ids, entry_ids, bodies, crcs = zip(*records, strict=True)
+    sizes = list(map(len, bodies))
+    starts = [RECORD_HEADER_BYTES + size for size in sizes]
+    *places, at = accumulate(starts, initial=offset + BATCH_HEADER_BYTES)
+    heads = list(
+        map(
+            _RECORD.pack, repeat(RECORD_MAGIC), repeat(VERSION), kinds, repeat(0), ledger_ids,
+            entry_ids, repeat(file_id), places, repeat(batch_no), sizes, crcs, repeat(0),
+        )
+    )  # fmt: skip
+    whole = map(add, heads, map(_CRC.pack, map(crc32c, heads)))
     head = _BATCH.pack(
         BATCH_MAGIC, VERSION, 0, file_id, offset, batch_no, *synced,
         at - offset - BATCH_HEADER_BYTES, len(records), 0,
     )  # fmt: skip
-    out[0] = head + _CRC.pack(crc32c(head))
-    out.append(bytes(offset + padded(at - offset) - at))
-    return out
+    filler = bytes(offset + padded(at - offset) - at)
+    parts = chain.from_iterable(zip(whole, bodies, strict=True))
+    return [head + _CRC.pack(crc32c(head)), *parts, filler]
 
 
 # -- reading ----------------------------------------------------------------------------------

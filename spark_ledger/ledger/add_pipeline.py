@@ -300,7 +300,7 @@ class AddPipeline:
         if (
             slot.bookie_id != bookie_id
             or adds[0].entry_id < first_entry
-            or any(result.status is not Status.OK for result in results)
+            or results.count(_STORED) < len(results)
         ):
             for add, result in zip(adds, results, strict=True):
                 sent_at = add.appended_at if since is None else since
@@ -432,6 +432,9 @@ class AddPipeline:
             )
             text = f"{brief}. {self.failed_bookies()}".rstrip()
             self.fail(TimedOut(text, ledger_id=self.ledger_id), brief)
+
+
+_STORED = AddResult(Status.OK)
 
 
 def _terminal(ledger_id: int, status: Status, why: str) -> LedgerError | None:
