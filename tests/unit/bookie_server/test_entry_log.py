@@ -306,7 +306,7 @@ def test_small_entries_among_much_filler_hold_no_memory_but_their_own(payload_by
         logs = await EntryLogs.open(disk, CONFIG)
         log = await logs.begin()
         whole = [entry(1, e, bytes(payload_bytes)) for e in range(12)]
-        places = [(await log.append_synced([(1, e, whole[e])], disk))[0] for e in range(12)]
+        places = [(await log.append([(1, e, whole[e])], sync=True))[0] for e in range(12)]
         read = await logs.read_run(places)
         assert [bytes(each) for each in read] == whole
         buffers = {id(buffer): len(buffer) for buffer in (memoryview(e).obj for e in read)}

@@ -126,13 +126,40 @@ def test_a_replayed_place_takes_room_and_is_no_entry_that_could_be_read_or_writt
     assert written(cache.active, 1) == [] and list(cache.active.ledgers) == [1]
 
 
-def test_places_in_directories_that_do_not_live_are_forgotten_and_what_was_only_there_is_told():
-    half = filled((1, 0), (1, 1)).active
+def lives(directory: str) -> bool:
+    return directory == "d1"
+
+
+def test_places_in_directories_that_do_not_live_are_forgotten_and_what_is_in_memory_is_written():
+    cache = filled((1, 0), (1, 1))
+    half = cache.active
     half.place_all(1, [place(1, 0), place(1, 1, "d1")])
     half.replay_all(2, [place(2, 5), place(2, 6, "d1")])
-    assert half.unplace(lambda directory: directory == "d1") == [(2, 5)]
+    half.unplace(lives)
     assert written(half, 1) == [(1, 0)]
-    assert half.unplace(lambda directory: directory == "d1") == []
+    assert written(half, 2) == [], "nobody here has it"
+    assert (cache.places(1, 0, 9), cache.places(2, 0, 9)) == ([1], [6])
+
+
+def test_what_lies_in_directories_that_do_not_live_is_told_from_both_halves():
+    cache = filled((1, 0), (1, 1), (2, 0))
+    cache.active.place_all(1, [place(1, 0), place(1, 1, "d1")])
+    cache.active.place_all(2, [place(2, 0)])
+    cache.active.replay_all(1, [place(1, 9)])
+    cache.swap()
+    cache.active.put(1, 2, b"1:2")
+    cache.active.place_all(1, [place(1, 2)])
+    cache.active.put(1, 3, b"1:3")
+    assert cache.misplaced(1, lives) == {0: b"1:0", 2: b"1:2"}
+    assert cache.misplaced(3, lives) == {}
+
+
+def test_what_was_put_again_is_not_only_where_it_was_placed_first():
+    cache = filled((1, 0), (1, 1))
+    cache.active.place_all(1, [place(1, 0), place(1, 1)])
+    cache.swap()
+    cache.active.put(1, 0, b"again")
+    assert cache.misplaced(1, lives) == {1: b"1:1"}
 
 
 def test_the_half_into_which_an_entry_was_just_put_is_found_in_either():
