@@ -5,12 +5,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bookie_server.directory_store import DirectoryStore, LedgerDirectory
 from bookie_server.disk import DiskFailed, DiskFull
-from bookie_server.entry_index import Location
-from bookie_server.entry_log import BadEntryLog, EntryLogs, log_path
+from bookie_server.entry_index import LedgerState, Location, encode_log_mark, log_key
+from bookie_server.entry_log import BadEntryLog, EntryLogs, log_path, record_end
+from bookie_server.ledger_states import Changes
 from bookie_server.log_map import read_map
 from bookie_server.placed_log import PlacedLog
 from tests.simulation.disk import SimDisk
+from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
@@ -30,6 +33,9 @@ def some(ledger_id: int, *entry_ids: int) -> list[tuple[int, int, bytes]]:
     return [(ledger_id, each, text(ledger_id, each)) for each in entry_ids]
 
 
+FIRST = 4096  # where the first record of a log begins
+
+
 class Rig:
     """A directory's disk, its logs and its placed log."""
 
@@ -37,14 +43,39 @@ class Rig:
         self.disk = SimDisk(random.Random(3))
         self.disk.faults.sync_s = (1.0, 1.0)
         self.logs: EntryLogs
+        self.index: SimIndex
         self.placed: PlacedLog
+        self.store: DirectoryStore
         self.failures: list[DiskFailed] = []
 
     async def start(self) -> "Rig":
         self.logs = await EntryLogs.open(self.disk, SETTINGS)
-        self.placed = PlacedLog(self.disk, self.logs, SETTINGS)
+        self.index = await SimIndex.open(self.disk)
+        self.placed = PlacedLog(self.disk, self.logs, self.index, SETTINGS)
         self.placed.on_failure = self.failures.append
+        directory = LedgerDirectory("d0", self.disk, self.index)
+        self.store = DirectoryStore(directory, self.logs, self.placed)
         return self
+
+    async def crash(self) -> None:
+        self.placed.abandon()
+        self.disk.crash("none")
+        await self.start()
+
+    async def flush(self, places: list[Location], puts: int | None = None) -> None:
+        """As a flush that began after so many puts, by default after all."""
+        count = self.placed.puts if puts is None else puts
+        await self.store.write(iter(()), Changes([], []), places, count)
+
+    async def marks(self) -> dict[int, int]:
+        """As a start would find them."""
+        return await self.index.marked_logs()
+
+    def is_marked(self, log_id: int, position: int) -> bool:
+        """Whether the mark would survive the worst crash."""
+        record = log_key(log_id) + encode_log_mark(position)
+        durable = [self.disk.durable(path) for path in self.disk.paths() if "index/" in path]
+        return any(record in each for each in durable)
 
     def put(self, ledger_id: int, *entry_ids: int) -> "asyncio.Future[list[Location]]":
         return self.placed.put(ledger_id, some(ledger_id, *entry_ids))
@@ -80,18 +111,35 @@ def test_what_was_told_is_there_after_the_worst_crash():
     with_a_log(test)
 
 
-@pytest.mark.parametrize("durable", ["name", "bytes"])
-def test_nothing_is_told_before_the_bytes_and_the_name_of_the_log_are_durable(durable: str):
+def test_the_name_of_a_log_and_its_mark_are_durable_before_there_is_a_record_in_it():
     async def test(rig: Rig) -> None:
         told = rig.put(1, 0)
-        if durable == "bytes":
-            await asyncio.sleep(1.5)  # the records are synced: now the name
-            assert not rig.disk.durable(log_path(1))
-        else:
-            await asyncio.sleep(0.5)
-        assert not told.done()
-        await told
+        seen = 0
+        while not told.done():
+            await asyncio.sleep(0.1)
+            if log_path(1) in rig.disk.paths() and text(1, 0) in rig.disk.content(log_path(1)):
+                seen += 1
+                assert len(rig.disk.durable(log_path(1))) >= FIRST
+                assert rig.is_marked(1, FIRST)
+        assert seen > 5
         assert text(1, 0) in rig.disk.durable(log_path(1))
+
+    with_a_log(test)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5, 2.5, 3.5])
+def test_a_crash_before_the_first_record_of_a_log_leaves_no_mark_of_a_log_that_is_not_there(
+    seconds: float,
+):
+    async def test(rig: Rig) -> None:
+        told = rig.put(1, 0)
+        await asyncio.sleep(seconds)
+        assert not told.done()
+        await rig.crash()
+        marks = await rig.marks()
+        assert marks == ({1: FIRST} if seconds > 3 else {})
+        for log_id, mark in marks.items():
+            assert (await rig.logs.open_log(log_id)).end == mark
 
     with_a_log(test)
 
@@ -279,45 +327,155 @@ def test_a_full_log_ends_with_a_footer_whose_map_is_right():
     with_a_log(test)
 
 
-def test_a_log_is_sealed_when_it_is_full_and_each_place_in_it_is_settled():
+def test_the_mark_moves_past_what_was_put_before_the_flush_and_not_past_what_came_later():
     async def test(rig: Rig) -> None:
-        first = await rig.put(1, 0)
-        rig.placed.settle(1, len(first))  # all of them, but the log is not full
-        *places, other = await fill(rig, first=1)
-        assert rig.logs.sealed() == []
-        rig.placed.settle(other.log_id, 1)
-        for count in range(len(places)):
-            assert rig.logs.sealed() == [], count
-            rig.placed.settle(1, 1)
-        assert rig.logs.sealed() == [1]
+        first = await rig.put(1, 0, 1)
+        begun = rig.placed.puts
+        later = await rig.put(1, 2)
+        assert await rig.marks() == {1: FIRST}
+        await rig.flush(first, begun)
+        assert await rig.marks() == {1: record_end(first[-1])}
+        assert rig.is_marked(1, record_end(first[-1]))
+        await rig.flush(later)
+        assert await rig.marks() == {1: record_end(later[-1])}
 
     with_a_log(test)
 
 
-def test_a_log_whose_places_are_all_settled_is_sealed_when_it_is_full():
-    async def test(rig: Rig) -> None:
-        at = 0
-        while len(rig.log_files) < 2:
-            assert rig.logs.sealed() == []
-            (place,) = await rig.put(1, at)
-            at += 1
-            if place.log_id == 1:
-                assert rig.logs.sealed() == []
-                rig.placed.settle(1, 1)
-        assert rig.logs.sealed() == [1]
-
-    with_a_log(test)
-
-
-def test_a_log_that_had_no_space_any_more_is_sealed_once_its_places_are_settled():
+def test_of_puts_that_one_write_brought_the_mark_passes_those_of_before_the_flush_alone():
     async def test(rig: Rig) -> None:
         await rig.put(1, 0)
+        rig.put(1, 1)
+        await asyncio.sleep(0.1)
+        before, begun = rig.put(2, 0), rig.placed.puts
+        after = rig.put(2, 1)
+        places = [*await before, *await after]
+        await rig.flush(places[:1], begun)
+        assert await rig.marks() == {1: record_end(places[0])}
+        assert places[1].position == record_end(places[0])
+
+    with_a_log(test)
+
+
+def test_a_flush_that_does_not_say_what_the_index_has_moves_no_mark():
+    """One that left a full directory out says so."""
+
+    async def test(rig: Rig) -> None:
+        places = await rig.put(1, 0)
+        await rig.flush([], 0)
+        assert await rig.marks() == {1: FIRST}
+        assert rig.logs.sealed() == []
+        await rig.flush(places)
+        assert await rig.marks() == {1: record_end(places[0])}
+
+    with_a_log(test)
+
+
+@pytest.mark.parametrize("keep", ["none", "random", "all"])
+@pytest.mark.parametrize("seconds", [0.5, 2.5])
+def test_a_mark_that_has_moved_after_a_crash_passes_only_what_the_index_has(seconds, keep):
+    async def test(rig: Rig) -> None:
+        places = await rig.put(1, 0)
+        flushing = asyncio.ensure_future(rig.flush(places))
+        await asyncio.sleep(seconds)
+        assert flushing.done() == (seconds > 2)
+        rig.placed.abandon()
+        rig.disk.crash(keep)
+        await rig.start()
+        (mark,) = (await rig.marks()).values()
+        known = await rig.index.range(1, 0, 9, 1 << 30)
+        assert (mark, known) in ((FIRST, []), (FIRST, places), (record_end(places[0]), places))
+        assert seconds < 2 or mark > FIRST
+
+    with_a_log(test)
+
+
+def monitored(index: SimIndex, name: str, calls: list[str]) -> None:
+    call = getattr(index, name)
+
+    async def noted(*arguments: object) -> None:
+        calls.append(name)
+        await call(*arguments)
+
+    setattr(index, name, noted)
+
+
+def test_marks_are_written_after_all_that_the_index_needs_of_what_lies_before_them():
+    async def test(rig: Rig) -> None:
+        places = await rig.put(1, 0)
+        wrote: list[str] = []
+        for name in ("put", "put_ledgers", "mark_logs", "sync"):
+            monitored(rig.index, name, wrote)
+        changes = Changes([LedgerState(1)], [])
+        await rig.store.write(iter(()), changes, places, rig.placed.puts)
+        assert wrote == ["put_ledgers", "put", "mark_logs", "sync"]
+
+    with_a_log(test)
+
+
+def test_a_full_log_is_sealed_when_its_mark_is_gone_durably_and_no_earlier():
+    async def test(rig: Rig) -> None:
+        *places, other = await fill(rig)
+        assert rig.logs.sealed() == []
+        flushing = asyncio.ensure_future(rig.flush([*places, other]))
+        await asyncio.sleep(0.5)
+        assert 1 not in await rig.marks(), "it is not durable yet"
+        assert rig.logs.sealed() == []
+        await flushing
+        assert rig.logs.sealed() == [1]
+        await rig.crash()
+        assert await rig.marks() == {2: record_end(other)}
+
+    with_a_log(test)
+
+
+def test_a_log_is_not_sealed_by_a_flush_whose_sync_fails():
+    async def test(rig: Rig) -> None:
+        *places, _ = await fill(rig)
+        rig.disk.faults.sync_fails = 1
+        with pytest.raises(DiskFailed):
+            await rig.flush(places)
+        assert rig.logs.sealed() == []
+        await rig.crash()
+        assert (await rig.marks())[1] == FIRST
+
+    with_a_log(test)
+
+
+def test_a_full_log_keeps_its_mark_while_a_later_flush_has_need_of_it():
+    async def test(rig: Rig) -> None:
+        first = await rig.put(1, 0)
+        begun = rig.placed.puts
+        *places, other = await fill(rig, first=1)
+        await rig.flush(first, begun)
+        assert await rig.marks() == {1: record_end(first[0]), 2: FIRST}
+        assert rig.logs.sealed() == []
+        await rig.flush([*places, other])
+        assert await rig.marks() == {2: record_end(other)}
+        assert rig.logs.sealed() == [1]
+
+    with_a_log(test)
+
+
+def test_a_log_that_had_no_space_any_more_is_sealed_by_the_next_flush():
+    async def test(rig: Rig) -> None:
+        places = await rig.put(1, 0)
         rig.disk.fill_up(0)
         with pytest.raises(DiskFull):
             await rig.put(1, 1)
-        assert rig.logs.sealed() == []
-        rig.placed.settle(1, 1)
-        assert rig.logs.sealed() == [1]
+        assert rig.logs.sealed() == [] and await rig.marks() == {1: FIRST}
+        rig.disk.empty_out()
+        await rig.flush(places)
+        assert rig.logs.sealed() == [1] and await rig.marks() == {}
+
+    with_a_log(test)
+
+
+def test_what_a_mark_passed_is_kept_in_memory_no_longer():
+    async def test(rig: Rig) -> None:
+        places = await fill(rig)
+        await rig.flush(places)
+        assert not rig.placed._written and not rig.placed._ended
 
     with_a_log(test)
 
@@ -325,11 +483,13 @@ def test_a_log_that_had_no_space_any_more_is_sealed_once_its_places_are_settled(
 def test_a_log_whose_footer_fails_was_told_before_and_keeps_what_was_told():
     async def test(rig: Rig) -> None:
         places: list[Location] = []
-        while rig.disk.paths() == [] or len(rig.disk.content(log_path(1))) < 90 * KIB:
+        while not places or len(rig.disk.content(log_path(1))) < 80 * KIB:
             places += await rig.put(1, len(places))
-        rig.disk.fill_up(16 * KIB)  # for the entry and not for the footer
+        rig.disk.fill_up(14 * KIB)  # for the entry and not for the footer
         places += await rig.put(1, len(places))
         await asyncio.sleep(5)
+        assert {place.log_id for place in places} == {1}
+        assert await read_map(rig.logs, rig.disk, 1) is None
         rig.disk.empty_out()
         places += await rig.put(1, len(places))
         assert {place.log_id for place in places} == {1, 2}
@@ -348,6 +508,34 @@ def test_a_log_that_is_closed_has_its_footer_and_an_empty_one_makes_none():
         assert waited_for.done()
         log_map = await read_map(rig.logs, rig.disk, 1)
         assert log_map is not None and log_map.has_footer and log_map.entries == 1
+
+    with_a_log(test)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_a_log_that_is_closed_keeps_its_mark_only_if_the_index_lacks_something_of_it(flushed: bool):
+    async def test(rig: Rig) -> None:
+        first = await rig.put(1, 0)
+        await rig.flush(first)
+        if not flushed:
+            await rig.put(1, 1)
+        await rig.placed.close()
+        rig.disk.crash("none")
+        await rig.start()
+        assert await rig.marks() == ({} if flushed else {1: record_end(first[0])})
+
+    with_a_log(test)
+
+
+def test_marks_of_logs_of_earlier_runs_are_forgotten_together():
+    async def test(rig: Rig) -> None:
+        for entry_id in range(2):
+            await rig.put(1, entry_id)
+            await rig.crash()
+        assert await rig.marks() == {1: FIRST, 2: FIRST}
+        await rig.store.forget_replayed_logs()
+        await rig.crash()
+        assert await rig.marks() == {}
 
     with_a_log(test)
 
