@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.decay import rot
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import ANY
-from tests.simulation.world import BookieNode, Client
+from tests.simulation.world import Client
 
 if TYPE_CHECKING:
     from tests.simulation.chaos import Chaos
@@ -235,8 +235,6 @@ def disk_error(chaos: "Chaos", rng: random.Random) -> str:
     if node is None:
         return ""
     faults = _one_of(rng, node.journal_disks if journal else node.ledger_disks).faults
-    if not journal and not _may_cost_places(chaos, node):
-        return ""
     if sync:
         faults.sync_fails = 1
     else:
@@ -252,8 +250,6 @@ def disk_full(chaos: "Chaos", rng: random.Random) -> str:
     node = rng.choice(chaos.world.nodes)
     disk = _one_of(rng, rng.choice((node.journal_disks, node.ledger_disks)))
     left, seconds, back_s = rng.choice((0, 4_000, 40_000)), rng.uniform(1, 15), _back_s(rng)
-    if disk in node.ledger_disks and not _may_cost_places(chaos, node):
-        return ""
     disk.fill_up(left)
 
     def space() -> None:
@@ -263,17 +259,6 @@ def disk_full(chaos: "Chaos", rng: random.Random) -> str:
     chaos.after(seconds, space)
     which = "journal" if disk in node.journal_disks else "ledger"
     return f"{node.address}, {which} disk, {left} bytes left, for {seconds:.1f} s"
-
-
-def _may_cost_places(chaos: "Chaos", node: BookieNode) -> bool:
-    """Whether a ledger disk of the node may fail: when it is one of several and does so during a
-    start, that goes on without it, and what only the journal knew to lie there is lost."""
-    if not chaos.plan.large or len(node.ledger_disks) == 1:
-        return True
-    if chaos.may_lose(node):
-        chaos.lose(node)
-        return True
-    return False
 
 
 @event("bit rot")
@@ -320,14 +305,13 @@ def lost_directory(chaos: "Chaos", rng: random.Random) -> str:
 @event("directory away")
 def directory_away(chaos: "Chaos", rng: random.Random) -> str:
     """One of a bookie's ledger directories is not there at its next start, and back at the one
-    after it, if the budget allows: places that only the journal knew are lost then."""
+    after it: nothing is lost."""
     node, back_s, which = _choice(rng, chaos.running()), _back_s(rng), rng.random()
-    if node is None or not chaos.may_lose(node) or "forgery" in chaos.plan.faults:
+    if node is None or "forgery" in chaos.plan.faults:
         return ""  # as above
     number = int(which * len(node.ledger_disks))
     if not node.may_lose_one_directory(number):
         return ""
-    chaos.lose(node)
     chaos.kill(node, "random", back_s=back_s)
     node.miss_one_directory(number)
     return f"number {number} of {node.bookie_id} at {node.address}, back in {back_s} s"

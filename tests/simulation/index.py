@@ -16,6 +16,7 @@ of a file says that nothing of older files counts any more, and all that they sa
 
 import asyncio
 import bisect
+import contextlib
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -262,6 +263,15 @@ class SimIndex:
         else:
             assert kind == _NEW, body  # an older file may be there
             self._entries, self._order, self._ledgers, self._marks = {}, {}, {}, {}
+
+
+def marks_on(disk: SimDisk, folder: str = "index") -> dict[int, int]:
+    """The marks of placed logs that are durable on a disk; for tests."""
+    index = SimIndex(disk)
+    for path in sorted(path for path in disk.paths() if path.startswith(f"{folder}/")):
+        with contextlib.suppress(DiskFailed):
+            index._replay(path, disk.durable(path))
+    return index._marks
 
 
 # A node reads at each start what it knew before: what the same bytes say is worked out once.

@@ -1,20 +1,20 @@
-"""What becomes of large entries at one bookie identity: where they were placed, whether its journal
-told of that, and whether a checkpoint has passed it.
+"""What becomes of large entries at one bookie identity: where they were placed, what a start finds
+of them beyond a log's mark, and how that ends.
 
-Always true: what is watched behaves as if it were not; a place counts as told when the journal's
-record of it was synced, or the journal failed before it said so, and until a checkpoint passed that
-record; what a run did not settle is settled by the next start that succeeds, and lost if its
-directory was not there then.
+Always true: what is watched behaves as if it were not; what a start finds is asked of the disk, by
+the mark that the index gives to who starts.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_index import Location
-from bookie_server.journal_format import Record
-from bookie_server.write_cache import CacheHalf
+from bookie_server.entry_log import BLOCK_BYTES, FOOTER_BYTES, BadEntryLog, log_path, map_start
+from bookie_server.log_scan import Chunk, parse
+from bookie_server.placed_replay import Coverage
+from tests.simulation.disk import SimDisk
 from tests.simulation.ghost import Ghost
 from tests.simulation.index import SimIndex
 
@@ -28,54 +28,70 @@ class PlacedWatch:
     def __init__(self, ghost: Ghost) -> None:
         self._ghost = ghost
         self._logs: dict[Log, None] = {}
-        self._earlier: dict[Log, None] = {}  # those of them that an earlier run began
-        self._told: dict[Log, list[int]] = {}  # the ledgers of each group, oldest first
-        self._untold = 0  # groups of entries that lie in a log while the journal's record does not
+        self._replayed: dict[Log, None] = {}  # those that this start reads
+        self._away: dict[str, None] = {}  # directories that the latest run did not have
         self._starting = False
-        self.lost: dict[int, None] = {}
-        """Ledgers of which a place was told in a directory that a later start had not, or that may
-        have failed during a start that failed too."""
+        self._storage: Any = None  # of the bookie that runs
 
     def starts(self) -> None:
         """A run begins."""
-        if self._starting:
-            self._lose(list(self._told))
         self._starting = True
-        self._earlier = dict(self._logs)
-
-    def _lose(self, logs: Sequence[Log]) -> None:
-        for told in [self._told[log] for log in logs]:
-            self.lost.update(dict.fromkeys(told))
+        self._replayed.clear()
 
     def crashes(self) -> None:
-        if self._untold:
-            self._ghost.meet("crashed between a large entry and the record of its place")
-        self._untold = 0
+        for store in self._storage.stores if self._storage is not None else ():
+            if store.placed_log._writing:
+                self._ghost.meet("crashed while large entries were written")
+            if store.placed_log._written:
+                self._ghost.meet("crashed between a large entry's ack and its flush")
+        self._storage = None
 
     def forgets_logs(self) -> None:
         """Its only directory is empty: log ids begin anew."""
         self._logs.clear()
 
-    def watch_index(self, directory: str, index: SimIndex) -> None:
-        plain_put = index.put
+    def watch_index(self, directory: str, index: SimIndex, disk: SimDisk) -> None:
+        plain_put, plain_marked = index.put, index.marked_logs
 
         async def put(locations: Sequence[Location]) -> None:
             await plain_put(locations)
-            if any((directory, location.log_id) in self._earlier for location in locations):
+            logs = {(directory, location.log_id): None for location in locations}
+            if self._starting and any(log in self._replayed for log in logs):
                 self._ghost.meet("places replayed at a start")
+                if directory in self._away:
+                    self._ghost.meet("places replayed of a directory that was away")
 
-        index.put = put  # type: ignore[method-assign]
+        async def marked_logs() -> dict[int, int]:
+            marks = await plain_marked()
+            for log_id, mark in marks.items():
+                if self._starting and (directory, log_id) not in self._replayed:
+                    self._replayed[directory, log_id] = None
+                    self._begins_to_read(disk, log_id, mark)
+            return marks
+
+        index.put, index.marked_logs = put, marked_logs  # type: ignore[method-assign]
+
+    def _begins_to_read(self, disk: SimDisk, log_id: int, mark: int) -> None:
+        if log_path(log_id) not in disk.paths():
+            self._ghost.meet("placed log that is gone at a start")
+            return
+        coverage, data = Coverage(mark), disk.content(log_path(log_id))
+        ended = _records_end(data, log_id)
+        end = ended or len(data)
+        for chunk in _chunks(data, mark, end, log_id):
+            coverage.take(chunk)
+        damaged, torn = coverage.judge(end, ended)
+        if damaged:
+            self._ghost.meet("damage in a placed log at a start")
+        if torn:
+            self._ghost.meet("torn write in a placed log at a start")
 
     def watch(self, storage: Any) -> None:
-        """Of a bookie that has started: its replay is in the checkpoint."""
-        absent = [
-            log for log, told in self._told.items() if told and not storage.has_directory(log[0])
-        ]
-        if absent:
-            self._ghost.meet("started without the directory of a place")
-            self._lose(absent)
+        """Of a bookie that has started: what it found is flushed."""
         self._starting = False
-        self._told.clear()
+        self._storage = storage
+        self._away = dict.fromkeys(storage.failures)
+        self._away.update(storage.absent()["ledger"])
         self._watch_placing(storage._placing)
         self._watch_flushes(storage)
         for store in storage.stores:
@@ -83,8 +99,7 @@ class PlacedWatch:
 
     def _watch_placing(self, placing: Any) -> None:
         plain_take, plain_written = placing._take_over, placing._written
-        plain_records, plain_journaled = placing._records, placing._journaled
-        plain_confirm = placing._confirm
+        plain_placed = placing._placed
 
         def take_over(ledger_id: int) -> None:
             if placing._unwritten.get(ledger_id):
@@ -96,63 +111,53 @@ class PlacedWatch:
                 self._ghost.meet("large entry that could not be placed went to the journal")
             plain_written(large, placed, told)
 
-        def records(large: Any, places: Sequence[Location]) -> list[Record]:
-            self._untold += 1
-            found: list[Record] = plain_records(large, places)
-            return found
+        def acknowledged(done: "asyncio.Future[None]") -> None:
+            if not done.cancelled() and done.exception() is None:
+                self._ghost.meet("large entry acknowledged where it was placed")
 
-        def journaled(large: Any, places: Sequence[Location], done: "asyncio.Future[None]") -> None:
-            plain_journaled(large, places, done)
-            if places:
-                self._untold -= 1
-                if not done.cancelled() and done.exception() is None:
-                    self._ghost.meet("large entry acknowledged where it was placed")
-                else:
-                    tells(large, places)
-
-        def confirm(large: Any, places: Sequence[Location]) -> None:
-            plain_confirm(large, places)
-            if places:
-                tells(large, places)
-
-        def tells(large: Any, places: Sequence[Location]) -> None:
-            log = large.store.id, places[0].log_id
-            self._told.setdefault(log, []).append(large.ledger_id)
+        def placed(large: Any) -> None:
+            if large.ledger_id in placing._telling:
+                self._ghost.meet("large entry waited for the record of its ledger")
+            plain_placed(large)
+            large.done.add_done_callback(acknowledged)
 
         placing._take_over, placing._written = take_over, written
-        placing._records, placing._journaled = records, journaled
-        placing._confirm = confirm
+        placing._placed = placed
 
     def _watch_flushes(self, storage: Any) -> None:
-        plain_begin, plain_unplace = storage.begin_flush, storage._unplace
+        plain_begin, plain_rescue = storage.begin_flush, storage.rescue
 
         def begin_flush() -> None:
             plain_begin()
-            if storage._flush_begun.half.placing:
+            half = storage._flush_begun.half
+            if half.placing:
                 self._ghost.meet("flush waited for large entries")
+            plain_unplace = half.unplace
 
-        def unplace(half: CacheHalf) -> None:
-            places = [place for of in half.places.values() for place in of.values()]
-            if not all(storage.has_directory(place.directory) for place in places):
-                self._ghost.meet("large entry flushed elsewhere, its directory was lost")
-            plain_unplace(half)
+            def unplace(lives: Any) -> None:
+                if any(half.misplaced(ledger_id, lives) for ledger_id in half.places):
+                    self._ghost.meet("large entry flushed elsewhere, its directory was lost")
+                plain_unplace(lives)
 
-        storage.begin_flush, storage._unplace = begin_flush, unplace
+            half.unplace = unplace
+
+        def rescue(ledger_id: int) -> list["asyncio.Future[None]"]:
+            rescued: list[asyncio.Future[None]] = plain_rescue(ledger_id)
+            if rescued:
+                self._ghost.meet("large entry rescued before its directory was given up")
+            return rescued
+
+        storage.begin_flush, storage.rescue = begin_flush, rescue
 
     def _watch_logs(self, store: DirectoryStore) -> None:
         log, logs = store.placed_log, store.logs
-        plain_settle, plain_seal, plain_finish = log.settle, logs.seal, logs.finish_copy
-        plain_begin = logs.begin
+        plain_seal, plain_finish, plain_begin = logs.seal, logs.finish_copy, logs.begin
 
         async def begin() -> Any:
             growing = await plain_begin()
             if log._task is asyncio.current_task():
                 self._logs[store.id, growing.log_id] = None
             return growing
-
-        def settle(log_id: int, count: int) -> None:
-            self._told[store.id, log_id].pop(0)
-            plain_settle(log_id, count)
 
         def seal(log_id: int) -> None:
             plain_seal(log_id)
@@ -164,5 +169,22 @@ class PlacedWatch:
             if source in self._logs:
                 self._ghost.meet("log of large entries compacted")
 
-        log.settle, logs.seal = settle, seal  # type: ignore[method-assign]
+        logs.seal = seal  # type: ignore[method-assign]
         logs.begin, logs.finish_copy = begin, finish_copy  # type: ignore[method-assign]
+
+
+def _chunks(data: bytes, start: int, end: int, log_id: int) -> Iterator[Chunk]:
+    """All that a placed log holds between these positions."""
+    at = start
+    while at < end:
+        parsed = parse(memoryview(data)[at:end], at, end, log_id)
+        yield Chunk(parsed.records, parsed.damage, parsed.position - at)
+        at = parsed.position
+
+
+def _records_end(data: bytes, log_id: int) -> int:
+    """The end of the blocks that have records, if the log has a footer; else 0."""
+    try:
+        return map_start(log_id, data[-FOOTER_BYTES:], len(data)) // BLOCK_BYTES * BLOCK_BYTES
+    except BadEntryLog:
+        return 0

@@ -14,10 +14,12 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import HEADER_BYTES, BadEntry, unpack_header
+from bookie_server.entry_log import log_path
 from bookie_server.journal_format import RECORD_MAGIC, Kind
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation import scenario
 from tests.simulation.disk import SimDisk
+from tests.simulation.index import marks_on
 from tests.simulation.network import Exchange
 from tests.simulation.store import Commit
 from tests.simulation.world import BookieNode, World
@@ -66,7 +68,7 @@ class Held:
     cached: set[int] = field(default_factory=set)
     """Written and not yet synced: lost with the power."""
     placed: set[int] = field(default_factory=set)
-    """Of which a journal says, durably, in which ledger directory they lie."""
+    """That lie, durably, in a placed log beyond its mark."""
     fence: str = ""
     """"durable", "only in the page cache" or ""."""
     fence_replied: bool = False
@@ -166,6 +168,9 @@ class Recorder:
         for disk in node.disks:
             for path in disk.paths():
                 _scan(disk, path, ledger_id, held)
+        for disk in node.ledger_disks:
+            for log_id, mark in marks_on(disk).items():
+                held.placed |= _entries(disk.durable(log_path(log_id))[mark:], ledger_id)
         held.cached -= held.durable
         replied = self.world.ghost.bookie(node.bookie_id).fence_replied
         held.fence_replied = ledger_id in replied
@@ -192,7 +197,6 @@ def ledger_in(text: str) -> int | None:
 
 
 def _scan(disk: SimDisk, path: str, ledger_id: int, held: Held) -> None:
-    held.placed |= _placed(disk.durable(path), ledger_id)
     for image, entries in ((disk.durable(path), held.durable), (disk.content(path), held.cached)):
         entries |= _entries(image, ledger_id)
         if _fenced(image, ledger_id) and held.fence != "durable":
@@ -216,21 +220,16 @@ def _fenced(image: bytes, ledger_id: int) -> bool:
     """A fence record of the journal, or a state of the ledger (in the journal or the index)."""
     if b'"fenced":true,"ledger_id":%d,' % ledger_id in image:
         return True
-    return any(kind == Kind.FENCE for kind, _ in _records(image, ledger_id))
+    return any(kind == Kind.FENCE for kind in _kinds(image, ledger_id))
 
 
-def _placed(image: bytes, ledger_id: int) -> set[int]:
-    """Ids of the ledger's entries whose places the journal tells."""
-    return {entry_id for kind, entry_id in _records(image, ledger_id) if kind == Kind.PLACED}
-
-
-def _records(image: bytes, ledger_id: int) -> Iterator[tuple[int, int]]:
-    """Kind and entry id of the journal's records of the ledger."""
+def _kinds(image: bytes, ledger_id: int) -> Iterator[int]:
+    """The kinds of the journal's records of the ledger."""
     for at in _places(image, RECORD_MAGIC):
         if len(image) >= at + _RECORD.size:
-            _, _, kind, _, ledger, entry_id = _RECORD.unpack_from(image, at)
+            _, _, kind, _, ledger, _ = _RECORD.unpack_from(image, at)
             if ledger == ledger_id:
-                yield kind, entry_id
+                yield kind
 
 
 def _places(image: bytes, magic: bytes) -> Iterator[int]:

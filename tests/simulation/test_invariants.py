@@ -173,6 +173,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (g.bookie("a"), 1, 0, "LIMBO"),
     ),
     (
+        *("15", I.who_lost_nothing_does_not_say_that_it_did),
+        lambda g, x: (g.bookie("a"), []),
+        lambda g, x: (g.bookie("a"), ["every ledger"]),
+    ),
+    (
         *("16", I.what_was_acknowledged_is_never_denied),
         lambda g, x: (g.bookie("a"), x, 2, 11),
         lambda g, x: (g.bookie("a"), x, 2, 13),

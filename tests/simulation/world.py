@@ -19,6 +19,7 @@ from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
+from bookie_server.entry_index import EVERY_LEDGER
 from bookie_server.journal import JournalFailed
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
@@ -251,7 +252,7 @@ class BookieNode:
         for name, disk in [each for n, each in enumerate(named) if n not in self._missing]:
             try:
                 ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
-                self._placed.watch_index(name, ledgers[-1].index)
+                self._placed.watch_index(name, ledgers[-1].index, disk)
             except DiskFailed as error:
                 if len(self.ledger_disks) == 1:
                     raise
@@ -357,10 +358,9 @@ class BookieNode:
             self.bookie._storage.drop(lost, DiskFailed("it is gone"))
 
     def miss_one_directory(self, number: int) -> None:
-        """One of several is not given to the next start, and to the one after it again; what only
-        the journal knows to lie there is lost. The node must be down."""
+        """One of several is not given to the next start, and to the one after it again: nothing is
+        lost. The node must be down."""
         assert not self.running
-        self._bereave()
         self._to_miss[number] = None
 
     def _bereave(self) -> BookieGhost:
@@ -445,6 +445,7 @@ class BookieNode:
         ghost = self.world.ghost
         mine = ghost.bookie(self.bookie_id)
         mine.partial = dict.fromkeys(self._partial())
+        self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost())
         every = self.bookie._ledgers.every().limbo == "lost"  # only a new directory is there
         for ledger_id in mine.fence_replied if not (mine.rotten or every) else ():
             if self._exists(ledger_id):  # the others are in limbo, and take no adds
@@ -460,12 +461,18 @@ class BookieNode:
                 await self._check_entries(ledger_id, sorted(entries))
 
     def _partial(self) -> list[int]:
-        """Ledgers of which a directory is not there, or was not when a place in it was replayed."""
+        """Ledgers of which a directory is not there."""
         ghost, storage = self.world.ghost.bookie(self.bookie_id), self.bookie._storage
         if self.bookie._ledgers.every().limbo == "lost":
             return [ledger_id for ledger_id, _ in ghost.stored]
-        partial = [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
-        return [*partial, *self._placed.lost]
+        return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
+
+    def _said_lost(self) -> list[str]:
+        """The ledgers that the started bookie says it lost entries of, though it has all of their
+        directories."""
+        storage = self.bookie._storage
+        lost = [s.ledger_id for s in storage.states() if s.limbo == "lost" and storage.is_whole(s)]
+        return ["every ledger" if i == EVERY_LEDGER else f"ledger {i}" for i in lost]
 
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
         served: dict[int, str] = {}

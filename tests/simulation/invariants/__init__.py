@@ -17,6 +17,7 @@ from tests.simulation.invariants.bookies import (
     no_normal_add_begins_after_a_fence_reply,
     one_content_for_one_entry,
     what_was_acknowledged_is_never_denied,
+    who_lost_nothing_does_not_say_that_it_did,
 )
 from tests.simulation.invariants.judge import (
     ALL,
@@ -137,5 +138,6 @@ __all__ = [
     "what_was_acknowledged_is_never_denied",
     "what_was_cleared_is_whole",
     "who_counts_as_lacking",
+    "who_lost_nothing_does_not_say_that_it_did",
     "write_set",
 ]

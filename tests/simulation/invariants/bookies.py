@@ -80,6 +80,22 @@ def an_acknowledged_add_survives_a_crash(
     )
 
 
+@invariant("15")
+def who_lost_nothing_does_not_say_that_it_did(
+    ghost: Ghost, bookie: BookieGhost, lost: list[str]
+) -> None:
+    """A start finds nothing lost (`lost`: whose entries it says are) where no disk was damaged and
+    no directory lost: kills, power cuts and disks that fail for a while cost nothing that was
+    durable. Else each crash would be a loss to those who count on the bookie."""
+    harmed = bookie.rotten or bookie.bereft
+    require(
+        harmed or not lost,
+        "15",
+        f"nothing was done to the disks of {bookie.bookie_id}, and it says that it lost entries of"
+        f" {', '.join(lost)}",
+    )
+
+
 @invariant("16", over_budget=True)
 def what_was_acknowledged_is_never_denied(
     ghost: Ghost, bookie: BookieGhost, ledger: LedgerGhost, entry_id: int, begun: int

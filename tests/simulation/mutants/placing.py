@@ -1,11 +1,11 @@
-"""Bugs of large entries that are written once: what is synced when, what is waited for, and what
-may be reclaimed."""
+"""Bugs of large entries that are written once: what an ack waits for, what a start reads of placed
+logs, and how far their marks may go."""
 
 from typing import Any
 
-from bookie_server import entry_log, placed_log, placing, replay, write_cache
-from bookie_server.entry_log import FOLDER
-from bookie_server.replayed import Replayed
+from bookie_server import entry_log, ledger_storage, placed_log, placed_replay, placing, replay
+from bookie_server.directory_store import DirectoryStore
+from bookie_server.write_cache import CacheHalf
 from tests.simulation.mutants.mutant import Mutant
 
 PLACED = {
@@ -24,50 +24,130 @@ PLACED = {
     "large": 65,
 }
 AGAIN = {**PLACED, "faults": ("power", "pause", "zombie", "slow disk"), "recoverers": 3}
-AWAY = {**PLACED, "faults": ("directory away", "kill"), "directories": 2}
-FULL = {**PLACED, "faults": ("disk full",), "chaos_s": 18.0, "between_s": 0.8, "tight": True}
+FULL = {**PLACED, "faults": ("kill", "slow disk"), "chaos_s": 18.0, "tight": True}
+"""Small logs."""
 ROLLED = {
     **PLACED,
-    "faults": ("kill",),
+    "faults": ("kill", "slow disk"),
     "chaos_s": 18.0,
     "recoverers": 3,
     "tight": True,
     "entries": (15, 40),
+    "large": 300,
 }
-"""Small logs, and ledgers that are deleted from them."""
-FLUSHED = {**ROLLED, "faults": ("kill", "slow disk"), "large": 300}
+"""Small logs, and ledgers that are deleted from them; some entries are written by flushes."""
+ROTTEN = {
+    **PLACED,
+    "faults": ("bit rot", "power cut while writing", "kill"),
+    "between_s": 0.3,
+    "recoverers": 3,
+}
+BEREFT = {
+    **PLACED,
+    "faults": ("lost directory", "kill", "power"),
+    "directories": 3,
+    "between_s": 0.3,
+    "chaos_s": 18.0,
+    "recoverers": 2,
+}
 
 
-def no_sync_of_the_data(append_synced: Any) -> Any:
-    async def appended(self: Any, chunk: Any, disk: Any) -> Any:
-        places = await self.append(chunk)
-        await disk.sync_dir(FOLDER)
-        return places
+class _Unsynced:
+    """A log's file whose writes nobody syncs."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    async def append(self, buffers: Any, *, sync: bool = False) -> Any:
+        return await self._file.append(buffers)
+
+
+def no_sync_of_the_data(append: Any) -> Any:
+    async def appended(self: Any, chunk: Any, *, sync: bool = False) -> Any:
+        file, self.file = self.file, _Unsynced(self.file) if sync else self.file
+        try:
+            return await append(self, chunk, sync=sync)
+        finally:
+            self.file = file
 
     return appended
 
 
-def no_sync_of_the_name(append_synced: Any) -> Any:
-    async def appended(self: Any, chunk: Any, disk: Any) -> Any:
-        return await self.append(chunk, sync=True)
+def no_sync_of_the_name(begin: Any) -> Any:
+    async def begun(self: Any) -> None:
+        self._log = await self._logs.begin()
+        await self._log.file.sync()
+        await self._index.mark_logs({self._log.log_id: self._log.file.end})
+        await self._index.sync()
 
-    return appended
-
-
-def acknowledged_before_the_journal(written: Any) -> Any:
-    def told(self: Any, large: Any, placed: Any, places: Any) -> None:
-        if not large.done.done():
-            large.done.set_result(None)
-        written(self, large, placed, places)
-
-    return told
+    return begun
 
 
-def forgets_places(place: Any) -> Any:
-    async def nothing(self: Any, ledger_id: int, places: Any) -> None:
+def no_sync_of_the_mark(begin: Any) -> Any:
+    async def begun(self: Any) -> None:
+        self._log = await self._logs.begin()
+        await self._log.sync(self._disk)
+        await self._index.mark_logs({self._log.log_id: self._log.file.end})
+
+    return begun
+
+
+def tells_nobody(tell: Any) -> Any:
+    return lambda self, journals, ledger_id, store: None
+
+
+def reads_no_placed_log(replay_placed: Any) -> Any:
+    async def nothing(storage: Any, replayed: Any) -> None:
         return
 
     return nothing
+
+
+def forgets_marks_at_once(replay_placed: Any) -> Any:
+    async def placed(storage: Any, replayed: Any) -> None:
+        await replay_placed(storage, replayed)
+        await storage.forget_replayed_logs()
+
+    return placed
+
+
+def marks_as_of_now(write: Any) -> Any:
+    async def written(
+        self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
+    ) -> None:
+        await write(self, entries, changes, placed, self.placed_log.puts)
+
+    return written
+
+
+def mark_gone_when_full(marks: Any) -> Any:
+    def all_that_ended(self: Any, puts: int) -> Any:
+        return {**marks(self, puts), **dict.fromkeys(self._ended)}
+
+    return all_that_ended
+
+
+def damage_is_torn(judge: Any) -> Any:
+    def judged(self: Any, end: int, synced: int) -> Any:
+        damaged, torn = judge(self, end, synced)
+        return [], [*damaged, *torn]
+
+    return judged
+
+
+def torn_is_damage(judge: Any) -> Any:
+    return lambda self, end, synced: judge(self, end, end)
+
+
+def torn_is_nothing(judge: Any) -> Any:
+    return lambda self, end, synced: (judge(self, end, synced)[0], [])
+
+
+def rescues_nothing(rescue: Any) -> Any:
+    return lambda self, ledger_id: []
 
 
 def waits_for_no_place(init: Any) -> Any:
@@ -82,50 +162,55 @@ def waits_for_no_place(init: Any) -> Any:
     return made
 
 
-def sealed_when_full(seal: Any) -> Any:
-    def sealed(self: Any, log_id: int) -> None:
-        if log_id in self._full:
-            del self._full[log_id]
-            self._logs.seal(log_id)
-
-    return sealed
-
-
-def forgets_the_absent(judge: Any) -> Any:
-    async def nothing(absent: Any, storage: Any) -> None:
-        return
-
-    return nothing
-
-
 def waits_for_nothing(before: Any) -> Any:
     return lambda self, records, lane, after: []
 
 
 SYNC = "BP-46 (15)"
 P, L = placing.Placing, placed_log.PlacedLog
-G, H = entry_log.GrowingLog, write_cache.CacheHalf
+G, C = entry_log.GrowingLog, placed_replay.Coverage
+S = ledger_storage.LedgerStorage
 MUTANTS = (
-    Mutant("data of a place not synced", SYNC, G, "append_synced", no_sync_of_the_data, PLACED),
-    Mutant("name of its log not synced", SYNC, G, "append_synced", no_sync_of_the_name, PLACED),
+    Mutant("data of a place not synced", SYNC, G, "append", no_sync_of_the_data, PLACED),
+    Mutant("name of its log not synced", SYNC, L, "_begin", no_sync_of_the_name, PLACED),
+    Mutant("mark of its log not synced", SYNC, L, "_begin", no_sync_of_the_mark, PLACED),
+    Mutant("place in a directory nobody was told of", SYNC, P, "_tell", tells_nobody, PLACED),
     Mutant(
-        "ack before the journal has the place",
-        SYNC,
-        P,
-        "_written",
-        acknowledged_before_the_journal,
+        "placed logs not read at a start",
+        "BP-46, 2",
+        replay,
+        "replay_placed",
+        reads_no_placed_log,
         PLACED,
     ),
-    Mutant("places forgotten at replay", "BP-46, 2", Replayed, "_place", forgets_places, PLACED),
-    Mutant("flush does not wait for places", "placing", H, "__init__", waits_for_no_place, FLUSHED),
-    Mutant("log sealed as soon as it is full", "placing", L, "_seal", sealed_when_full, FULL),
     Mutant(
-        "place in an absent directory forgotten",
+        "marks forgotten before the flush of a start",
         "placing",
         replay,
-        "_judge_absent",
-        forgets_the_absent,
-        AWAY,
+        "replay_placed",
+        forgets_marks_at_once,
+        PLACED,
+    ),
+    Mutant(
+        "mark beyond what the flush has",
+        "BK#4740",
+        DirectoryStore,
+        "write",
+        marks_as_of_now,
+        PLACED,
+    ),
+    Mutant("mark gone when its log is full", "placing", L, "marks", mark_gone_when_full, FULL),
+    Mutant("damage taken for a torn place", "limbo", C, "judge", damage_is_torn, ROTTEN),
+    Mutant("torn place taken for damage", "limbo", C, "judge", torn_is_damage, ROTTEN),
+    Mutant("torn place taken for nothing", "limbo", C, "judge", torn_is_nothing, ROTTEN),
+    Mutant("nothing rescued from memory", "placing", S, "rescue", rescues_nothing, BEREFT),
+    Mutant(
+        "flush does not wait for places",
+        "placing",
+        CacheHalf,
+        "__init__",
+        waits_for_no_place,
+        ROLLED,
     ),
     Mutant("nobody waits for large entries", "placing", P, "_before", waits_for_nothing, AGAIN),
 )
