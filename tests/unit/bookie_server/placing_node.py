@@ -9,7 +9,7 @@ from bookie_server.entry_index import decode_ledger_state
 from bookie_server.entry_log import log_path
 from bookie_server.journal import Replay
 from bookie_server.journal_format import Kind, Record
-from bookie_server.placed import decode_place
+from bookie_server.log_scan import scan
 from spark_ledger.metadata import cluster
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -17,6 +17,7 @@ from tests.unit.bookie_server.node import KIB, entry
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, SETTINGS, Clustered
 
 OK, ABSENT, LIMBO, BUSY = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO, Status.BUSY
+JOURNALED, PLACED = "journaled", "placed"
 LARGE = 16 * KIB
 PLACING = dataclasses.replace(
     SETTINGS,
@@ -74,11 +75,29 @@ class Wide(Clustered):
             found += [r._replace(body=bytes(r.body)) for r in records]
         return found
 
-    async def ways(self, ledger_id: int, name: str = "j0") -> dict[int, Kind]:
-        """By entry, how the journal has it."""
-        kinds = (Kind.ENTRY, Kind.PLACED)
-        records = [r for r in await self.journaled(name) if r.kind in kinds]
-        return {r.entry_id: r.kind for r in records if r.ledger_id == ledger_id}
+    async def ways(self, ledger_id: int, name: str = "j0") -> dict[int, str]:
+        """By entry, where a start would find it that was not flushed: in the journal, or else in
+        the placed log of a directory that lives."""
+        records = [r for r in await self.journaled(name) if r.kind is Kind.ENTRY]
+        journaled = [r.entry_id for r in records if r.ledger_id == ledger_id]
+        placed = [e for i, e in await self.all_placed() if i == ledger_id]
+        return {**dict.fromkeys(placed, PLACED), **dict.fromkeys(journaled, JOURNALED)}
+
+    async def all_placed(self) -> list[tuple[int, int]]:
+        """Ledger and id of the entries in placed logs beyond their marks."""
+        found: list[tuple[int, int]] = []
+        for store in self.storage.stores:
+            for log_id, start in (await store.index.marked_logs()).items():
+                file = await store.disk.open(log_path(log_id))
+                async for chunk in scan(file, log_id, file.end, start):
+                    found += [record.location[:2] for record in chunk.records]
+        return found
+
+    async def told(self, ledger_id: int, directory: str, name: str = "j0") -> int:
+        """How many records of the journal say that the directory has entries of the ledger."""
+        records = [r for r in await self.journaled(name) if r.kind is Kind.LEDGER]
+        states = [decode_ledger_state(r.body) for r in records if r.ledger_id == ledger_id]
+        return sum(directory in state.directories for state in states)
 
     def copies(self, wanted: bytes, directory: str = "d0") -> int:
         """How often the entry lies in the directory's logs."""
@@ -128,17 +147,3 @@ async def moment() -> None:
 
 def slow(disk: SimDisk, seconds: float) -> None:
     disk.faults.sync_s = (seconds, seconds)
-
-
-def first_places_are_told(records: list[Record]) -> int:
-    """Before the first place of a ledger in a directory comes a record that names it."""
-    told: dict[tuple[int, str], None] = {}
-    places = 0
-    for record in records:
-        if record.kind is Kind.LEDGER:
-            state = decode_ledger_state(record.body)
-            told.update(dict.fromkeys((record.ledger_id, each) for each in state.directories))
-        elif record.kind is Kind.PLACED:
-            places += 1
-            assert (record.ledger_id, decode_place(record).directory) in told
-    return places

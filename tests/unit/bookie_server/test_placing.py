@@ -1,5 +1,5 @@
-"""Large entries go to a ledger directory first and the journal says where: what is acknowledged
-when, and what happens where a directory or a journal fails on the way."""
+"""Large entries go to a ledger directory and to no journal: what is acknowledged when, and who waits
+for whom."""
 
 import asyncio
 
@@ -15,9 +15,10 @@ from tests.simulation.loop import current
 from tests.unit.bookie_server.node import ID, KIB, entry
 from tests.unit.bookie_server.placing_node import (
     BUSY,
+    JOURNALED,
     LARGE,
     OK,
-    first_places_are_told,
+    PLACED,
     large,
     on_a_node,
     slow,
@@ -27,7 +28,7 @@ from tests.unit.bookie_server.placing_node import (
 # -- the way ------------------------------------------------------------------------------------
 
 
-def test_a_large_entry_is_written_once_and_the_journal_says_where():
+def test_a_large_entry_is_written_once_and_no_journal_has_it():
     async def test(node):
         assert await node.add(large(1, 1), large(1, 2)) == [OK, OK]
         assert node.copies(large(1, 1)) == node.copies(large(1, 2)) == 1
@@ -47,8 +48,10 @@ def test_large_and_small_entries_of_several_ledgers_in_one_frame_each_go_their_w
     async def test(node):
         frame = [small(1, 1), large(1, 2), large(2, 1), small(2, 2), large(1, 3), small(1, 4)]
         assert await node.add(*frame) == [OK] * 6
-        assert await node.ways(1) == dict(enumerate([1, 1, 6, 6, 1]))
-        assert await node.ways(2) == dict(enumerate([1, 6, 1]))
+        assert await node.ways(1) == dict(
+            enumerate([JOURNALED, JOURNALED, PLACED, PLACED, JOURNALED])
+        )
+        assert await node.ways(2) == dict(enumerate([JOURNALED, PLACED, JOURNALED]))
         await node.crash("none")
         await node.served(1, *range(5))
         await node.served(2, *range(3))
@@ -61,7 +64,7 @@ def test_an_entry_is_large_from_the_bytes_of_the_setting_on():
         at = LARGE - 64
         entries = [entry(1, 1, bytes(at - 1)), entry(1, 2, bytes(at))]
         assert await node.add(*entries) == [OK, OK]
-        assert await node.ways(1) == {0: Kind.ENTRY, 1: Kind.ENTRY, 2: Kind.PLACED}
+        assert await node.ways(1) == {0: JOURNALED, 1: JOURNALED, 2: PLACED}
 
     on_a_node(test)
 
@@ -73,8 +76,8 @@ def test_recoverys_entries_and_those_of_page_cache_ledgers_are_not_placed():
         await session.create(paths.ledger(5), ledger_record.encode(record))
         assert await node.add(large(5, 0)) == [OK]
         assert await node.add(large(1, 1), recovery=True) == [OK]
-        assert await node.ways(5) == {0: Kind.ENTRY}
-        assert await node.ways(1) == {0: Kind.ENTRY, 1: Kind.ENTRY}
+        assert await node.ways(5) == {0: JOURNALED}
+        assert await node.ways(1) == {0: JOURNALED, 1: JOURNALED}
 
     on_a_node(test)
 
@@ -85,7 +88,7 @@ def test_a_copy_of_a_frame_that_was_taken_in_part_is_what_is_placed():
         other = entry(1, 3, b"another" * 4 * KIB)
         sent = [OK, Status.CONFLICTING_ENTRY, Status.CONFLICTING_ENTRY]
         assert await node.add(large(1, 1), other, other) == sent
-        assert await node.ways(1) == {0: 1, 3: 6, 1: 6}
+        assert await node.ways(1) == {0: JOURNALED, 3: PLACED, 1: PLACED}
         assert isinstance(node.storage.cached(1, 1), bytes)
         await node.crash("none")
         await node.served(1, 1, 3)
@@ -169,7 +172,7 @@ def test_a_fence_does_not_wait_for_the_large_entries_of_other_ledgers():
 
 
 def test_a_fence_does_not_wait_for_the_small_entries_of_others_that_the_journal_has_waiting():
-    """What recovery waits for has been placed, and its place goes ahead in the journal too."""
+    """What tells of the ledger's directory goes ahead in the journal too."""
 
     async def test(node):
         slow(node.ledgers["d0"], 0.5)
@@ -193,6 +196,7 @@ def test_a_fence_does_not_wait_for_the_small_entries_of_others_that_the_journal_
 @pytest.mark.parametrize("end", ["placed", "dropped", "no space"])
 def test_bytes_on_the_way_count_until_they_are_acknowledged_and_beyond_the_budget_is_busy(end):
     async def test(node):
+        assert await node.add(large(1, 20)) == [OK]  # so a log is there
         slow(node.ledgers["d0"], 2.0)
         assert node.storage.pending_bytes == 0
         adds = [node.in_background(large(1, e)) for e in range(1, 9)]
@@ -217,18 +221,67 @@ def test_bytes_on_the_way_count_until_they_are_acknowledged_and_beyond_the_budge
 # -- ledger records -----------------------------------------------------------------------------
 
 
-def test_a_ledger_record_that_names_the_directory_comes_before_the_first_place_in_each_run():
+def test_in_each_run_one_ledger_record_names_the_directory_however_many_entries_go_there():
     async def test(node):
+        before = await node.told(1, "d0")
         for e in (1, 2):
-            await node.add(large(1, e))
-        assert first_places_are_told(await node.journaled()) == 2
+            assert await node.add(large(1, e)) == [OK]
+        assert await node.told(1, "d0") == before + 1
         await node.crash("all")
+        assert await node.told(1, "d0") == 0, "the index has it, and the journal begins anew"
         for e in (3, 4):
-            await node.add(large(1, e), large(2, e))
-        records = [r for r in await node.journaled() if r.entry_id != 0]
-        run_two = records[[r.entry_id for r in records].index(3) - 1 :]
-        assert first_places_are_told(run_two) == 4
-        assert [r.kind for r in run_two if r.ledger_id == 1] == [Kind.LEDGER, 6, 6]
+            assert await node.add(large(1, e), large(2, e)) == [OK, OK]
+        assert await node.told(1, "d0") == await node.told(2, "d0") == 1
+        await node.crash("none")
+        await node.served(1, *range(5))
+
+    on_a_node(test)
+
+
+def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory_is_durable():
+    async def test(node):
+        slow(node.journals["j0"], 3.0)
+        before = current().time()
+        add = node.in_background(large(1, 1))
+        await asyncio.sleep(1)
+        assert node.storage.cached(1, 1) and not node.storage._placing._stores, "it is written"
+        assert not add.done()
+        assert await add == [OK]
+        assert current().time() - before > 2.9
+        slow(node.journals["j0"], 0.001)
+        await node.crash("none")
+        await node.served(1, 1)
+
+    on_a_node(test)
+
+
+def test_a_large_entry_of_a_ledger_that_told_where_it_lies_waits_for_no_journal():
+    async def test(node):
+        assert await node.add(large(1, 1)) == [OK]
+        slow(node.journals["j0"], 100.0)
+        before = current().time()
+        assert await node.add(large(1, 2)) == [OK]
+        assert current().time() - before < 1
+        node.die("none")
+        slow(node.journals["j0"], 0.001)
+        await node.start()
+        await node.served(1, 1, 2)
+
+    on_a_node(test)
+
+
+def test_entries_that_come_while_the_ledger_record_is_on_its_way_wait_for_it_too():
+    async def test(node):
+        slow(node.journals["j0"], 3.0)
+        adds = [node.in_background(large(1, 1))]
+        await asyncio.sleep(1)
+        adds.append(node.in_background(large(1, 2)))
+        await asyncio.sleep(1)
+        assert not any(each.done() for each in adds)
+        assert [await each for each in adds] == [[OK], [OK]]
+        slow(node.journals["j0"], 0.001)
+        await node.crash("none")
+        await node.served(1, 1, 2)
 
     on_a_node(test)
 
@@ -239,13 +292,13 @@ def test_where_a_ledger_goes_on_is_told_before_the_first_place_there_and_the_pla
         node.ledgers["d0"].fill_up(1 << 10)
         await node.bookie.disks.look()
         assert await node.add(small(1, 2), large(1, 3)) == [OK, OK]
-        assert (await node.ways(1))[3] is Kind.ENTRY
+        assert (await node.ways(1))[3] == JOURNALED
         await node.flushed()  # which gives the ledger another home
         assert node.directories(1) == ("d0", "d1")
         assert await node.add(large(1, 4)) == [OK]
-        assert (await node.ways(1))[4] is Kind.PLACED
+        assert (await node.ways(1))[4] == PLACED
         assert node.copies(large(1, 4), "d1") == 1
-        first_places_are_told(await node.journaled())
+        assert await node.told(1, "d1")
         node.ledgers["d0"].empty_out()
         await node.crash("none")
         await node.served(1, *range(5))

@@ -6,16 +6,15 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk import DiskFailed
-from bookie_server.journal_format import Kind
-from tests.unit.bookie_server.node import KIB
+from tests.unit.bookie_server.node import KIB, entry
 from tests.unit.bookie_server.placing_node import (
     ABSENT,
+    JOURNALED,
     LARGE,
     LIMBO,
     OK,
     SPLITTING,
     Wide,
-    first_places_are_told,
     large,
     moment,
     on_a_node,
@@ -33,7 +32,7 @@ def test_without_a_home_that_has_space_large_entries_go_to_the_journal():
         assert await node.add(large(1, 1)) == [OK]
         node.storage.drop("d0", DiskFailed("gone"))
         assert await node.add(large(1, 2), large(2, 1)) == [OK, OK]
-        assert await node.ways(1) == {0: Kind.ENTRY, 1: Kind.ENTRY, 2: Kind.ENTRY}
+        assert await node.ways(1) == dict.fromkeys(range(3), JOURNALED)
         assert not node.copies(large(1, 1)) and not node.copies(large(1, 2))
 
     on_a_node(test)
@@ -60,8 +59,8 @@ def test_a_directory_that_fails_on_the_way_costs_nothing(fault, begun):
             assert not any(each.done() for each in adds)
             node.storage.drop("d0", DiskFailed("it hangs"))
         assert [await each for each in adds] == [[OK, OK]] * 2
-        assert (await node.ways(1))[2] is Kind.ENTRY
-        assert (await node.ways(1))[4] is Kind.ENTRY
+        assert (await node.ways(1))[2] == JOURNALED
+        assert (await node.ways(1))[4] == JOURNALED
         await node.served(1, *range(2, 6))
         disk.calm()
         if fault != "full":
@@ -102,7 +101,7 @@ def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_t
 
         placed_log._tell = tells_and_goes
         assert await node.add(large(1, 1)) == [OK]
-        assert (await node.ways(1))[1] is Kind.ENTRY
+        assert (await node.ways(1))[1] == JOURNALED
         node.out = ["d0"]
         await node.crash("none")
         await node.served(1, 1)
@@ -190,7 +189,12 @@ async def repaired(node: Wide, ledger_id: int) -> None:
     assert (await node.ask(ledger_id, asked.revision)).status is OK
 
 
-@pytest.mark.parametrize("back", [True, False])
+GIVEN_UP_IN_A_FLUSH = pytest.mark.xfail(
+    strict=True, reason="a flush that has begun forgot the places: nothing is rescued"
+)
+
+
+@pytest.mark.parametrize("back", [True, pytest.param(False, marks=GIVEN_UP_IN_A_FLUSH)])
 def test_what_lies_only_in_memory_and_in_a_directory_that_was_given_up_is_never_denied(back):
     async def test(node):
         slow(node.ledgers["d1"], 1000.0)  # so no flush comes through
@@ -210,22 +214,54 @@ def test_what_lies_only_in_memory_and_in_a_directory_that_was_given_up_is_never_
     on_a_node(test)
 
 
-def test_the_log_says_of_how_many_ledgers_a_missing_directory_will_not_be_enough(caplog):
+def test_a_directory_that_is_back_serves_what_no_flush_and_no_journal_had_of_it(caplog):
     async def test(node):
         await node.flushed()
         assert await node.add(large(1, 1)) == [OK]
         node.out = ["d0"]
         await node.crash("none")
         (line,) = [each for each in caplog.messages if "d0 is not there" in each]
-        assert line.endswith(
-            "2 ledgers are in limbo until they are repaired or it comes back, 1 of them until they"
-            " are repaired"
-        )
+        assert "2 ledgers are in limbo until they are repaired or it comes back, 0 of" in line
+        assert await node.statuses(1, 1, 1) == [LIMBO]
         node.out = []
         await node.crash("none")
-        assert await node.statuses(1, 1, 1) == [LIMBO]
+        await node.served(1, 0, 1)
+        assert node.storage.limbo(1) == ""
+        assert await node.statuses(1, 2, 2) == [ABSENT]
         await node.served(2, 0)
-        assert await node.statuses(2, 1, 1) == [ABSENT]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_directory_that_is_back_takes_nothing_back_of_what_came_while_it_was_away(starts):
+    async def test(node):
+        assert await node.add(large(1, 1), large(1, 2)) == [OK, OK]
+        node.out = ["d0"]
+        for _ in range(starts):
+            await node.crash("none")
+        assert await node.add(entry(1, 1, b"another" * 4 * KIB), recovery=True) == [OK]
+        node.out = []
+        await node.crash("none")
+        found = await node.read(1, 1, 1)
+        assert bytes(found.results[0].entry) == entry(1, 1, b"another" * 4 * KIB)
+        await node.served(1, 2)
+
+    on_a_node(test)
+
+
+def test_what_a_directory_brings_back_that_the_ledger_gave_up_does_not_count():
+    async def test(node):
+        assert await node.add(large(1, 1), large(2, 1)) == [OK, OK]
+        node.out = ["d0"]
+        await node.crash("none")
+        await repaired(node, 1)
+        assert await node.statuses(1, 1, 1) == [ABSENT], "whoever repaired found it nowhere"
+        await node.flushed()
+        node.out = []
+        await node.crash("none")
+        assert await node.statuses(1, 1, 1) == [ABSENT]
+        await node.served(2, 1)
 
     on_a_node(test)
 
@@ -233,25 +269,30 @@ def test_the_log_says_of_how_many_ledgers_a_missing_directory_will_not_be_enough
 # -- journals that fail -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before the place", "with the place"])
+async def of_j1(node: Wide) -> int:
+    """A ledger whose records go to j1; nobody was told of its directory in this run."""
+    await node.home("d0", 3, 4)
+    homes = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+    assert set(homes.values()) == {"j0", "j1"}
+    return next(i for i, journal in homes.items() if journal == "j1")
+
+
+@pytest.mark.parametrize("when", ["while it is told", "after it was told"])
 def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
     async def test(node):
-        await node.home("d0", 3, 4)
-        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
+        await of_j1(node)
         slow(node.ledgers["d0"], 1.0)
-        assert set(home.values()) == {"j0", "j1"}
-        adds = {i: node.in_background(large(i, 1)) for i in home}
-        await asyncio.sleep(0.5)
-        if when == "before the place":
-            node.storage.drop("j1", DiskFailed("gone"))
-        else:
+        if when == "while it is told":
             node.journals["j1"].faults.sync_fails = 1
+        adds = {i: node.in_background(large(i, 1)) for i in (1, 2, 3, 4)}
+        await asyncio.sleep(0.5)
+        if when == "after it was told":
+            node.storage.drop("j1", DiskFailed("gone"))
         answers = {i: await each for i, each in adds.items()}
         assert node.storage._journals.live == ["j0"]
-        for i, answer in answers.items():
-            assert answer == [OK] or (when == "with the place" and home[i] == "j1")
-        assert {i: await node.add(large(i, 2)) for i in home} == {i: [OK] for i in home}
-        assert first_places_are_told(await node.journaled("j0"))
+        if when == "after it was told":
+            assert answers == dict.fromkeys(adds, [OK])
+        assert {i: await node.add(large(i, 2)) for i in adds} == dict.fromkeys(adds, [OK])
         node.out = ["j1"]
         slow(node.ledgers["d0"], 0.001)
         await node.crash("none")
@@ -261,37 +302,103 @@ def test_a_journal_of_several_that_fails_on_the_way_costs_no_large_entry(when):
     on_a_node(test, journals=2)
 
 
-def test_a_log_whose_place_a_dead_journal_was_told_is_sealed_by_a_flush_that_began_later():
+TOLD_TOO_LATE = pytest.mark.xfail(
+    strict=True, reason="the failure of the ledger record is forgotten before the entry is written"
+)
+
+
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(1.0, marks=TOLD_TOO_LATE), pytest.param(0.001, marks=TOLD_TOO_LATE)]
+)
+def test_a_large_entry_fails_with_the_record_that_tells_of_its_directory_and_the_next_tells_again(
+    seconds,
+):
     async def test(node):
-        await node.home("d0", 3, 4)
-        home = {i: node.storage._journals._home[i] for i in (1, 2, 3, 4)}
-        ledger_id = next(i for i, journal in home.items() if journal == "j1")
+        ledger_id = await of_j1(node)
+        told = await node.told(ledger_id, "d0", "j1")
+        slow(node.ledgers["d0"], seconds)
+        node.journals["j1"].faults.sync_fails = 1
+        assert await node.add(large(ledger_id, 1)) == [Status.IO_ERROR]
+        assert await node.add(large(ledger_id, 2)) == [OK]
+        assert await node.told(ledger_id, "d0", "j0")
+        assert await node.told(ledger_id, "d0", "j1") == told
+        await node.crash("none")
+        await node.served(ledger_id, 0, 2)
+
+    on_a_node(test, journals=2)
+
+
+def test_a_large_entry_that_is_written_first_fails_with_the_record_that_tells_of_its_directory():
+    async def test(node):
+        ledger_id = await of_j1(node)
+        slow(node.journals["j1"], 2.0)
+        node.journals["j1"].faults.sync_fails = 1
+        assert await node.add(large(ledger_id, 1)) == [Status.IO_ERROR]
+        assert await node.add(large(ledger_id, 2)) == [OK]
+        assert await node.told(ledger_id, "d0", "j0")
+        await node.crash("none")
+        await node.served(ledger_id, 0, 2)
+
+    on_a_node(test, journals=2)
+
+
+@TOLD_TOO_LATE
+def test_what_was_acknowledged_in_a_directory_that_nobody_was_told_of_is_never_denied():
+    """A flush gives the ledger another home, which only a journal could tell of before it ends."""
+
+    async def test(node):
+        await node.home("d1", 5)
+        assert await node.add(large(1, 1), large(5, 1)) == [OK, OK]
+        journal = node.journals[node.storage._journals._home[1]]
+        node.ledgers["d0"].fill_up(1 << 10)
+        await node.bookie.disks.look()
+        assert await node.add(small(1, 2)) == [OK]
+        slow(node.ledgers["d0"], 1000.0)
+        slow(node.ledgers["d1"], 5.0)
+        node.storage.begin_flush()
+        assert node.directories(1) == ("d0", "d1")
+        journal.faults.sync_fails = 1
+        answer = await node.add(large(1, 3))
+        assert node.storage.is_flushing
+        node.die("none")
+        for disk in node.ledgers.values():
+            disk.calm()
+        await node.start()
+        assert answer != [OK] or await node.statuses(1, 3, 3) != [ABSENT]
+
+    on_a_node(test, journals=2)
+
+
+def test_a_log_is_sealed_by_no_flush_that_began_before_its_last_entry_came():
+    async def test(node):
         await node.home("d1", 5)
         slow(node.ledgers["d1"], 5.0)
         flushes = node.storage.flushes
         node.storage.begin_flush()
         assert await node.add(small(5, 1)) == [OK]
-        node.journals["j1"].faults.sync_fails = 1
-        assert await node.add(large(ledger_id, 1)) == [Status.IO_ERROR]
+        assert await node.add(large(1, 1)) == [OK]
         assert node.storage.flushes == flushes
-        while not (node.storage.flushes == flushes + 1 and node.storage.is_flushing):
+        while node.storage.flushes == flushes:
             await moment()
-        assert node.sealed_with(large(ledger_id, 1)) == 0
-        await asyncio.sleep(20)
-        assert node.sealed_with(large(ledger_id, 1)) == 1
-        assert not node.storage.has_unflushed
+        assert node.sealed_with(large(1, 1)) == 0
+        assert (1, 1) in await node.all_placed()
+        await node.flushed()
+        assert node.sealed_with(large(1, 1)) == 1
+        assert await node.all_placed() == []
         await node.crash("none")
-        await node.served(ledger_id, 0, 1)
+        await node.served(1, 0, 1)
 
-    on_a_node(test, journals=2, entry_log_bytes_max=LARGE)
+    on_a_node(test, entry_log_bytes_max=LARGE)
 
 
-def test_while_the_journal_that_failed_is_the_only_one_no_flush_settles_its_places():
+def test_a_flush_settles_what_a_directory_has_though_the_only_journal_failed_beneath_its_ledger():
     async def test(node):
+        slow(node.journals["j0"], 1.0)
         node.journals["j0"].faults.sync_fails = 1
         assert await node.add(large(1, 1)) == [Status.IO_ERROR]
         await node.storage.flush()
-        assert node.sealed_with(large(1, 1)) == 0
+        assert node.sealed_with(large(1, 1)) == 1
+        slow(node.journals["j0"], 0.001)
         await node.crash("none")
         await node.served(1, 0, 1)
 
@@ -318,13 +425,13 @@ def test_a_node_stops_though_a_journal_failed_beneath_an_entry_that_is_still_bei
     on_a_node(test, journals=2)
 
 
-def test_without_a_journal_a_large_entry_is_not_acknowledged():
+@pytest.mark.parametrize("seconds", [pytest.param(1.0, marks=TOLD_TOO_LATE), 0.001])
+def test_without_a_journal_a_large_entry_is_not_acknowledged(seconds):
     async def test(node):
-        slow(node.ledgers["d0"], 1.0)
-        add = node.in_background(large(1, 1))
-        await asyncio.sleep(0.5)
+        slow(node.ledgers["d0"], seconds)
+        slow(node.journals["j0"], 0.5)
         node.journals["j0"].faults.sync_fails = 1
-        assert await add == [Status.IO_ERROR]
+        assert await node.add(large(1, 1)) == [Status.IO_ERROR]
         assert node.storage._placing.pending_bytes == 0
 
     on_a_node(test)
