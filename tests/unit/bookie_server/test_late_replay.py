@@ -9,20 +9,13 @@ from bookie_server.api.status import Status
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.journal_format import Kind, Record, body_crc
 from bookie_server.late_replay import LateReplayed
+from bookie_server.replayed import Replayed
 from spark_ledger.metadata import cluster, paths
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry
 from tests.unit.bookie_server.test_lost_directories import CLUSTER_ID, Clustered, home_of
-from tests.unit.bookie_server.test_replayed import (
-    HOME,
-    added,
-    elsewhere,
-    ids,
-    opened,
-    placed,
-    state,
-)
+from tests.unit.bookie_server.test_replayed import HOME, added, ids, opened, placed, state
 
 OK, ABSENT, LIMBO = Status.OK, Status.NO_SUCH_ENTRY, Status.LIMBO
 LEDGERS = range(1, 9)
@@ -195,38 +188,29 @@ def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
     run(scenario())
 
 
-def test_a_late_place_counts_where_the_entry_lies_and_is_not_here_otherwise():
+def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away():
+    """All journals come first, those that are back too."""
+
     async def scenario():
         storage = await opened(SimDisk())
         storage.set_state(LedgerState(1, **HOME))
-        records = await placed(storage, 1, 0, 1, 2)
-        storage.put_all(1, {1: entry(1, 1, b"another")})
-        gone = records[2]._replace(body=b"\x07" + bytes(records[2].body)[1:])  # log 7
-        late = LateReplayed(storage)
-        await late.apply([*records[:2], gone, elsewhere(1, 3)])
-        assert sorted(await storage.stored(1, 0, 9)) == [0, 1]
+        places = await placed(storage, 1, 0, 1)
+        await LateReplayed(storage).apply(added(1, 1, payload=b"another"))
+        await Replayed(storage).place("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
         assert bytes((await storage.read(1, 1, 1, 1000)).entries[1]).endswith(b"another")
-        assert storage.limbo(1) == "" and not late.absent
+        assert storage.limbo(1) == ""
 
     run(scenario())
 
 
-def test_late_places_of_a_deleted_ledger_bring_nothing_back():
+def test_places_count_of_a_ledger_that_only_a_journal_knows_that_was_away():
     async def scenario():
         storage = await opened(SimDisk())
-        storage.set_state(LedgerState(1, deleted=True, **HOME))
-        await LateReplayed(storage).apply(await placed(storage, 1, 0))
-        assert not await storage.stored(1, 0, 9)
-
-    run(scenario())
-
-
-def test_a_ledger_of_which_only_late_places_tell_is_fenced_and_in_limbo_with_its_entries():
-    async def scenario():
-        storage = await opened(SimDisk())
-        await LateReplayed(storage).apply(await placed(storage, 1, 0))
+        places = await placed(storage, 1, 0)
+        await LateReplayed(storage).apply([state(1, **HOME)])
+        await Replayed(storage).place("ledger-1", 1, places)
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         await storage.flush()
         assert await ids(storage, 1) == [0]

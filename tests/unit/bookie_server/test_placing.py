@@ -1,5 +1,5 @@
-"""Large entries go to a ledger directory and to no journal: what is acknowledged when, and who waits
-for whom."""
+"""Large entries go to a ledger directory and to no journal: what is acknowledged when, and who
+waits for whom."""
 
 import asyncio
 

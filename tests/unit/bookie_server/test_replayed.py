@@ -4,10 +4,15 @@ import pytest
 
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import LedgerState, Location, encode_ledger_state
+from bookie_server.entry_index import (
+    EVERY_LEDGER,
+    IndexDamaged,
+    LedgerState,
+    Location,
+    encode_ledger_state,
+)
 from bookie_server.journal_format import Kind, Record, body_crc
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.placed import Place, encode_place
 from bookie_server.replayed import Replayed
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
@@ -25,16 +30,11 @@ def added(ledger_id: int, *entry_ids: int, payload: bytes = b"payload") -> list[
     return [Record(Kind.ENTRY, ledger_id, e, body, 0) for e, body in bodies]
 
 
-async def placed(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Record]:
-    """Records of entries that lie in the storage's only directory by now."""
+async def placed(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Location]:
+    """Where entries lie by now, in the placed log of the storage's only directory."""
     (store,) = storage.stores
     entries = [(ledger_id, each, entry(ledger_id, each)) for each in entry_ids]
-    return [encode_place(Place(store.id, p)) for p in await store.placed_log.put(1, entries)]
-
-
-def elsewhere(ledger_id: int, entry_id: int) -> Record:
-    """A place in a directory that is not there."""
-    return encode_place(Place("ledger-9", Location(ledger_id, entry_id, 1, 4096, 71)))
+    return await store.placed_log.put(ledger_id, entries)
 
 
 async def opened(disk: SimDisk) -> LedgerStorage:
@@ -133,43 +133,54 @@ def test_a_replay_that_is_given_up_leaves_no_flush_behind():
 HOME = {"directories": ("ledger-1",)}
 
 
+def logs_of(disk: SimDisk) -> list[str]:
+    return [path for path in disk.paths() if path.startswith("entrylog/")]
+
+
 def test_a_place_is_put_into_the_index_and_nothing_is_written_for_it():
     async def scenario():
         disk = SimDisk()
         storage = await opened(disk)
-        records = await placed(storage, 1, 0, 1)
+        places = await placed(storage, 1, 0, 1)
         replayed = Replayed(storage)
-        await replayed.apply([state(1, **HOME), *records])
+        await replayed.apply([state(1, **HOME)])
+        await replayed.place("ledger-1", 1, places)
         assert list(await storage.stored(1, 0, 9)) == [0, 1]
-        files = [path for path in disk.paths() if path.startswith("entrylog/")]
+        files = logs_of(disk)
         await replayed.end()
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
-        assert [path for path in disk.paths() if path.startswith("entrylog/")] == files
-        assert storage.limbo(1) == "" and not replayed.absent
+        assert logs_of(disk) == files
+        assert storage.limbo(1) == ""
 
     run(scenario())
 
 
-@pytest.mark.parametrize("first", ["place", "entry"])
-@pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("flushed", [False, True])
-def test_an_entry_that_came_otherwise_counts_before_its_place(first, batches, flushed):
+def test_an_entry_that_is_known_otherwise_counts_before_its_place(flushed):
     async def scenario():
         storage = await opened(SimDisk())
-        records = [await placed(storage, 1, 0), added(1, 0, payload=b"another")]
-        if first == "entry":
-            records.reverse()
         replayed = Replayed(storage)
-        await replayed.apply([state(1, **HOME)])
-        if batches == 1:
-            await replayed.apply([*records[0], *records[1]])
-        for each in records if batches == 2 else ():
-            await replayed.apply(each)
-            if flushed:
-                await storage.flush()
+        await replayed.apply([state(1, **HOME), *added(1, 1, payload=b"another")])
+        if flushed:
+            await storage.flush()
+        await replayed.place("ledger-1", 1, await placed(storage, 1, 0, 1, 2))
         await storage.flush()
-        assert bytes((await storage.read(1, 0, 0, 1000)).entries[0]).endswith(b"another")
+        assert await ids(storage, 1) == [0, 1, 2]
+        assert bytes((await storage.read(1, 1, 1, 1000)).entries[1]).endswith(b"another")
+
+    run(scenario())
+
+
+def test_of_two_places_of_an_entry_in_one_piece_of_a_log_the_later_counts():
+    async def scenario():
+        storage = await opened(SimDisk())
+        places = [*await placed(storage, 1, 0), *await placed(storage, 1, 0)]
+        await Replayed(storage).apply([state(1, **HOME)])
+        await Replayed(storage).place("ledger-1", 1, places)
+        await storage.flush()
+        (store,) = storage.stores
+        assert await store.index.range(1, 0, 9, 1 << 20) == places[1:]
 
     run(scenario())
 
@@ -177,50 +188,78 @@ def test_an_entry_that_came_otherwise_counts_before_its_place(first, batches, fl
 def test_a_place_that_is_replayed_again_changes_nothing_that_was_moved_since():
     async def scenario():
         storage = await opened(SimDisk())
-        records = [state(1, **HOME), *await placed(storage, 1, 0)]
-        await Replayed(storage).apply(records)
+        places = await placed(storage, 1, 0)
+        await Replayed(storage).apply([state(1, **HOME)])
+        await Replayed(storage).place("ledger-1", 1, places)
         await storage.flush()
         (store,) = storage.stores
         (old,) = await store.index.range(1, 0, 9, 1 << 20)
         moved = old._replace(log_id=77)
         await store.index.move([(old, moved)])
-        await Replayed(storage).apply(records)
+        await Replayed(storage).place("ledger-1", 1, places)
         await storage.flush()
         assert await store.index.range(1, 0, 9, 1 << 20) == [moved]
 
     run(scenario())
 
 
-def test_places_of_a_deleted_ledger_are_none():
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"deleted": True, **HOME},
+        {"directories": ("ledger-2",), "given_up": (("ledger-1", 1),)},
+        {"directories": (), "given_up": (("ledger-1", 1),)},
+        {"directories": ("ledger-2",)},
+    ],
+)
+def test_places_do_not_count_of_a_ledger_that_is_deleted_or_does_not_record_the_directory(more):
     async def scenario():
         storage = await opened(SimDisk())
-        records = [state(1, deleted=True, **HOME), *await placed(storage, 1, 0), elsewhere(1, 1)]
-        replayed = Replayed(storage)
-        await replayed.apply(records)
-        assert not await storage.stored(1, 0, 9) and not replayed.absent
+        await Replayed(storage).apply([state(1, **more)])
+        known = storage.state(1)
+        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        assert not await storage.stored(1, 0, 9)
+        assert storage.state(1) == known
 
     run(scenario())
 
 
-def test_places_that_count_nowhere_are_told_unless_the_entry_is_here():
+@pytest.mark.parametrize("limbo", [None, "", "torn"])
+def test_places_of_a_ledger_that_nobody_knows_are_those_of_one_that_was_forgotten(limbo):
     async def scenario():
         storage = await opened(SimDisk())
-        replayed = Replayed(storage)
-        directories = {"directories": ("ledger-9", "ledger-1")}
-        here = [*await placed(storage, 1, 0), *added(1, 1)]
-        lost = [elsewhere(1, e) for e in (1, 2)]
-        await replayed.apply([state(1, **directories), state(2, **HOME), *here, *lost])
-        await replayed.apply([elsewhere(2, 5)])
-        assert list(await storage.stored(1, 0, 9)) == [1, 0]
-        assert {i: list(each) for i, each in replayed.absent.items()} == {1: [2], 2: [5]}
+        if limbo is not None:
+            storage.set_state(LedgerState(EVERY_LEDGER, limbo=limbo))
+        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        assert not await storage.stored(1, 0, 9) and storage.state(1) is None
 
     run(scenario())
 
 
-def test_a_place_whose_ledger_record_is_damaged_counts_in_the_directory_it_names():
+def test_places_of_a_ledger_that_nobody_knows_count_once_records_of_any_may_be_lost():
     async def scenario():
         storage = await opened(SimDisk())
-        await Replayed(storage).apply(await placed(storage, 1, 0))
+        storage.set_state(LedgerState(EVERY_LEDGER, limbo="lost"))
+        places = await placed(storage, 1, 0)
+        await Replayed(storage).place("ledger-1", 1, places)
+        await storage.flush()
+        assert await ids(storage, 1) == [0]
+        known = storage.state(1)
+        assert known is not None
+        assert (known.fenced, known.limbo, known.met) == (True, "lost", False)
+        assert known.directories == ("ledger-1",)
+
+    run(scenario())
+
+
+def test_a_place_whose_ledger_record_is_damaged_counts_in_its_directory():
+    """Of the ledger there was a record without one."""
+
+    async def scenario():
+        storage = await opened(SimDisk())
+        await Replayed(storage).apply([Record(Kind.FENCE, 1, -1, b"", 0)])
+        assert storage.state(1).directories == ()
+        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
         await storage.flush()
         assert await ids(storage, 1) == [0]
         assert storage.limbo(1) == "lost" and not storage.state(1).met
@@ -229,13 +268,35 @@ def test_a_place_whose_ledger_record_is_damaged_counts_in_the_directory_it_names
     run(scenario())
 
 
+def test_a_place_counts_though_a_damaged_index_cannot_say_what_it_has(caplog):
+    async def scenario():
+        storage = await opened(SimDisk())
+        places = await placed(storage, 1, 0)
+        await Replayed(storage).apply([state(1, **HOME)])
+        (store,) = storage.stores
+        whole = store.index.range
+
+        async def damaged(*_):
+            raise IndexDamaged("a table is bad")
+
+        store.index.range = damaged
+        await Replayed(storage).place("ledger-1", 1, places)
+        store.index.range = whole
+        await storage.flush()
+        assert await ids(storage, 1) == [0]
+        assert "a table is bad" in caplog.text
+
+    run(scenario())
+
+
 def test_more_places_than_the_write_cache_holds_are_flushed_beside_the_replay():
     async def scenario():
         storage = await opened(SimDisk())
         replayed = Replayed(storage)
+        await replayed.apply([state(1, **HOME)])
         for first in range(0, 3000, 500):
-            records = await placed(storage, 1, *range(first, first + 500))
-            await replayed.apply([state(1, **HOME), *records])
+            places = await placed(storage, 1, *range(first, first + 500))
+            await replayed.place("ledger-1", 1, places)
             assert storage.unflushed_bytes <= CONFIG.write_cache_bytes
         await replayed.end()
         assert storage.flushes
