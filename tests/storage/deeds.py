@@ -40,6 +40,13 @@ async def filled(stage: Stage) -> None:
     await stage.announce(3, 5)
 
 
+async def small_alone(stage: Stage) -> None:
+    """Entries that are not large: no placed log was begun."""
+    await stage.start()
+    for ledger_id in (1, 2, 3):
+        await stage.add(ledger_id, range(8), size=60)
+
+
 async def flushed(stage: Stage) -> None:
     """The same, flushed, and more since."""
     await filled(stage)
@@ -98,6 +105,28 @@ async def a_directory_failing_next(stage: Stage) -> None:
 async def stopped_badly(stage: Stage) -> None:
     """Down, with journals to replay."""
     await flushed(stage)
+    stage.rig.crash("random", 3)
+
+
+async def logs_ended_and_not(stage: Stage) -> None:
+    """Placed logs that ended, some of them settled, and one that goes on."""
+    await filled(stage)
+    await stage.flushed()
+    await rolls_a_placed_log(stage)
+
+
+async def stopped_badly_with_logs(stage: Stage) -> None:
+    """Down, with several placed logs to replay; the last write is torn."""
+    await logs_ended_and_not(stage)
+    under_way = asyncio.ensure_future(stage.add(3, range(8, 14)))
+    await asyncio.sleep(0.0004)
+    stage.rig.crash("torn", 3)
+    await asyncio.gather(under_way, return_exceptions=True)
+
+
+async def stopped_badly_with_two(stage: Stage) -> None:
+    """Down, with a placed log in each of two directories to replay."""
+    await placed_in_both(stage)
     stage.rig.crash("random", 3)
 
 
@@ -287,9 +316,14 @@ DEEDS = (
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),
     Deed("roll of a placed log", PLACED, filled, rolls_a_placed_log),
+    Deed("first large entries", PLACED, small_alone, adds_large),
+    Deed("end of a placed log", PLACED, logs_ended_and_not, flushes),
     Deed("flush of placed entries", PLACED, flushed, flushes),
     Deed("flush of placed entries, two and two", PLACED_IN_TWO, placed_in_both, flushes),
     Deed("replay of places", PLACED, stopped_badly, starts),
+    Deed("replay of several placed logs", PLACED, stopped_badly_with_logs, starts),
+    Deed("replay of places in two", PLACED_IN_TWO, stopped_badly_with_two, starts),
+    Deed("stop beside large adds", PLACED, flushed, stops),
     Deed("compaction of a placed log", PLACED, half_a_log_placed, compacts, check=space_is_free),
     Deed(
         *("ledger directory fails beneath large adds", PLACED_IN_TWO),

@@ -8,8 +8,8 @@ Always true of a node within its means (no directory lost, nothing rotten):
 - the last add confirmed is never below an explicit one that was answered, nor above all sent;
 - what was acknowledged is never denied; what was found gone with its deleted ledger after a
   restart stays gone, unless recovery adds it again.
-When a directory was lost, "unknown" is an answer to everything, and to what was placed there still
-when it is back; a negative never is one.
+When a directory was lost, "unknown" is an answer to everything, until it is back; a negative never
+is one.
 """
 
 from dataclasses import dataclass, field
@@ -70,9 +70,6 @@ class LedgerModel:
     """Entries of a page-cache ledger that were acknowledged and went with the power."""
     power_lost: bool = False
     """Since it was last verified."""
-    doubted: bool = False
-    """Entries of it may have been placed in a directory that a start lacked: nobody repairs, so
-    what is not found of it is in limbo from then on, though the directory is back."""
 
 
 class Model:
@@ -94,7 +91,7 @@ class Model:
         ledger.lac_sent = max(ledger.lac_sent, lac)
         ledger.next_entry = max(ledger.next_entry, entry_id + 1)
         ledger.gone.pop(entry_id, None)
-        if self.unknown_allowed or self.failing or ledger.deleted or ledger.doubted:
+        if self.unknown_allowed or self.failing or ledger.deleted:
             others = [each for each in known if identity(each) != identity(entry)]
             ledger.forked.update({entry_id: None} if others else {})
 
@@ -153,7 +150,7 @@ class Model:
             where = _at(ledger, entry_id)
             known = entry_id in begun.acked and not ledger.deleted and not ledger.power_lost
             allowed = self.unknown_allowed or (not known and status.name.startswith("LIMBO"))
-            allowed = allowed or (ledger.doubted and status is Status.LIMBO) or self.failing
+            allowed = allowed or self.failing
             retried = status in (Status.BUSY, Status.SHUTTING_DOWN)
             _hold(allowed or retried, f"a read of {where} was answered {status.name}")
 

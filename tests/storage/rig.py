@@ -6,7 +6,7 @@ a node runs as a process of the simulated loop, so that a crash leaves nothing o
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,6 +93,10 @@ class EagerIndex(SimIndex):
 
     async def delete_states(self, ledger_ids: Sequence[int]) -> None:
         await super().delete_states(ledger_ids)
+        await self.sync()
+
+    async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
+        await super().mark_logs(marks)
         await self.sync()
 
 
@@ -228,6 +232,11 @@ class Rig:
         """Those that may hold entries of the ledger; the last takes new ones."""
         state = self.bookie._storage.state(ledger_id)
         return () if state is None else state.directories
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush was begun and has not ended."""
+        return self.bookie._storage.is_flushing
 
     def in_cache(self, ledger_id: int) -> bool:
         """Whether entries of the ledger are still to be flushed."""

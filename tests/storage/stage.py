@@ -27,13 +27,19 @@ class Stage(Case):
         await self.rig.start()
 
     async def add(
-        self, ledger_id: int, entry_ids: Sequence[int], *, size: int = 900, recovery: bool = False
+        self,
+        ledger_id: int,
+        entry_ids: Sequence[int],
+        *,
+        size: int = 900,
+        recovery: bool = False,
+        variant: int = 0,
     ) -> None:
         """One frame of the entries. Judged when answered; whether they are taken is not asked."""
         ledger = self.model.ledgers[ledger_id]
         adds, sent = [], []
         for entry_id in entry_ids:
-            entry = entry_of(ledger_id, entry_id, 0, entry_id - 1, size)
+            entry = entry_of(ledger_id, entry_id, variant, entry_id - 1, size)
             self.model.sends(ledger, entry_id, entry, entry_id - 1)
             adds.append(m.Add([entry], recovery))
             sent.append((entry_id, entry))

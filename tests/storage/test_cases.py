@@ -33,7 +33,6 @@ CAUGHT = (
 )
 """Mutants of the simulation that one node alone shows."""
 MISJUDGED = {
-    "a place that a start without its directory forgot": "e20000990000000000fa0000ff007700ff000000",
     "an add to a ledger without a record, after a torn tail": (
         "00000000ef000000f600710000ef0000009d0000ed00000000930000"
     ),

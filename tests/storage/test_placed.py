@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from bookie_server import journal, replay
+from bookie_server import replay
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_log import GrowingLog
-from bookie_server.late_replay import LateReplayed
 from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.log_scan import Chunk
 from bookie_server.placed_log import PlacedLog
+from bookie_server.placed_replay import Coverage
 from bookie_server.placing import Placing
 from bookie_server.replayed import Replayed
 from bookie_server.stores import Stores
@@ -19,6 +21,8 @@ from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.simulation.mutants import Mutant
 from tests.storage import placed
+from tests.storage.deeds import DEEDS
+from tests.storage.points import PointFailed, enumerate_points
 from tests.storage.rig import Shape
 from tests.storage.stage import Stage
 
@@ -39,18 +43,45 @@ def staged(shape: Shape, scenario: Scenario, *more: Any, **named: Any) -> None:
     run(scenario(Stage(shape), *more, **named))
 
 
+@pytest.mark.parametrize("keep", ["none", "random", "all"])
+def test_a_placed_entry_that_was_acknowledged_is_there_after_a_crash(keep: Keep):
+    staged(placed.ONE, placed.an_entry_is_placed, keep)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_logs_that_ended_are_replayed_and_put_nothing_in_doubt(stopped: bool):
+    staged(placed.SMALL_LOGS, placed.a_log_is_full, stopped=stopped)
+
+
+def test_nothing_counts_before_the_journal_durably_tells_of_its_ledger():
+    staged(placed.ONE, placed.the_journal_fails_beside_it)
+
+
 def test_what_is_placed_in_a_new_home_before_any_flush_is_there_after_a_crash():
     staged(placed.TWO, placed.the_home_changes)
 
 
+def test_a_flush_moves_no_mark_past_what_was_placed_after_it_began():
+    staged(placed.TWO, placed.a_flush_waits)
+
+
+def test_a_flush_moves_no_mark_past_what_no_index_was_told():
+    staged(placed.TWO, placed.no_directory_has_space)
+
+
 @pytest.mark.parametrize("when", ["full", "flushing", "flushed"])
-def test_a_placed_log_is_not_compacted_before_index_and_checkpoint_know_all_of_it(when: str):
+def test_a_placed_log_is_not_compacted_before_the_index_knows_all_of_it(when: str):
     staged(placed.SMALL_LOGS, placed.a_log_is_compacted, when)
 
 
 @pytest.mark.parametrize("keep", ["none", "all"])
-def test_what_was_placed_in_a_directory_that_one_start_missed_is_never_denied(keep: Keep):
+def test_what_was_placed_in_a_directory_that_one_start_missed_is_served_when_it_is_back(keep: Keep):
     staged(placed.TWO, placed.a_directory_is_missing_at_one_start, keep)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_a_directory_brings_back_replaces_nothing_that_was_taken_since(flushed: bool):
+    staged(placed.TWO, placed.another_is_taken_while_the_directory_is_away, flushed=flushed)
 
 
 @pytest.mark.parametrize("shape", [placed.ONE, placed.TWO_JOURNALS], ids=["one", "two journals"])
@@ -66,13 +97,12 @@ def test_a_directory_dropped_beside_placed_entries_takes_none_of_them_along(when
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_what_was_placed_in_a_directory_that_was_given_up_is_never_denied(back: bool):
+def test_what_was_placed_in_a_directory_that_was_given_up_is_served(back: bool):
     staged(placed.TWO, placed.a_directory_is_given_up, back)
 
 
-@pytest.mark.parametrize("compacted", [False, True])
-def test_places_of_a_journal_that_was_away_count_only_where_the_entry_lies(compacted: bool):
-    staged(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start, compacted=compacted)
+def test_what_was_placed_of_a_ledger_is_served_though_its_journal_is_missing():
+    staged(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start)
 
 
 @pytest.mark.parametrize("keep", ["none", "torn", "random"])
@@ -81,36 +111,121 @@ def test_an_index_is_rebuilt_from_placed_logs_that_a_crash_cut_off(keep: Keep, w
     staged(placed.ONE, placed.the_index_is_rebuilt, keep, with_states=with_states)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_torn_record_of_places_costs_nothing_that_was_acknowledged(seed: int):
-    staged(placed.ONE, placed.a_record_of_places_is_torn, seed)
+@pytest.mark.parametrize("seed", range(12))
+def test_a_torn_write_costs_nothing_that_was_acknowledged_and_the_node_goes_on(seed: int):
+    staged(placed.ONE, placed.the_last_write_is_torn, seed)
 
 
-@pytest.mark.parametrize("at", [0, 9, 17, 24])
-def test_a_place_that_rotted_in_the_journal_puts_its_ledger_in_limbo(at: int):
-    staged(placed.ONE, placed.a_bit_of_a_place_flips, at)
+@pytest.mark.parametrize("where", ["header", "payload", "zeros", "block"])
+def test_what_rotted_below_what_was_synced_is_told_from_a_torn_write(where: str):
+    staged(placed.ONE, placed.what_was_synced_rots, where)
+
+
+def test_a_marked_log_that_is_gone_puts_every_ledger_in_limbo():
+    staged(placed.ONE, placed.a_marked_log_is_gone)
 
 
 # -- the bugs -----------------------------------------------------------------------------------
 
 
-def no_ledger_record(records: Any) -> Any:
-    def places_alone(self: Any, large: Any, places: Any) -> Any:
-        self._told[large.ledger_id] = large.store.id
-        return records(self, large, places)
+def told_at_once(tell: Any) -> Any:
+    def nothing(self: Any, journals: Any, ledger_id: int, store: Any) -> None:
+        self._told[ledger_id] = store.id
 
-    return places_alone
-
-
-def sealed_when_full(seal: Any) -> Any:
-    def sealed(self: Any, log_id: int) -> None:
-        self._unsettled[log_id] = 0
-        seal(self, log_id)
-
-    return sealed
+    return nothing
 
 
-def nothing_is_judged(judge: Any) -> Any:
+def whatever_the_journal_says(placed_in: Any) -> Any:
+    def acknowledged(self: Any, large: Any) -> None:
+        self.pending_bytes -= large.bytes
+        large.done.set_result(None)
+
+    return acknowledged
+
+
+def sealed_when_it_ended(end: Any) -> Any:
+    async def ended(self: Any, log: Any) -> None:
+        await end(self, log)
+        self._logs.seal(log.log_id)
+
+    return ended
+
+
+def unmarked_when_it_ended(end: Any) -> Any:
+    async def ended(self: Any, log: Any) -> None:
+        await end(self, log)
+        await self._index.mark_logs({log.log_id: None})
+        await self._index.sync()
+
+    return ended
+
+
+def unmarked_before_the_index(write: Any) -> Any:
+    async def written(
+        self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
+    ) -> None:
+        await self.index.mark_logs(self.placed_log.marks(puts))
+        await self.index.sync()
+        await write(self, entries, changes, placed, puts)
+
+    return written
+
+
+def past_all_that_was_put(write: Any) -> Any:
+    async def written(
+        self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
+    ) -> None:
+        await write(self, entries, changes, placed, self.placed_log.puts if puts else 0)
+
+    return written
+
+
+def past_what_found_no_space(write: Any) -> Any:
+    async def written(
+        self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
+    ) -> None:
+        await write(self, entries, changes, placed, puts or self.placed_log.puts)
+
+    return written
+
+
+def not_marked(begin: Any) -> Any:
+    async def begun(self: Any) -> None:
+        self._log = await self._logs.begin()
+        await self._log.sync(self._disk)
+        await self._index.mark_logs({self._log.log_id: self._log.file.end})
+
+    return begun
+
+
+def synced_later(append: Any) -> Any:
+    async def appended(self: Any, chunk: Any, *, sync: bool = False) -> Any:
+        file = self.file
+
+        class Unsynced:
+            end = property(lambda _: file.end)
+
+            async def append(self, buffers: Any, *, sync: bool = False) -> int:
+                return int(await file.append(buffers))
+
+        self.file = Unsynced()
+        try:
+            return await append(self, chunk, sync=sync)
+        finally:
+            self.file = file
+
+    return appended
+
+
+def forgotten_at_once(replay_placed: Any) -> Any:
+    async def replayed(storage: Any, *more: Any) -> None:
+        await replay_placed(storage, *more)
+        await storage.forget_replayed_logs()
+
+    return replayed
+
+
+def nothing_is_done(_: Any) -> Any:
     async def nothing(*_: Any) -> None: ...
 
     return nothing
@@ -123,20 +238,37 @@ def nothing_is_known(stored: Any) -> Any:
     return nothing
 
 
-def acknowledged_when_written(written: Any) -> Any:
-    def early(self: Any, large: Any, *more: Any) -> None:
-        if not large.done.done():
-            large.done.set_result(None)
-        written(self, large, *more)
+def gaps_are_filler(take: Any) -> Any:
+    def taken(self: Any, chunk: Chunk) -> None:
+        for record in chunk.records:
+            self._next = record.location.position
+            take(self, Chunk([record], [], 0))
 
-    return early
+    return taken
 
 
-def not_synced(append_synced: Any) -> Any:
-    async def appended(self: Any, chunk: Any, disk: Any) -> Any:
-        return await self.append(chunk)
+def only_of_ledgers_that_are_known(place: Any) -> Any:
+    async def placed_of_known(self: Any, directory: str, ledger_id: int, locations: Any) -> None:
+        if self._storage.state(ledger_id) is not None:
+            await place(self, directory, ledger_id, locations)
 
-    return appended
+    return placed_of_known
+
+
+def all_is_torn(judge: Any) -> Any:
+    def judged(self: Any, *more: Any) -> Any:
+        damaged, torn = judge(self, *more)
+        return [], [*damaged, *torn]
+
+    return judged
+
+
+def all_is_damage(judge: Any) -> Any:
+    def judged(self: Any, *more: Any) -> Any:
+        damaged, torn = judge(self, *more)
+        return [*damaged, *torn], []
+
+    return judged
 
 
 def says(value: Any) -> Callable[[Any], Any]:
@@ -145,33 +277,53 @@ def says(value: Any) -> Callable[[Any], Any]:
 
 Bug = tuple[Any, str, Callable[[Any], Any]]
 BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
+    "a placed log is not synced": (
+        (GrowingLog, "append", synced_later),
+        *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
+    ),
+    "placed logs are not replayed": (
+        (replay, "replay_placed", nothing_is_done),
+        *(placed.ONE, placed.an_entry_is_placed, {"keep": "all"}),
+    ),
+    "a placed log is acknowledged from before its mark is durable": (
+        (PlacedLog, "_begin", not_marked),
+        *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
+    ),
     "no ledger record before the first place": (
-        (Placing, "_records", no_ledger_record),
+        (Placing, "_tell", told_at_once),
         *(placed.TWO, placed.the_home_changes, {}),
     ),
-    "a log is sealed when it is full": (
-        (PlacedLog, "_seal", sealed_when_full),
+    "nobody waits for the ledger record": (
+        (Placing, "_placed", whatever_the_journal_says),
+        *(placed.ONE, placed.the_journal_fails_beside_it, {}),
+    ),
+    "a log is sealed when it ended": (
+        (PlacedLog, "_end", sealed_when_it_ended),
         *(placed.SMALL_LOGS, placed.a_log_is_compacted, {"when": "full"}),
     ),
-    "places in directories that are missing are forgotten": (
-        (replay, "_judge_absent", nothing_is_judged),
-        *(placed.TWO, placed.a_directory_is_missing_at_one_start, {"keep": "none"}),
+    "the mark goes when the log ended": (
+        (PlacedLog, "_end", unmarked_when_it_ended),
+        *(placed.SMALL_LOGS, placed.a_log_is_full, {"stopped": False}),
     ),
-    "places in directories that were given up are forgotten": (
-        (replay, "_judge_absent", nothing_is_judged),
-        *(placed.TWO, placed.a_directory_is_given_up, {"back": False}),
+    "the mark moves past all that was put": (
+        (DirectoryStore, "write", past_all_that_was_put),
+        *(placed.TWO, placed.a_flush_waits, {}),
+    ),
+    "the mark moves past what found no space": (
+        (DirectoryStore, "write", past_what_found_no_space),
+        *(placed.TWO, placed.no_directory_has_space, {}),
     ),
     "a place counts whatever is stored": (
         (Replayed, "_stored", nothing_is_known),
-        *(placed.TWO_JOURNALS, placed.a_copy_rots_and_is_replaced, {}),
+        *(placed.TWO, placed.another_is_taken_while_the_directory_is_away, {"flushed": False}),
     ),
-    "a place of a journal that was away counts unread": (
-        (LateReplayed, "_place", lambda _: Replayed._place),
-        *(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start, {"compacted": True}),
+    "places of ledgers that no journal tells of are forgotten": (
+        (Replayed, "place", only_of_ledgers_that_are_known),
+        *(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start, {}),
     ),
-    "places of a journal that was away are forgotten": (
-        (LateReplayed, "_place", nothing_is_judged),
-        *(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start, {"compacted": False}),
+    "nothing is rescued from memory": (
+        (LedgerStorage, "rescue", says([])),
+        *(placed.TWO, placed.a_directory_is_given_up, {"back": False}),
     ),
     "a directory lost beside the flush of its places": (
         (Stores, "_misplaced", says(False)),
@@ -185,17 +337,21 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         (PlacedLog, "fail", says(None)),
         *(placed.TWO, placed.a_directory_is_dropped, {"when": "under way"}),
     ),
-    "a placed log is not synced": (
-        (GrowingLog, "append_synced", not_synced),
-        *(placed.ONE, placed.the_index_is_rebuilt, {"keep": "none", "with_states": True}),
+    "damage is taken for a torn write": (
+        (Coverage, "judge", all_is_torn),
+        *(placed.ONE, placed.what_was_synced_rots, {"where": "payload"}),
     ),
-    "acknowledged before the journal": (
-        (Placing, "_written", acknowledged_when_written),
-        *(placed.ONE, placed.a_record_of_places_is_torn, {"seed": 0}),
+    "a torn write is taken for damage": (
+        (Coverage, "judge", all_is_damage),
+        *(placed.ONE, placed.the_last_write_is_torn, {"seed": 0}),
     ),
-    "rot is not seen": (
-        (journal.Replay, "damage", lambda _: property(lambda self: [])),
-        *(placed.ONE, placed.a_bit_of_a_place_flips, {"at": 9}),
+    "damage is overlooked": (
+        (Coverage, "judge", says(([], []))),
+        *(placed.ONE, placed.what_was_synced_rots, {"where": "header"}),
+    ),
+    "zeros are taken for filler": (
+        (Coverage, "take", gaps_are_filler),
+        *(placed.ONE, placed.what_was_synced_rots, {"where": "zeros"}),
     ),
 }
 
@@ -206,3 +362,27 @@ def test_a_bug_of_placed_entries_breaks_its_test(name: str):
     with Mutant("", "", *bug).applied(), pytest.raises(AssertionError):
         staged(shape, scenario, **how)
     staged(shape, scenario, **how)
+
+
+BUGS_AT_POINTS: dict[str, tuple[Bug, str]] = {
+    "the mark moves before the index has what it passes": (
+        (DirectoryStore, "write", unmarked_before_the_index),
+        "flush of placed entries",
+    ),
+    "the mark goes before the index has what the log holds": (
+        (DirectoryStore, "write", unmarked_before_the_index),
+        "end of a placed log",
+    ),
+    "marks are forgotten before what was replayed is flushed": (
+        (replay, "replay_placed", forgotten_at_once),
+        "replay of places",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUGS_AT_POINTS)
+def test_a_bug_of_placed_entries_shows_between_two_operations(name: str):
+    bug, of = BUGS_AT_POINTS[name]
+    deed = next(deed for deed in DEEDS if deed.name == of)
+    with Mutant("", "", *bug).applied(), pytest.raises(PointFailed):
+        enumerate_points(deed, (("none", 0),))
