@@ -2,24 +2,41 @@
 of them beyond a log's mark, and how that ends.
 
 Always true: what is watched behaves as if it were not; what a start finds is asked of the disk, by
-the mark that the index gives to who starts.
+the mark that the index gives to who starts, and compared with the places that were told.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_index import Location
-from bookie_server.entry_log import BLOCK_BYTES, FOOTER_BYTES, BadEntryLog, log_path, map_start
-from bookie_server.log_scan import Chunk, parse
-from bookie_server.placed_replay import Coverage
+from bookie_server.entry_log import (
+    BLOCK_BYTES,
+    FOOTER_BYTES,
+    BadEntryLog,
+    decode_record,
+    log_path,
+    map_start,
+    record_end,
+)
+from bookie_server.log_scan import parse
 from tests.simulation.disk import SimDisk
 from tests.simulation.ghost import Ghost
 from tests.simulation.index import SimIndex
 
 Log = tuple[str, int]
 """Directory and log id."""
+
+
+class _Unread(NamedTuple):
+    """An entry whose place was told and that a start cannot read; `synced`: what lies there was
+    not written last."""
+
+    directory: str
+    ledger_id: int
+    entry_id: int
+    synced: bool
 
 
 class PlacedWatch:
@@ -30,6 +47,8 @@ class PlacedWatch:
         self._logs: dict[Log, None] = {}
         self._replayed: dict[Log, None] = {}  # those that this start reads
         self._away: dict[str, None] = {}  # directories that the latest run did not have
+        self._told: dict[Log, list[Location]] = {}  # places that no start found passed by a mark
+        self._unread: list[_Unread] = []  # by this start
         self._starting = False
         self._storage: Any = None  # of the bookie that runs
 
@@ -37,6 +56,7 @@ class PlacedWatch:
         """A run begins."""
         self._starting = True
         self._replayed.clear()
+        self._unread.clear()
 
     def crashes(self) -> None:
         for store in self._storage.stores if self._storage is not None else ():
@@ -49,6 +69,19 @@ class PlacedWatch:
     def forgets_logs(self) -> None:
         """Its only directory is empty: log ids begin anew."""
         self._logs.clear()
+        self._told.clear()
+
+    def unsaid(self) -> list[str]:
+        """What this start could not read, though its place had been told, without a word of it."""
+        storage, found = self._storage, []
+        for directory, ledger_id, entry_id, synced in self._unread:
+            state = storage.state(ledger_id)
+            if state is None or state.deleted or directory not in state.directories:
+                continue
+            limbo = storage.limbo(ledger_id)
+            if limbo != "lost" and (synced or not limbo):
+                found.append(f"ledger {ledger_id} entry {entry_id}")
+        return found
 
     def watch_index(self, directory: str, index: SimIndex, disk: SimDisk) -> None:
         plain_put, plain_marked = index.put, index.marked_logs
@@ -66,25 +99,26 @@ class PlacedWatch:
             for log_id, mark in marks.items():
                 if self._starting and (directory, log_id) not in self._replayed:
                     self._replayed[directory, log_id] = None
-                    self._begins_to_read(disk, log_id, mark)
+                    self._begins_to_read(disk, directory, log_id, mark)
             return marks
 
         index.put, index.marked_logs = put, marked_logs  # type: ignore[method-assign]
 
-    def _begins_to_read(self, disk: SimDisk, log_id: int, mark: int) -> None:
-        if log_path(log_id) not in disk.paths():
-            self._ghost.meet("placed log that is gone at a start")
-            return
-        coverage, data = Coverage(mark), disk.content(log_path(log_id))
+    def _begins_to_read(self, disk: SimDisk, directory: str, log_id: int, mark: int) -> None:
+        path = log_path(log_id)
+        data = disk.content(path) if path in disk.paths() else b""
+        told = self._told.get((directory, log_id), [])
+        told = self._told[directory, log_id] = [each for each in told if each.position >= mark]
         ended = _records_end(data, log_id)
-        end = ended or len(data)
-        for chunk in _chunks(data, mark, end, log_id):
-            coverage.take(chunk)
-        damaged, torn = coverage.judge(end, ended)
-        if damaged:
-            self._ghost.meet("damage in a placed log at a start")
-        if torn:
+        synced, torn = _synced(data, mark, ended or len(data), log_id)
+        if torn and not ended:
             self._ghost.meet("torn write in a placed log at a start")
+        for location in [each for each in told if not _is_whole(data, each)]:
+            was_synced = location.position < max(synced, ended)
+            unread = _Unread(directory, location.ledger_id, location.entry_id, was_synced)
+            self._unread.append(unread)
+            if was_synced:
+                self._ghost.meet("damage in a placed log at a start")
 
     def watch(self, storage: Any) -> None:
         """Of a bookie that has started: what it found is flushed."""
@@ -109,6 +143,9 @@ class PlacedWatch:
         def written(large: Any, placed: Any, told: "asyncio.Future[list[Location]]") -> None:
             if told.cancelled() or told.exception() is not None:
                 self._ghost.meet("large entry that could not be placed went to the journal")
+            else:
+                log = large.store.id, told.result()[0].log_id
+                self._told.setdefault(log, []).extend(told.result())
             plain_written(large, placed, told)
 
         def acknowledged(done: "asyncio.Future[None]") -> None:
@@ -173,13 +210,24 @@ class PlacedWatch:
         logs.begin, logs.finish_copy = begin, finish_copy  # type: ignore[method-assign]
 
 
-def _chunks(data: bytes, start: int, end: int, log_id: int) -> Iterator[Chunk]:
-    """All that a placed log holds between these positions."""
-    at = start
+def _synced(data: bytes, start: int, end: int, log_id: int) -> tuple[int, bool]:
+    """Up to where a placed log was synced, as its writes say, and whether anything after that
+    cannot be read."""
+    at, synced, bad_end = start, start, 0
     while at < end:
         parsed = parse(memoryview(data)[at:end], at, end, log_id)
-        yield Chunk(parsed.records, parsed.damage, parsed.position - at)
+        synced = max([synced, *(record.write_start for record in parsed.records)])
+        bad_end = max([bad_end, *(bad.end for bad in parsed.damage)])
         at = parsed.position
+    return synced, bad_end > synced
+
+
+def _is_whole(data: bytes, location: Location) -> bool:
+    try:
+        decode_record(memoryview(data)[location.position : record_end(location)], location)
+    except BadEntryLog:
+        return False
+    return True
 
 
 def _records_end(data: bytes, log_id: int) -> int:

@@ -183,6 +183,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (g.bookie("a"), x, 2, 13),
     ),
     (
+        *("16", I.what_a_start_cannot_read_is_said_to_be_lost),
+        lambda g, x: (g.bookie("a"), []),
+        lambda g, x: (g.bookie("a"), ["ledger 1 entry 2"]),
+    ),
+    (
         *("17", I.fragments_rise_within_what_is_confirmed),
         lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED)),
         lambda g, x: (

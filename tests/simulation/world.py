@@ -446,6 +446,8 @@ class BookieNode:
         mine = ghost.bookie(self.bookie_id)
         mine.partial = dict.fromkeys(self._partial())
         self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost())
+        unsaid = self._placed.unsaid()
+        self._judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
         every = self.bookie._ledgers.every().limbo == "lost"  # only a new directory is there
         for ledger_id in mine.fence_replied if not (mine.rotten or every) else ():
             if self._exists(ledger_id):  # the others are in limbo, and take no adds

@@ -16,6 +16,7 @@ from tests.simulation.invariants.bookies import (
     equal_entries_are_taken_and_others_refused,
     no_normal_add_begins_after_a_fence_reply,
     one_content_for_one_entry,
+    what_a_start_cannot_read_is_said_to_be_lost,
     what_was_acknowledged_is_never_denied,
     who_lost_nothing_does_not_say_that_it_did,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "the_same_seed_gives_the_same_run",
     "success_is_of_ones_own_or_earlier_rows",
     "what_a_commit_names_is_there",
+    "what_a_start_cannot_read_is_said_to_be_lost",
     "what_is_in_limbo_is_repaired",
     "what_is_there_has_no_end",
     "what_was_committed_is_all_there",

@@ -115,6 +115,20 @@ def what_was_acknowledged_is_never_denied(
     )
 
 
+@invariant("16", over_budget=True)
+def what_a_start_cannot_read_is_said_to_be_lost(
+    ghost: Ghost, bookie: BookieGhost, unsaid: list[str]
+) -> None:
+    """What was synced in a ledger directory before it was acknowledged, and cannot be read at a
+    start, puts its ledger in limbo: "lost", or "torn" if it was written last (rot there looks like
+    a torn write). `unsaid`: of which that was not so."""
+    require(
+        not unsaid,
+        "16",
+        f"{bookie.bookie_id} cannot read {', '.join(unsaid)} and does not say that it lost that",
+    )
+
+
 def _named(bookie: BookieGhost, ledger: LedgerGhost) -> bool:
     return any(bookie.bookie_id in each.ensemble for each in ledger.record.fragments)
 

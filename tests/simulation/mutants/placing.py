@@ -24,18 +24,19 @@ PLACED = {
     "large": 65,
 }
 AGAIN = {**PLACED, "faults": ("power", "pause", "zombie", "slow disk"), "recoverers": 3}
-FULL = {**PLACED, "faults": ("kill", "slow disk"), "chaos_s": 18.0, "tight": True}
-"""Small logs."""
+FULL = {**PLACED, "faults": ("kill", "slow disk"), "tight": True}
+"""Small logs, soon full."""
 ROLLED = {
     **PLACED,
     "faults": ("kill", "slow disk"),
     "chaos_s": 18.0,
-    "recoverers": 3,
+    "between_s": 0.3,
+    "writers": 4,
+    "streams": 2,
     "tight": True,
-    "entries": (15, 40),
-    "large": 300,
+    "entries": (30, 60),
 }
-"""Small logs, and ledgers that are deleted from them; some entries are written by flushes."""
+"""Small logs, and flushes that fill several of them."""
 ROTTEN = {
     **PLACED,
     "faults": ("bit rot", "power cut while writing", "kill"),
@@ -44,8 +45,8 @@ ROTTEN = {
 }
 BEREFT = {
     **PLACED,
-    "faults": ("lost directory", "kill", "power"),
-    "directories": 3,
+    "faults": ("lost directory", "slow disk", "kill"),
+    "directories": 2,
     "between_s": 0.3,
     "chaos_s": 18.0,
     "recoverers": 2,
@@ -123,11 +124,12 @@ def marks_as_of_now(write: Any) -> Any:
     return written
 
 
-def mark_gone_when_full(marks: Any) -> Any:
-    def all_that_ended(self: Any, puts: int) -> Any:
-        return {**marks(self, puts), **dict.fromkeys(self._ended)}
+def mark_gone_when_full(end: Any) -> Any:
+    async def ended(self: Any, log: Any) -> None:
+        await end(self, log)
+        await self._index.mark_logs({log.log_id: None})
 
-    return all_that_ended
+    return ended
 
 
 def damage_is_torn(judge: Any) -> Any:
@@ -140,10 +142,6 @@ def damage_is_torn(judge: Any) -> Any:
 
 def torn_is_damage(judge: Any) -> Any:
     return lambda self, end, synced: judge(self, end, end)
-
-
-def torn_is_nothing(judge: Any) -> Any:
-    return lambda self, end, synced: (judge(self, end, synced)[0], [])
 
 
 def rescues_nothing(rescue: Any) -> Any:
@@ -199,10 +197,9 @@ MUTANTS = (
         marks_as_of_now,
         PLACED,
     ),
-    Mutant("mark gone when its log is full", "placing", L, "marks", mark_gone_when_full, FULL),
+    Mutant("mark gone when its log is full", "placing", L, "_end", mark_gone_when_full, FULL),
     Mutant("damage taken for a torn place", "limbo", C, "judge", damage_is_torn, ROTTEN),
     Mutant("torn place taken for damage", "limbo", C, "judge", torn_is_damage, ROTTEN),
-    Mutant("torn place taken for nothing", "limbo", C, "judge", torn_is_nothing, ROTTEN),
     Mutant("nothing rescued from memory", "placing", S, "rescue", rescues_nothing, BEREFT),
     Mutant(
         "flush does not wait for places",
