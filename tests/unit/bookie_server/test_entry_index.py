@@ -14,10 +14,13 @@ from bookie_server.entry_index import (
     Location,
     decode_ledger_state,
     decode_location,
+    decode_log_mark,
     encode_ledger_state,
     encode_location,
+    encode_log_mark,
     entry_key,
     ledger_key,
+    log_key,
     merged,
 )
 from bookie_server.rocks_index import RocksIndex
@@ -63,6 +66,15 @@ def test_the_bytes_of_a_ledgers_state():
     for bad in (b"{}", b"", b"[]", value[:-1], value.replace(b"fenced", b"fence")):
         with pytest.raises(BadIndexRecord):
             decode_ledger_state(bad)
+
+
+def test_the_bytes_of_a_placed_logs_mark():
+    key, value = log_key(5), encode_log_mark(4096)
+    assert (key.hex(), value.hex()) == ("700000000000000005", "0010000000000000")
+    assert decode_log_mark(key, value) == (5, 4096)
+    for bad in ((key, value[:-1]), (key + b"\0", value), (b"", b"")):
+        with pytest.raises(BadIndexRecord):
+            decode_log_mark(*bad)
 
 
 def test_keys_sort_by_ledger_and_entry():
@@ -268,6 +280,68 @@ def test_more_locations_than_one_batch_are_all_there(an_index):
     an_index(put, look)
 
 
+MARKS = {256: 4096, 2: 2**40, 1: 4096}
+
+
+@pytest.mark.parametrize("end", ["closed", "crashed"])
+@pytest.mark.parametrize("deed", ["put", "moved", "removed"])
+def test_marks_of_logs_are_put_moved_and_removed_beside_all_else(an_index, deed, end):
+    expected = {"put": MARKS, "moved": {1: 4096, 2: 2**41, 7: 12288, 256: 4096}, "removed": {}}
+
+    async def write(index):
+        await index.put([*PLACES, *OTHERS])
+        await index.put_ledgers([STATE, LedgerState(EVERY_LEDGER)])
+        await index.mark_logs(MARKS)
+        await index.sync()
+        if deed == "moved":
+            await index.mark_logs({2: 2**41, 7: 12288})
+        elif deed == "removed":
+            await index.mark_logs({**dict.fromkeys(MARKS), 99: None})
+        await look(index)
+        await index.sync()
+
+    async def look(index):
+        marks = await index.marked_logs()
+        assert marks == expected[deed] and list(marks) == sorted(marks)
+        assert await index.range(7, 0, 100, 1 << 30) == PLACES
+        assert await index.ledger_ids() == [6, 7, 8]
+        assert await index.ledgers() == [STATE, LedgerState(EVERY_LEDGER)]
+        assert [await index.last(i) for i in (6, 7, 8)] == [2**62, 18, 0]
+
+    an_index(write, look, end=end)
+
+
+def test_marks_that_were_not_synced_are_as_before_when_the_power_is_lost(an_index):
+    async def put(index):
+        await index.mark_logs({1: 4096, 2: 4096})
+        await index.sync()
+        await index.mark_logs({1: 8192, 2: None, 3: 4096})
+
+    async def look(index):
+        assert await index.marked_logs() == {1: 4096, 2: 4096}
+
+    an_index(put, look, end="crashed")
+
+
+def test_a_mark_that_a_crash_spared_brings_all_that_was_put_before_it(tmp_path):
+    """RocksDB writes more than was synced: here it was not asked to sync at all."""
+
+    async def main():
+        index = await RocksIndex.open(tmp_path / "alive" / "index")
+        for start in range(0, 400_000, 20_000):
+            await index.put([Location(7, e, 1, e, 100) for e in range(start, start + 20_000)])
+            await index.mark_logs({1: start + 20_000})
+        shutil.copytree(tmp_path / "alive", tmp_path / "crashed")
+        await index.close()
+        after = await RocksIndex.open(tmp_path / "crashed" / "index")
+        mark = (await after.marked_logs()).get(1, 0)
+        spared = await after.range(7, 0, 2**62, 1 << 60)
+        await after.close()
+        assert 0 < mark <= len(spared) < 400_000
+
+    asyncio.run(main())
+
+
 # -- RocksDB alone ---------------------------------------------------------------------------
 
 
@@ -362,6 +436,9 @@ def test_errors_of_rocksdb_are_disk_failures(tmp_path):
         for question in (index.get(7, 3), index.range(7, 0, 9, 100), index.last(7)):
             with pytest.raises(DiskFailed, match="not an entry's location"):
                 await question
+        index._db[log_key(3)] = b"short"
+        with pytest.raises(DiskFailed, match="not a log's mark"):
+            await index.marked_logs()
 
     on_rocksdb(tmp_path / "damaged", damaged)
 
@@ -394,7 +471,12 @@ def test_after_a_sync_that_failed_none_succeeds(kind, tmp_path):
         await index.put([PLACE])
         with pytest.raises(DiskFailed):
             await index.sync()
-        for write in (index.sync, lambda: index.put([PLACE]), lambda: index.delete_ledger(7)):
+        for write in (
+            index.sync,
+            lambda: index.put([PLACE]),
+            lambda: index.delete_ledger(7),
+            lambda: index.mark_logs({1: 4096}),
+        ):
             with pytest.raises(DiskFailed):
                 await write()
         assert await index.get(7, 3) == PLACE, "it is read still"

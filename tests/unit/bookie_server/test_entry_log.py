@@ -6,6 +6,7 @@ from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.entry_index import Location
 from bookie_server.entry_log import (
+    BLOCK_BYTES,
     BadEntryLog,
     EntryLogs,
     LedgerShare,
@@ -16,10 +17,12 @@ from bookie_server.entry_log import (
     encode_footer,
     encode_log_header,
     encode_record_header,
+    encode_record_headers,
     held_bytes,
     log_path,
     run_bytes,
     runs,
+    write_start,
 )
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import current, run
@@ -313,3 +316,47 @@ def test_small_entries_among_much_filler_hold_no_memory_but_their_own(payload_by
         assert sum(buffers.values()) == held == held_bytes(places)
 
     run(main())
+
+
+def test_each_record_of_a_synced_write_says_in_which_block_the_write_began():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        log = await logs.begin()
+        begun = []
+        places = []
+        for count in (1, 3, 1, 5):
+            begun.append(log.file.end)
+            written = [(1, e, entry(1, e, bytes(e % 3 * 5000))) for e in range(count)]
+            places.append(await log.append(written, sync=True))
+        data = disk.content(log_path(log.log_id))
+        assert begun[0] == BLOCK_BYTES and all(at % BLOCK_BYTES == 0 for at in begun)
+        for start, of_write in zip(begun, places, strict=True):
+            assert of_write[0].position == start
+            found = [write_start(data[each.position :], each.position) for each in of_write]
+            assert found == [start] * len(of_write)
+
+    run(main())
+
+
+def test_a_record_that_is_not_synced_at_once_says_that_it_begins_a_write():
+    async def main():
+        disk = SimDisk()
+        logs = await EntryLogs.open(disk, CONFIG)
+        log = await logs.begin()
+        places = await log.append([(1, e, entry(1, e, bytes(5000))) for e in range(3)])
+        data = disk.content(log_path(log.log_id))
+        for each in places:
+            start = write_start(data[each.position :], each.position)
+            assert start == each.position // BLOCK_BYTES * BLOCK_BYTES
+
+    run(main())
+
+
+def test_where_a_write_began_is_covered_by_the_checksum_of_the_records_header():
+    (head,) = encode_record_headers([Location(1, 2, 3, 5 * BLOCK_BYTES, 100)], [4])
+    assert write_start(head, 5 * BLOCK_BYTES) == BLOCK_BYTES
+    assert decode_record_header(head) == Location(1, 2, 3, 5 * BLOCK_BYTES, 100)
+    other = head[:6] + b"\x03" + head[7:]
+    with pytest.raises(BadEntryLog, match="CRC"):
+        decode_record_header(other)

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bookie_server.entry_log import EntryLogs, log_path
+from bookie_server.entry_log import BLOCK_BYTES, EntryLogs, log_path, record_end
 from bookie_server.log_scan import CHUNK_BYTES, scan
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
@@ -184,5 +184,62 @@ def test_a_log_whose_first_bytes_are_damaged_is_read_all_the_same():
         records, damage = await read_through(disk)
         assert [r[0] for r in records] == places
         assert [(bad.start, bad.end) for bad in damage] == [(0, 64)]
+
+    run(main())
+
+
+async def placed_log(disk, *counts):
+    """A log of as many writes as there are counts, with so many entries each; their locations by
+    write."""
+    logs = await EntryLogs.open(disk, ONE_LOG)
+    log = await logs.begin()
+    places = []
+    for count in counts:
+        first = sum(map(len, places))
+        written = [(1, e, entry(1, e, bytes([e]) * 6000)) for e in range(first, first + count)]
+        places.append(await log.append(written, sync=True))
+    return places
+
+
+async def scanned_from(disk, start):
+    file = await disk.open(log_path(1))
+    return [chunk async for chunk in scan(file, 1, file.end, start)]
+
+
+def test_a_scan_from_where_a_record_ends_gives_what_comes_after_it_and_where_its_write_began():
+    async def main():
+        disk = SimDisk()
+        writes = await placed_log(disk, 1, 3, 2)
+        begun = {each: of_write[0].position for of_write in writes for each in of_write}
+        places = list(begun)
+        for number, place in enumerate([None, *places]):
+            start = BLOCK_BYTES if place is None else record_end(place)
+            chunks = await scanned_from(disk, start)
+            found = [record for chunk in chunks for record in chunk.records]
+            assert [record.location for record in found] == places[number:]
+            assert [record.write_start for record in found] == [*begun.values()][number:]
+            assert not any(chunk.damage for chunk in chunks)
+
+    run(main())
+
+
+def test_a_scan_from_a_position_does_not_look_at_what_lies_before():
+    async def main():
+        disk = SimDisk()
+        writes = await placed_log(disk, 1, 1)
+        for path_position in (3, writes[0][0].position + 10):
+            disk.flip_bit(log_path(1), 8 * path_position)
+        (chunk,) = await scanned_from(disk, record_end(writes[0][0]))
+        assert not chunk.damage and [r.location for r in chunk.records] == writes[1]
+        assert (await read_through(disk))[1]
+
+    run(main())
+
+
+def test_a_scan_from_beyond_the_end_finds_nothing():
+    async def main():
+        disk = SimDisk()
+        await placed_log(disk, 1)
+        assert await scanned_from(disk, 1 << 20) == []
 
     run(main())
