@@ -78,6 +78,9 @@ class Chaos:
             if node.stopping or node.doomed or node.degraded:
                 node.kill("all")
             await node.start()
+            if node.degraded:  # it was about to start when all was well again
+                node.kill("all")
+                await node.start()
         for node in self.world.nodes:
             await self._replace(node)
 

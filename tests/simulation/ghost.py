@@ -129,6 +129,9 @@ class BookieGhost:
     bereft: bool = False
     """A directory of it was lost as a whole, and is not damaged any more; if it was the only one it
     is rotten too."""
+    unsure: bool = False
+    """A directory failed at its first start of all, or it once started with none that was there to
+    the last: it cannot know what was there."""
     partial: dict[int, None] = field(default_factory=dict)
     """Ledgers of which a directory was not there when it last started: it may not know what it
     promised of them, but it never denies it."""

@@ -198,6 +198,9 @@ class BookieNode:
         self._ledger_names = _names("ledger", ledgers)
         self._to_miss: dict[int, None] = {}
         self._missing: dict[int, None] = {}
+        self._is_new = True
+        self._up_to_date: list[str] = []
+        """Ledger directories that were there to the last, so that they know what became of all."""
         self._placed = PlacedWatch(self.world.ghost)
 
     @property
@@ -259,6 +262,9 @@ class BookieNode:
                 failed[name] = str(error)
         if not ledgers:
             raise DiskFailed(f"no ledger directory can be opened: {failed}")
+        known, self._up_to_date = self._up_to_date, [directory.id for directory in ledgers]
+        if known and not any(each in known for each in self._up_to_date):
+            self.world.ghost.bookie(self.bookie_id).unsure = True
         return Directories([JournalDirectory(*each) for each in journals], ledgers, failed)
 
     async def _boot(self) -> None:
@@ -314,6 +320,9 @@ class BookieNode:
         if not self.running:
             return
         self.running = False
+        if self.bookie is not None:
+            stores = self.bookie._storage._stores
+            self._up_to_date = [s.id for s in stores.live] or [*stores.failures][-1:]
         self.bookie = None
         self.world.trace.note(self.address, f"killed, keeps {keep}")
         self.world.network.down(self.address)
@@ -371,6 +380,7 @@ class BookieNode:
         return mine
 
     def calm(self) -> None:
+        self._to_miss.clear()
         for disk in self.disks:
             disk.calm()
         for end_of_crowd in list(self._crowds):
@@ -445,6 +455,9 @@ class BookieNode:
         ghost = self.world.ghost
         mine = ghost.bookie(self.bookie_id)
         mine.partial = dict.fromkeys(self._partial())
+        mine.unsure = mine.unsure or (self._is_new and bool(self.bookie._storage.failures))
+        self._is_new = False
+        self._up_to_date = [store.id for store in self.bookie._storage.stores]
         self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost())
         unsaid = self._placed.unsaid()
         self._judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)

@@ -86,8 +86,9 @@ def who_lost_nothing_does_not_say_that_it_did(
 ) -> None:
     """A start finds nothing lost (`lost`: whose entries it says are) where no disk was damaged and
     no directory lost: kills, power cuts and disks that fail for a while cost nothing that was
-    durable. Else each crash would be a loss to those who count on the bookie."""
-    harmed = bookie.rotten or bookie.bereft
+    durable. Else each crash would be a loss to those who count on the bookie. Not so if it ever
+    started with directories alone that cannot know."""
+    harmed = bookie.rotten or bookie.bereft or bookie.unsure
     require(
         harmed or not lost,
         "15",
