@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bookie_server.entry_index import Location
@@ -180,6 +180,7 @@ SIZES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(sizes=SIZES, piece=st.sampled_from([1 << 30, 48, 4096, 30_000]), data=st.data())
 def test_no_log_that_is_whole_has_a_hole(sizes, piece, data):
     written = log(*sizes)
@@ -191,6 +192,7 @@ def test_no_log_that_is_whole_has_a_hole(sizes, piece, data):
 DEEDS = st.sampled_from(["zeroed", "flipped", "garbage", "cut off"])
 
 
+@settings(deadline=None)
 @given(
     sizes=SIZES,
     deeds=st.lists(
@@ -242,6 +244,7 @@ def test_what_was_touched_below_the_last_write_that_left_a_record_is_damage_and_
 
 
 @FIRST_OF_A_WRITE
+@settings(deadline=None)
 @given(sizes=SIZES, data=st.data())
 def test_a_power_loss_under_the_last_write_leaves_no_damage_whatever_it_spares(sizes, data):
     written = log(*sizes)
