@@ -30,7 +30,7 @@ BUSY_COMPACTION = {
 }
 """Budgets as they are by default; but what happens once an hour or a day happens in ten minutes."""
 ENTRY_SIZES = (1 << 10, 16 << 10, 64 << 10, 1 << 20)
-"""Of both kinds: those that go to the journal, and those of which it has only the places."""
+"""Of both kinds: those that go to the journal, and those that go straight to an entry log."""
 LEDGER_BYTES = 64 * MIB
 KEPT_LEDGERS, KEPT_ONE_IN = 40, 4
 WRITTEN_BYTES_PER_S = 24 * MIB
@@ -39,8 +39,8 @@ IDLE_S, SETTLED_S = 60.0, 15.0
 
 def restart_s(entry_bytes: int) -> float:
     """Seconds from the start of a bookie that was killed with 1 GiB of such entries and nothing of
-    it flushed, until it is registered as writable. Small entries are in its journal, of large ones
-    (LARGE_BYTES and more) the journal has only the places."""
+    it flushed, until it is registered as writable. Small entries are in its journal, large ones
+    (LARGE_BYTES and more) in placed logs."""
     is_small = entry_bytes < LARGE_BYTES
     with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED)) as cluster:
         bookie = cluster.bookies[0]

@@ -127,7 +127,7 @@ class BookieConfig(Settings):
         _STORAGE.large_entry_bytes,
         ge=0,
         description="Entries of at least so many bytes are written once, straight to an entry log,"
-        " and the journal says only where; 0: every entry is written to the journal first.",
+        " which a start reads as a journal; 0: every entry is written to the journal first.",
     )
     entry_bytes_max: int = Field(
         _STORAGE.entry_bytes_max, gt=0, description="Largest payload of an entry."

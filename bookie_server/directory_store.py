@@ -71,7 +71,7 @@ class DirectoryStore:
     async def open(cls, directory: LedgerDirectory, config: StorageConfig) -> "DirectoryStore":
         """Raises DiskFailed."""
         await refuse_half_rebuilt(directory.disk)
-        logs = await EntryLogs.open(directory.disk, config)
+        logs = await EntryLogs.open(directory.disk, config, await directory.index.marked_logs())
         spare_bytes = config.write_cache_bytes
         placed_log = PlacedLog(directory.disk, logs, directory.index, config, spare_bytes)
         return cls(directory, logs, placed_log)

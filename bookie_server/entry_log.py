@@ -193,11 +193,14 @@ class EntryLogs:
         self._files = _OpenFiles(disk, self.path)
 
     @classmethod
-    async def open(cls, disk: Disk, config: StorageConfig) -> "EntryLogs":
-        """Older logs are read only; new entries go to a log after them. Raises DiskFailed."""
+    async def open(
+        cls, disk: Disk, config: StorageConfig, known: Iterable[int] = ()
+    ) -> "EntryLogs":
+        """Older logs are read only; new entries go to a log after them, and after those `known`,
+        which may be lost. Raises DiskFailed."""
         await disk.make_folder(FOLDER)
         names = [name for name in await disk.list(FOLDER) if name.split(".")[0].isdigit()]
-        logs = cls(disk, config, max((_log_id(name) for name in names), default=0) + 1)
+        logs = cls(disk, config, max([*known, *map(_log_id, names)], default=0) + 1)
         for name in names:
             if name.endswith((COMPACTING, MAP_TEMPORARY)):
                 await disk.remove(f"{FOLDER}/{name}")
@@ -379,7 +382,7 @@ class EntryLogs:
 
 
 class GrowingLog:
-    """A log that is written, by a flush or a compaction."""
+    """A log that is written: by a flush, a compaction, or with large entries."""
 
     def __init__(self, log_id: int, file: File) -> None:
         self.log_id = log_id

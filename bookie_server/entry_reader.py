@@ -171,10 +171,15 @@ class EntryReader:
             for entry_id, entry in found.items()
         }
 
-    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """Which of the entries are in cache or index. Raises DiskFailed."""
+    def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """Which of the entries are in the write cache, or have a place there."""
         found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
         found.update(dict.fromkeys(self._cache.places(ledger_id, first_entry, last_entry)))
+        return found
+
+    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """Which of the entries are in cache or index. Raises DiskFailed."""
+        found = self.stored_in_cache(ledger_id, first_entry, last_entry)
         for store in self._stores(ledger_id):
             places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
             found.update((place.entry_id, None) for place in places)

@@ -290,7 +290,7 @@ class LedgerStorage:
 
     def _on_journal_failure(self) -> None:
         """What the journal had goes to its final place as soon as can be."""
-        if self._flush_begun is None:
+        if self._flush_begun is None and self._stores.live:
             self.begin_flush()
 
     # -- entries --
@@ -345,6 +345,10 @@ class LedgerStorage:
         """See engine.StorageEngine."""
         return await self._reader.stored(ledger_id, first_entry, last_entry)
 
+    def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """As `stored`, of the write cache alone."""
+        return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
+
     async def read(
         self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
     ) -> Range:
@@ -372,7 +376,8 @@ class LedgerStorage:
 
     @property
     def has_unflushed(self) -> bool:
-        return bool(self._cache.active.bytes or self._states.has_changes)
+        unsettled = any([store.placed_log.has_ended for store in self._stores.live])
+        return bool(self._cache.active.bytes or self._states.has_changes or unsettled)
 
     @property
     def unflushed_bytes(self) -> int:

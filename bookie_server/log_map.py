@@ -111,12 +111,12 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     """Read a log that has no map. Raises DiskFailed."""
     shares: dict[int, LedgerShare] = {}
     damage: list[Damage] = []
-    last_record = 0  # that the index points to
+    last_record = synced = 0  # of what the index points to
     file = await logs.open_log(log_id)
     try:
         async for chunk in scan(file, log_id, file.end):
-            for location, *_ in await pointed_to(index, chunk.records):
-                last_record = location.position
+            for location, _, write_start in await pointed_to(index, chunk.records):
+                last_record, synced = location.position, max(synced, write_start)
                 size, count = shares.get(location.ledger_id, (0, 0))
                 size += RECORD_HEADER_BYTES + location.entry_bytes
                 shares[location.ledger_id] = LedgerShare(size, count + 1)
@@ -124,9 +124,11 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
             for place in [bad.location for bad in chunk.damage if bad.location is not None]:
                 if await index.get(place.ledger_id, place.entry_id) == place:
                     last_record = max(last_record, place.position)
+                    synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
-        # A write that was torn may have left whole records behind damage, but none of the index's.
-        whole = all(bad.start > last_record for bad in damage)
+        # A write that was torn may have left whole records behind damage; of a flush none of the
+        # index's, of a placed log those that a start replayed.
+        whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
         found = LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
     finally:
         await file.close()

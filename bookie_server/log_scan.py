@@ -41,13 +41,14 @@ class Record(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes from `start` up to `end` that are no records. `location` is set when the record's
-    header could be read: what is damaged is that entry."""
+    """Bytes from `start` up to `end` that are no records. `location` and `write_start` (see
+    entry_log) are set when the record's header could be read: what is damaged is that entry."""
 
     start: int
     end: int
     why: str
     location: Location | None = None
+    write_start: int = 0
 
 
 class Chunk(NamedTuple):
@@ -105,20 +106,23 @@ def parse(data: Buffer, base: int, end: int, log_id: int) -> Parsed:
             at = found
             continue
         stop = at + RECORD_HEADER_BYTES + location.entry_bytes
+        begun = write_start(view[at : at + RECORD_HEADER_BYTES], base + at)
         if base + stop > end:
-            damage.append(Damage(base + at, end, "the log ends inside a record", location))
+            why = "the log ends inside a record"
+            damage.append(Damage(base + at, end, why, location, begun))
             at = limit
         elif stop > limit:
             if last:
-                damage.append(Damage(base + at, end, "the file ends inside a record", location))
+                why = "the file ends inside a record"
+                damage.append(Damage(base + at, end, why, location, begun))
                 at = limit
                 continue
             return Parsed(records, damage, base + at, stop - at)
         elif why := _fault(entry := view[at + RECORD_HEADER_BYTES : stop], location):
-            damage.append(Damage(base + at, base + stop, why, location))
+            damage.append(Damage(base + at, base + stop, why, location, begun))
             at = stop
         else:
-            records.append(Record(location, entry, write_start(view[at:stop], base + at)))
+            records.append(Record(location, entry, begun))
             at = stop
     return Parsed(records, damage, base + at, RECORD_HEADER_BYTES)
 

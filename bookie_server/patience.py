@@ -249,7 +249,7 @@ class PatientIndex(EntryIndex):
         await self._patience.alter(self._index.mark_logs, marks)
 
     async def marked_logs(self) -> dict[int, int]:
-        return await self._index.marked_logs()
+        return await self._patience.read(self._index.marked_logs)
 
     async def sync(self) -> None:
         await self._patience.alter(self._index.sync)

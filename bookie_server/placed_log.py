@@ -125,6 +125,11 @@ class PlacedLog:
             self._logs.seal(log_id)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether a log waits for a flush after which it can be sealed."""
+        return bool(self._ended)
+
+    @property
     def wait_s(self) -> float:
         """Seconds in which half of what is pending should be written."""
         now_s = asyncio.get_running_loop().time()
@@ -195,12 +200,10 @@ class PlacedLog:
             for put in puts:
                 self._tell(put, DiskFull("the space that is left is for flushes"))
             return
-        if self._log is None:
-            await self._begin()
-        log, loop = self._log, asyncio.get_running_loop()
-        assert log is not None
+        loop = asyncio.get_running_loop()
         self._work.begun(sum([put.bytes for put in puts]), loop.time())
         try:
+            log = self._log or await self._begin()
             places = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
             self._work.ended(loop.time())
@@ -212,11 +215,12 @@ class PlacedLog:
         if log.file.end >= self._config.entry_log_bytes_max:
             await self._finish(log)
 
-    async def _begin(self) -> None:
-        self._log = await self._logs.begin()
-        await self._log.sync(self._disk)
-        await self._index.mark_logs({self._log.log_id: self._log.file.end})
+    async def _begin(self) -> GrowingLog:
+        log = self._log = await self._logs.begin()
+        await log.sync(self._disk)
+        await self._index.mark_logs({log.log_id: log.file.end})
         await self._index.sync()
+        return log
 
     def _tell(self, put: _Put, told: list[Location] | DiskFailed) -> None:
         if put.told.done():  # it was told when the directory was lost

@@ -11,22 +11,23 @@ Always true:
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from bookie_server.directory_store import DirectoryStore
-from bookie_server.disk import DiskFailed, NoSuchFile
+from bookie_server.disk import DiskFailed, File, NoSuchFile
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, Location
 from bookie_server.entry_log import BLOCK_BYTES, record_end
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import LOST, TORN, worse
 from bookie_server.log_map import read_map
-from bookie_server.log_scan import Chunk, scan
+from bookie_server.log_scan import Chunk, Damage, scan
 from bookie_server.patience import DiskHung
 from bookie_server.replayed import Replayed
 from bookie_server.segment_reader import SegmentReader
 
+_Locations = AsyncGenerator[dict[int, list[Location]]]
 _log = logging.getLogger(__name__)
 
 
@@ -43,44 +44,51 @@ class Coverage:
     """Which bytes of a placed log, from `start` on, are records; told chunk by chunk.
 
     Always true: records of one write touch each other, and a write begins at the first block after
-    the one before; so what lies between is a hole, zeros too.
+    the one before; so what lies between is a hole, zeros too, but for those up to that block.
     """
 
     def __init__(self, start: int) -> None:
         self._next = start
         self._synced = start  # all before it was
         self._holes: list[tuple[int, int]] = []
-        self._headers: list[tuple[int, int, int]] = []  # start and end of bad records, and whose
+        self._damage: dict[int, Damage] = {}  # by where it begins, ascending
 
     def take(self, chunk: Chunk) -> None:
         """What comes next in the log."""
         for damage in chunk.damage:
-            if damage.location is not None:
-                self._headers.append((damage.start, damage.end, damage.location.ledger_id))
+            self._damage[damage.start] = damage
+            self._synced = max(self._synced, damage.write_start)
         for record in chunk.records:
             at = record.location.position
             begins = at == _block(self._next) and record.write_start == at
-            if at != self._next and not begins:
-                self._holes.append((self._next, at))
+            if at != self._next and (self._next in self._damage or not begins):
+                self._note_hole(at)
             self._next = record_end(record.location)
             self._synced = max(self._synced, record.write_start)
 
     def judge(self, end: int, synced: int) -> tuple[list[Hole], list[Hole]]:
         """The holes in what was synced, and those in what may not have been; the log's records end
         at `end`, and all before `synced` was synced whatever they say."""
-        if _block(self._next) < end:
-            self._holes.append((self._next, end))
-        holes = [Hole(*hole, self._whose(*hole)) for hole in self._holes]
+        self._note_hole(end)
         synced = max(synced, self._synced)
-        return [h for h in holes if h.start < synced], [h for h in holes if h.start >= synced]
+        damaged = [(start, min(end, synced)) for start, end in self._holes if start < synced]
+        torn = [(max(start, synced), end) for start, end in self._holes if end > synced]
+        return list(map(self._hole, damaged)), list(map(self._hole, torn))
 
-    def _whose(self, start: int, end: int) -> list[int] | None:
+    def _note_hole(self, end: int) -> None:
+        start = self._next if self._next in self._damage else _block(self._next)
+        if start < end:
+            self._holes.append((start, end))
+
+    def _hole(self, hole: tuple[int, int]) -> Hole:
+        """One whose bad records touch each other from its start to its end is theirs."""
         found: list[int] = []
-        for first, last, ledger_id in self._headers:
-            if first == start or (first == _block(start) and found):
-                found.append(ledger_id)
-                start = last
-        return found if found and _block(start) >= end else None
+        start, end = hole
+        for damage in self._damage.values():
+            if damage.location is not None and damage.start in (start, _block(start)):
+                found.append(damage.location.ledger_id)
+                start = damage.end
+        return Hole(*hole, found if found and _block(start) >= end else None)
 
 
 def _block(position: int) -> int:
@@ -92,59 +100,74 @@ async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
     """After the journals were replayed and judged. A directory whose logs cannot be read is dropped
     while there are others: what it holds is taken when it is back. Raises DiskFailed."""
     for store in storage.stores:
+        reading = _read_logs(store, storage)
+        while storage.lives(store):  # a flush may drop it
+            try:
+                locations = await anext(reading, None)
+            except DiskFailed as error:
+                if storage.stores == [store]:
+                    raise
+                storage.drop(store.id, error)
+                break
+            if locations is None:
+                break
+            for ledger_id, of_ledger in locations.items():
+                await replayed.place(store.id, ledger_id, of_ledger)
+        await reading.aclose()
+
+
+async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Locations:
+    """What lies in the marked logs, some of it at a time, by ledger. Raises DiskFailed."""
+    for log_id, start in (await store.index.marked_logs()).items():
         try:
-            for log_id, start in (await store.index.marked_logs()).items():
-                await _replay_log(store, log_id, start, storage, replayed)
-        except DiskFailed as error:
-            if len(storage.stores) == 1:
-                raise
-            storage.drop(store.id, error)
+            file = await store.logs.open_log(log_id)
+        except NoSuchFile:
+            _doubt_all(storage, LOST, f"placed log {log_id} is missing")
+            continue
+        try:
+            async for locations in _read_log(store, log_id, file, start, storage):
+                yield locations
+        finally:
+            await file.close()
 
 
-async def _replay_log(
-    store: DirectoryStore, log_id: int, start: int, storage: LedgerStorage, replayed: Replayed
-) -> None:
-    try:
-        file = await store.logs.open_log(log_id)
-    except NoSuchFile:
-        _doubt_all(storage, LOST, f"placed log {log_id} is missing")
-        return
+async def _read_log(
+    store: DirectoryStore, log_id: int, file: File, start: int, storage: LedgerStorage
+) -> _Locations:
     reader = SegmentReader(file)
     coverage, count = Coverage(start), 0
-    try:
-        ended = await _records_end(store, log_id)
-        end = ended or file.end
-        async for chunk in scan(_Around(reader), log_id, end, start):
-            coverage.take(chunk)
-            by_ledger: dict[int, list[Location]] = {}
-            for record in chunk.records:
-                by_ledger.setdefault(record.location.ledger_id, []).append(record.location)
-            for ledger_id, locations in by_ledger.items():
-                await replayed.place(store.id, ledger_id, locations)
-            count += len(chunk.records)
-    finally:
-        await file.close()
+    ended = await _records_end(store, log_id)
+    end = ended or file.end
+    async for chunk in scan(_Around(reader), log_id, end, start):
+        coverage.take(chunk)
+        locations: dict[int, list[Location]] = {}
+        for record in chunk.records:
+            locations.setdefault(record.location.ledger_id, []).append(record.location)
+        count += len(chunk.records)
+        yield locations
     _log.info("placed log %d: %d entries replayed", log_id, count)
     if end < start:
         _doubt_all(storage, LOST, f"placed log {log_id} ends at {end}, before its mark {start}")
     damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
     for hole in damaged:
-        _judge(
-            hole, LOST, f"placed log {log_id} is damaged from {hole.start} to {hole.end}", storage
-        )
+        what = f"placed log {log_id} is damaged from {hole.start} to {hole.end}"
+        _judge(hole, LOST, what, storage)
     for hole in torn:
         _judge(hole, TORN, f"placed log {log_id}: a torn write at {hole.start} is cut", storage)
 
 
 async def _records_end(store: DirectoryStore, log_id: int) -> int:
-    """Where the footer says that the records end; 0: the log has none that could be read."""
+    """A block's end up to which all is records and what fills them up, as the footer says; 0: the
+    log has none that could be read."""
     try:
         found = await read_map(store.logs, store.disk, log_id)
     except DiskHung:
         raise
     except DiskFailed:  # a bad block of it, which the reader tells from a torn write
         return 0
-    return found.records_end if found is not None and found.has_footer else 0
+    if found is None or not found.has_footer:
+        return 0
+    return found.records_end // BLOCK_BYTES * BLOCK_BYTES
 
 
 class _Around:

@@ -42,7 +42,7 @@ class Owner(Protocol):
 
 
 class _Large(NamedTuple):
-    """Entries of one ledger on their way; `half` has them."""
+    """Entries of one ledger on their way; `half` has them. `told`: a journal is told of `store`."""
 
     ledger_id: int
     records: Sequence[Record]
@@ -50,6 +50,7 @@ class _Large(NamedTuple):
     store: DirectoryStore
     half: CacheHalf
     journals: Journals
+    told: Appended | None
     done: Appended
 
 
@@ -145,10 +146,10 @@ class Placing:
         done: Appended = loop.create_future()
         done.add_done_callback(retrieve)
         size = sum([len(record.body) for record in records])
-        large = _Large(ledger_id, records, size, store, half, journals, done)
+        told = self._tell(journals, ledger_id, store)
+        large = _Large(ledger_id, records, size, store, half, journals, told, done)
         self.pending_bytes += size
         self._stores[store] = self._stores.get(store, 0) + 1
-        self._tell(journals, ledger_id, store)
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
         written = store.placed_log.put(ledger_id, entries)
         placing: Appended = loop.create_future()
@@ -157,15 +158,16 @@ class Placing:
         written.add_done_callback(partial(self._written, large, placing))
         return done
 
-    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> None:
-        """A journal is to know that the directory has entries of the ledger."""
+    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> Appended | None:
+        """A journal is to know that the directory has entries of the ledger; None: one does."""
         if self._told.get(ledger_id) == store.id:
-            return
+            return self._telling.get(ledger_id)
         state = self._owner.record(ledger_id)
         assert state is not None
         self._told[ledger_id] = store.id
         telling = self._telling[ledger_id] = journals.append([state])
         telling.add_done_callback(partial(self._heard, ledger_id))
+        return telling
 
     def _heard(self, ledger_id: int, telling: Appended) -> None:
         if self._telling.get(ledger_id) is telling:
@@ -214,9 +216,8 @@ class Placing:
 
     def _placed(self, large: _Large) -> None:
         self.pending_bytes -= large.bytes
-        telling = self._telling.get(large.ledger_id)
-        if telling is not None:
-            telling.add_done_callback(partial(_pass_on, large.done))
+        if large.told is not None:
+            large.told.add_done_callback(partial(_pass_on, large.done))
         else:
             large.done.set_result(None)
 

@@ -16,6 +16,7 @@ from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import (
     EVERY_LEDGER,
+    LIMBO_REASONS,
     LedgerState,
     Location,
     decode_ledger_state,
@@ -24,6 +25,7 @@ from bookie_server.entry_index import (
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_states import doubted
 from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.patience import DiskHung
 from bookie_server.placed import Place
 
 _ENTRY = Kind.ENTRY
@@ -59,23 +61,30 @@ class Replayed:
     async def place(self, directory: str, ledger_id: int, locations: Sequence[Location]) -> None:
         """Entries of the ledger lie in the directory's placed log; no index may know them. After
         the journals. Raises DiskFailed when a flush did."""
-        storage, state = self._storage, self._storage.state(ledger_id)
-        if state is None:
-            every = storage.state(EVERY_LEDGER)
-            if every is None or every.limbo != "lost":
-                return  # it was deleted and forgotten
-            state = doubted(LedgerState(ledger_id, met=False))
-        if state.deleted:
-            return
-        if not (state.directories or state.given_up):  # its ledger record is among what is damaged
-            state = storage.restore_state(replace(state, directories=(directory,)))
-        if directory not in state.directories:
+        state = self._state_of_placed(directory, ledger_id)
+        if state is None or state.deleted or directory not in state.directories:
             return
         entry_ids = [location.entry_id for location in locations]
         known = await self._stored(ledger_id, min(entry_ids), max(entry_ids))
         new = [Place(directory, each) for each in locations if each.entry_id not in known]
         if new:
-            await self._when_there_is_room(lambda: storage.replay_places(ledger_id, new))
+            await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
+
+    def _state_of_placed(self, directory: str, ledger_id: int) -> LedgerState | None:
+        """With the directory, if the record that named it may be among what journals have lost."""
+        state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
+        doubt = every.limbo if every is not None else ""
+        if state is None:
+            if not doubt:
+                return None  # it was deleted and forgotten
+            state = LedgerState(ledger_id, limbo=doubt, met=False)
+            state = doubted(state) if doubt == LIMBO_REASONS[-1] else state
+        known = directory in (*state.directories, *dict(state.given_up))
+        if known or state.deleted or not (doubt or state.limbo):
+            return state
+        return self._storage.restore_state(
+            replace(state, directories=(directory, *state.directories))
+        )
 
     async def end(self) -> None:
         """No flush is under way when this returns. Raises DiskFailed when one failed."""
@@ -114,12 +123,14 @@ class Replayed:
 
     async def _stored(self, ledger_id: int, first: int, last: int) -> dict[int, None]:
         """An index that cannot say was told of, if it is damaged; a place is as good then as any
-        that it might have."""
+        that it might have, but none that came from a journal. Raises DiskHung."""
         try:
             return await self._storage.stored(ledger_id, first, last)
+        except DiskHung:
+            raise
         except DiskFailed as error:
             _log.error("what is stored of ledger %d cannot be said: %s", ledger_id, error)
-            return {}
+            return self._storage.stored_in_cache(ledger_id, first, last)
 
     async def _when_there_is_room(self, put: Callable[[], bool]) -> None:
         while not put():

@@ -1,4 +1,5 @@
-"""Reading a journal segment from its start to its end: large pieces, the next one ahead of need.
+"""Reading a journal segment from its start to its end: large pieces, the next one ahead of need;
+and any file around its bad blocks.
 
 Always true: two pieces are in memory, and what is handed out is a view into one, or a copy where it
 is small: a batch is followed by zeros up to the next multiple of 4096, which whoever keeps an entry

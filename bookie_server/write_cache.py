@@ -1,10 +1,10 @@
 """Entries that are not in an entry log yet, in two halves: one fills while the other is flushed.
 
-Always true: an entry is put here before it is given to the journal, so whatever the journal made
-durable is in a half that some flush will see; a half is emptied only after its entries are in the
-index; entries are views into the frames they came in, counted with what Python keeps around them;
-of an entry that lies in a ledger directory already the half knows the place, until the entry is put
-again; while places are still to come (`placing`) the half is not flushed.
+Always true: an entry is put here before it is given to a journal or placed log, so whatever these
+made durable is in a half that some flush will see; a half is emptied only after its entries are in
+the index; entries are views into the frames they came in, counted with what Python keeps around
+them; of an entry that lies in a ledger directory already the half knows the place, until the entry
+is put again; while places are still to come (`placing`) the half is not flushed.
 """
 
 import asyncio
@@ -26,6 +26,9 @@ class CacheHalf:
         """By ledger and entry id; of a replayed entry the half has nothing else."""
         self.placed_bytes = 0
         """Of the entries here that have a place."""
+        self.unplaced: dict[int, dict[int, None]] = {}
+        """By ledger, entries that had one in a directory that was lost: they are on their way to
+        another, from memory."""
         self.placing: dict[asyncio.Future[None], None] = {}
         """Not done: places that will be told."""
 
@@ -72,16 +75,18 @@ class CacheHalf:
     def unplace(self, lives: Callable[[str], bool]) -> None:
         """Forget the places in directories that do not live."""
         for ledger_id in self.places:
-            self._displace(ledger_id, self._misplaced(ledger_id, lives))
+            if dead := self._misplaced(ledger_id, lives):
+                self.unplaced.setdefault(ledger_id, {}).update(dict.fromkeys(dead))
+                self._displace(ledger_id, dead)
 
     def _misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
         places = self.places.get(ledger_id, _NOWHERE)
         return [e for e, place in places.items() if not lives(place.directory)]
 
     def misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> dict[int, Buffer]:
-        """Entries of the ledger that have their place in directories that do not live."""
+        """Entries of the ledger that have, or had, their place in directories that do not live."""
         entries = self.ledgers.get(ledger_id, _NONE)
-        dead = self._misplaced(ledger_id, lives)
+        dead = [*self._misplaced(ledger_id, lives), *self.unplaced.get(ledger_id, ())]
         return {entry_id: entries[entry_id] for entry_id in dead if entry_id in entries}
 
     def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
