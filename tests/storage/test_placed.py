@@ -190,10 +190,11 @@ def past_what_found_no_space(write: Any) -> Any:
 
 
 def not_marked(begin: Any) -> Any:
-    async def begun(self: Any) -> None:
+    async def begun(self: Any) -> Any:
         self._log = await self._logs.begin()
         await self._log.sync(self._disk)
         await self._index.mark_logs({self._log.log_id: self._log.file.end})
+        return self._log
 
     return begun
 

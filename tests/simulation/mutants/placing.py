@@ -78,20 +78,22 @@ def no_sync_of_the_data(append: Any) -> Any:
 
 
 def no_sync_of_the_name(begin: Any) -> Any:
-    async def begun(self: Any) -> None:
+    async def begun(self: Any) -> Any:
         self._log = await self._logs.begin()
         await self._log.file.sync()
         await self._index.mark_logs({self._log.log_id: self._log.file.end})
         await self._index.sync()
+        return self._log
 
     return begun
 
 
 def no_sync_of_the_mark(begin: Any) -> Any:
-    async def begun(self: Any) -> None:
+    async def begun(self: Any) -> Any:
         self._log = await self._logs.begin()
         await self._log.sync(self._disk)
         await self._index.mark_logs({self._log.log_id: self._log.file.end})
+        return self._log
 
     return begun
 
