@@ -19,10 +19,6 @@ from tests.unit.bookie_server.node import entry
 LOG_ID = 3
 LEAST = 4 * BLOCK_BYTES  # bytes of payload in an entry here: they are large
 
-FIRST_OF_A_WRITE = pytest.mark.xfail(
-    strict=True, reason="the hole is said to begin in the filler of the write before"
-)
-
 
 class Written(NamedTuple):
     """A log's bytes, its records by write, and where records end."""
@@ -118,7 +114,6 @@ def test_a_bad_record_beside_one_whose_header_is_bad_tells_not_whose_all_of_it_i
         assert (hole.start, hole.end) == (first.position, WHOLE.begins(2))
 
 
-@FIRST_OF_A_WRITE
 @pytest.mark.parametrize("write", [1, 2, 3])
 def test_the_first_record_of_a_write_that_is_bad_is_that_of_its_ledger(write):
     place = WHOLE.writes[write][0]
@@ -128,7 +123,7 @@ def test_the_first_record_of_a_write_that_is_bad_is_that_of_its_ledger(write):
     assert bool(damaged) == (write < 3)
 
 
-@pytest.mark.parametrize("missing", [pytest.param(0, marks=FIRST_OF_A_WRITE), 1])
+@pytest.mark.parametrize("missing", [0, 1])
 @pytest.mark.parametrize("how", ["header", "zeros"])
 def test_what_is_missing_in_the_last_write_is_torn(missing, how):
     place = WHOLE.writes[3][missing]
@@ -243,7 +238,6 @@ def test_what_was_touched_below_the_last_write_that_left_a_record_is_damage_and_
         assert all(record_end(p) <= hole.start or hole.end <= p.position for p in whole)
 
 
-@FIRST_OF_A_WRITE
 @settings(deadline=None)
 @given(sizes=SIZES, data=st.data())
 def test_a_power_loss_under_the_last_write_leaves_no_damage_whatever_it_spares(sizes, data):

@@ -227,10 +227,6 @@ def test_entries_of_a_frame_are_written_once_when_a_flush_begins_between_them():
 # -- space ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="what a torn write left whole is replayed into the index, so its gaps count as damage",
-)
 def test_a_log_that_a_power_loss_tore_is_no_damaged_one():
     """Of a write that was not synced later records may be whole, and earlier ones not."""
 
