@@ -174,6 +174,7 @@ def test_a_marked_log_that_is_missing_is_damage_of_nobody_knows_which_ledger():
         await written(disk, (1, 0))
         await written(disk, (2, 0))
         await disk.remove(log_path(1))
+        await disk.sync_dir(FOLDER)
         storage = await started(disk)
         assert limbo(storage) == {EVERY_LEDGER: "lost"}
         await finished(storage)
@@ -182,6 +183,23 @@ def test_a_marked_log_that_is_missing_is_damage_of_nobody_knows_which_ledger():
         crash(storage, disk)
         storage = await started(disk)
         assert limbo(storage) == {EVERY_LEDGER: "lost"}, "it is durable before the mark goes"
+
+    run(scenario())
+
+
+def test_a_log_that_is_missing_is_not_replaced_by_what_a_start_flushes_that_is_cut_off():
+    async def scenario():
+        disk = SimDisk()
+        await written(disk, (1, 0))
+        await disk.remove(log_path(1))
+        await disk.sync_dir(FOLDER)
+        storage = await opened(disk)
+        await Replayed(storage).apply([*KNOWN, *added(2, *range(9), payload=bytes(4 * KIB))])
+        await storage.flush()
+        crash(storage, disk)
+        assert log_path(1) not in disk.paths() and log_path(2) in disk.paths()
+        storage = await started(disk)
+        assert limbo(storage) == {EVERY_LEDGER: "lost"}
 
     run(scenario())
 

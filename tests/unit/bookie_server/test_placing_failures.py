@@ -6,6 +6,7 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk import DiskFailed
+from bookie_server.journal_format import Kind
 from tests.unit.bookie_server.node import KIB, entry
 from tests.unit.bookie_server.placing_node import (
     ABSENT,
@@ -418,5 +419,158 @@ def test_without_a_journal_a_large_entry_is_not_acknowledged(seconds):
         node.journals["j0"].faults.sync_fails = 1
         assert await node.add(large(1, 1)) == [Status.IO_ERROR]
         assert node.storage._placing.pending_bytes == 0
+
+    on_a_node(test)
+
+
+# -- what a flush, a start and ClearLimbo make of it -----------------------------------------------
+
+
+@pytest.mark.parametrize("flushing", ["before it", "since then", "through d1 too"])
+def test_who_clears_a_ledger_that_is_in_memory_alone_has_the_journal_take_it_first(flushing):
+    """`flushing`: the flush under way took the entry before its directory went; it began then; or
+    an earlier one is still under way."""
+
+    async def test(node):
+        await node.home("d1", 5)
+        slow(node.ledgers["d1"], 1000.0)  # so no flush comes through
+        if flushing == "through d1 too":
+            assert await node.add(small(5, 1)) == [OK]
+            node.storage.begin_flush()
+            await moment()
+        assert await node.add(large(1, 1)) == [OK]
+        if flushing == "before it":
+            node.storage.begin_flush()
+            await asyncio.sleep(1)
+        node.storage.drop("d0", DiskFailed("gone"))
+        await asyncio.sleep(1)
+        assert node.storage.is_flushing
+        assert 1 not in await journaled_entries(node)
+        await repaired(node, 1)
+        assert (await journaled_entries(node))[1] == large(1, 1)
+        slow(node.ledgers["d1"], 0.001)
+        node.out = ["d0"]
+        await node.crash("none")
+        await node.served(1, 1)
+        node.out = []
+        await node.crash("none")
+        await node.served(1, 1)
+
+    on_a_node(test)
+
+
+async def journaled_entries(node: Wide) -> dict[int, bytes]:
+    """Of ledger 1, by id; what would survive the worst crash is in it, and no more: all is synced
+    at once."""
+    records = [r for r in await node.journaled() if r.kind is Kind.ENTRY and r.ledger_id == 1]
+    return {r.entry_id: r.body for r in records}
+
+
+def test_clear_limbo_is_answered_after_the_journal_has_what_it_rescued():
+    async def test(node):
+        slow(node.ledgers["d1"], 1000.0)
+        assert await node.add(large(1, 1)) == [OK]
+        node.storage.drop("d0", DiskFailed("gone"))
+        asked = await node.ask(1)
+        slow(node.journals["j0"], 3.0)
+        clearing = asyncio.ensure_future(node.ask(1, asked.revision))
+        await asyncio.sleep(1)
+        assert not clearing.done()
+        assert (await clearing).status is OK
+        node.die("none")
+        for disk in (*node.journals.values(), *node.ledgers.values()):
+            disk.calm()
+        node.out = ["d0"]
+        await node.start()
+        await node.served(1, 1)
+
+    on_a_node(test)
+
+
+def test_a_start_settles_what_it_has_read_and_the_next_reads_it_no_more(caplog):
+    caplog.set_level("INFO")
+
+    async def test(node):
+        assert await node.add(large(1, 1), large(2, 1)) == [OK, OK]
+        await node.crash("none")
+        assert "2 entries replayed" in caplog.text
+        assert await node.all_placed() == []
+        assert node.sealed_with(large(1, 1)) == 1
+        caplog.clear()
+        await node.crash("none")
+        assert "entries replayed" not in caplog.text
+        await node.served(1, 0, 1)
+        await node.served(2, 0, 1)
+
+    on_a_node(test)
+
+
+def test_a_flush_passes_nothing_that_was_put_after_it_began_though_one_write_brought_both():
+    async def test(node):
+        assert await node.add(large(1, 1)) == [OK]
+        await node.flushed()
+        slow(node.ledgers["d0"], 2.0)
+        adds = [node.in_background(large(1, 2))]
+        await asyncio.sleep(0.1)
+        adds.append(node.in_background(large(1, 3)))
+        await asyncio.sleep(0.1)
+        flushes = node.storage.flushes
+        node.storage.begin_flush()
+        adds.append(node.in_background(large(1, 4)))
+        assert [await each for each in adds] == [[OK]] * 3
+        while node.storage.flushes == flushes:
+            await moment()
+        assert await node.all_placed() == [(1, 4)]
+        node.die("none")
+        slow(node.ledgers["d0"], 0.001)
+        await node.start()
+        await node.served(1, *range(5))
+
+    on_a_node(test, flush_interval_s=60.0)
+
+
+def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
+    """What lies in one may be of a ledger whose part goes to another."""
+
+    async def test(node):
+        await node.home("d1", 3)
+        assert await node.add(large(1, 1), large(3, 1), small(1, 2)) == [OK] * 3
+        marked = {store.id: await store.index.marked_logs() for store in node.storage.stores}
+        write, after = node.storage._stores.write, []
+
+        async def noted(*arguments):
+            homeless = await write(*arguments)
+            now = {each.id: await each.index.marked_logs() for each in node.storage.stores}
+            after.append((bool(homeless), now))
+            return homeless
+
+        node.storage._stores.write = noted
+        node.ledgers["d0"].fill_up(6 * KIB)
+        await node.flushed()
+        assert [homeless for homeless, _ in after] == [True, False]
+        assert [now for _, now in after] == [marked, marked]
+        node.ledgers["d0"].empty_out()
+        await node.crash("none")
+        await node.served(1, 0, 1, 2)
+        await node.served(3, 0, 1)
+
+    on_a_node(test, flush_interval_s=60.0)
+
+
+def test_an_idle_node_seals_a_log_that_has_ended():
+    async def test(node):
+        await node.flushed()
+        assert await node.add(large(1, 1)) == [OK]
+        store = node.storage.stores[0]
+        slow(node.ledgers["d0"], 1.0)
+        disk = node.ledgers["d0"]
+        await node.flushed()
+        assert node.sealed_with(large(1, 1)) == 0, "it has not ended"
+        disk.fill_up(8 * KIB)
+        assert await node.add(large(1, 2)) == [OK]  # in the journal
+        disk.empty_out()
+        await asyncio.sleep(60)
+        assert node.sealed_with(large(1, 1)) == 1
+        assert not await store.index.marked_logs()
 
     on_a_node(test)
