@@ -557,20 +557,31 @@ def test_a_flush_that_finds_a_directory_full_moves_no_mark_of_any():
     on_a_node(test, flush_interval_s=60.0)
 
 
-def test_an_idle_node_seals_a_log_that_has_ended():
+def test_an_idle_node_seals_a_log_that_ended_after_the_flush_of_its_last_entry_began():
     async def test(node):
         await node.flushed()
-        assert await node.add(large(1, 1)) == [OK]
-        store = node.storage.stores[0]
         slow(node.ledgers["d0"], 1.0)
-        disk = node.ledgers["d0"]
+        assert await node.add(large(1, 1)) == [OK]
         await node.flushed()
-        assert node.sealed_with(large(1, 1)) == 0, "it has not ended"
-        disk.fill_up(8 * KIB)
-        assert await node.add(large(1, 2)) == [OK]  # in the journal
-        disk.empty_out()
+        assert node.sealed_with(large(1, 1)) == 0
+        assert not node.storage._cache.bytes and not node.storage._states.has_changes
         await asyncio.sleep(60)
         assert node.sealed_with(large(1, 1)) == 1
-        assert not await store.index.marked_logs()
+        assert await node.all_placed() == []
+
+    on_a_node(test, entry_log_bytes_max=LARGE)
+
+
+def test_a_ledger_is_not_cleared_before_what_was_rescued_is_durable():
+    async def test(node):
+        node.storage.drop("d0", DiskFailed("gone"))
+        asked = await node.ask(1)
+        rescued = asyncio.get_running_loop().create_future()
+        node.storage.rescue = lambda _: [rescued]
+        clearing = asyncio.ensure_future(node.ask(1, asked.revision))
+        await asyncio.sleep(1)
+        assert not clearing.done()
+        rescued.set_result(None)
+        assert (await clearing).status is OK
 
     on_a_node(test)
