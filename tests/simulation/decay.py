@@ -6,13 +6,26 @@ the twin of RocksDB cannot tell from a write that was never finished (docs/simul
 """
 
 import random
+from typing import NamedTuple
 
+from bookie_server.entry_log import log_path
 from bookie_server.journal import SUFFIX as JOURNAL_SUFFIX
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import BATCH_MAGIC as PUT_MAGIC
+from tests.simulation.index import marks_on
 
 FLIPS_MAX = 6
 SPREAD_BYTES = 600
+
+
+class _Place(NamedTuple):
+    """Bytes of a file that may be damaged, from `start` up to `end`."""
+
+    kind: str
+    disk: SimDisk
+    path: str
+    start: int
+    end: int
 
 
 def rot(disks: tuple[SimDisk, SimDisk], rng: random.Random) -> str:
@@ -28,20 +41,26 @@ def rot(disks: tuple[SimDisk, SimDisk], rng: random.Random) -> str:
     fitting = [place for place in places if place[0] == kind]
     if not fitting:
         return ""
-    _, disk, path, end = fitting[int(which * len(fitting))]
-    begin = int(where * end)
+    _, disk, path, start, end = fitting[int(which * len(fitting))]
+    begin = start + int(where * (end - start))
     size = min(size, end - begin)
     for share in at:
         disk.flip_bit(path, begin * 8 + int(share * size * 8))
     return f"{path}: {flips} bits at {begin} and the {size} bytes after it"
 
 
-def _places(journal: SimDisk, ledger: SimDisk) -> list[tuple[str, SimDisk, str, int]]:
-    """(kind, disk, path, up to where bytes may be damaged) of every file that has such bytes."""
-    segments = [path for path in journal.paths() if path.endswith(JOURNAL_SUFFIX)]
-    found = [("journal", journal, path, len(journal.durable(path))) for path in segments]
+def _places(journal: SimDisk, ledger: SimDisk) -> list[_Place]:
+    """All files that have such bytes; what placed logs hold beyond their marks once more."""
+    found = [
+        _Place("journal", journal, path, 0, len(journal.durable(path)))
+        for path in journal.paths()
+        if path.endswith(JOURNAL_SUFFIX)
+    ]
     for path in ledger.paths():
         kind, data = path.split("/")[0], ledger.durable(path)
         end = max(0, data.rfind(PUT_MAGIC)) if kind == "index" else len(data)
-        found.append((kind, ledger, path, end))
-    return [place for place in found if place[3] > 0]
+        found.append(_Place(kind, ledger, path, 0, end))
+    for log_id, mark in marks_on(ledger).items():
+        end = len(ledger.durable(log_path(log_id)))
+        found.append(_Place("placed", ledger, log_path(log_id), mark, end))
+    return [place for place in found if place.start < place.end]

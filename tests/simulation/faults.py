@@ -280,9 +280,9 @@ def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
 def lost_directory(chaos: "Chaos", rng: random.Random) -> str:
     """A ledger directory of one bookie is lost as a whole, its journal and identity are not, if
     the budget allows: it comes back, and whatever it lacks may have been there. One of several may
-    go while the bookie runs."""
+    go while the bookie runs; the others may be slow to take what it has to write again."""
     node, back_s = _choice(rng, chaos.running()), _back_s(rng)
-    running, which = rng.random() < 0.5, rng.random()
+    running, which, slow = rng.random() < 0.5, rng.random(), rng.random() < 0.7
     if node is None or not chaos.may_lose(node) or "forgery" in chaos.plan.faults:
         return ""  # who lost an entry cannot tell a forged one from it
     count = len(node.ledger_disks)
@@ -294,6 +294,10 @@ def lost_directory(chaos: "Chaos", rng: random.Random) -> str:
         chaos.world.ghost.meet("one of several directories lost")
         if not running:
             chaos.kill(node, "random", back_s=back_s)
+        elif slow:
+            for disk in node.ledger_disks:
+                disk.faults.sync_s = (2.0, 10.0)
+                chaos.after(12.0, disk.speed_up)
         node.lose_one_directory(number)
         how = "while it runs" if running else f"back in {back_s} s"
         return f"number {number} of {node.bookie_id} at {node.address}, {how}"

@@ -192,6 +192,8 @@ class PlacedWatch:
 
         async def begin() -> Any:
             growing = await plain_begin()
+            self._told.pop((store.id, growing.log_id), None)  # of a log that is gone
+            self._logs.pop((store.id, growing.log_id), None)
             if log._task is asyncio.current_task():
                 self._logs[store.id, growing.log_id] = None
             return growing

@@ -199,6 +199,7 @@ class BookieNode:
         self._to_miss: dict[int, None] = {}
         self._missing: dict[int, None] = {}
         self._is_new = True
+        self._was_degraded = False
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
         self._placed = PlacedWatch(self.world.ghost)
@@ -320,6 +321,7 @@ class BookieNode:
         if not self.running:
             return
         self.running = False
+        self._was_degraded = self._was_degraded or self.degraded
         if self.bookie is not None:
             stores = self.bookie._storage._stores
             self._up_to_date = [s.id for s in stores.live] or [*stores.failures][-1:]
@@ -483,10 +485,12 @@ class BookieNode:
         return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
 
     def _said_lost(self) -> list[str]:
-        """The ledgers that the started bookie says it lost entries of, though it has all of their
-        directories."""
-        storage = self.bookie._storage
-        lost = [s.ledger_id for s in storage.states() if s.limbo == "lost" and storage.is_whole(s)]
+        """What the started bookie says it lost entries of. Of one ledger it may say so when it had
+        to judge while a directory was away, and be wrong once that is back."""
+        lost = [s.ledger_id for s in self.bookie._storage.states() if s.limbo == "lost"]
+        self._was_degraded = self._was_degraded or self.degraded
+        if self._was_degraded:
+            lost = [ledger_id for ledger_id in lost if ledger_id == EVERY_LEDGER]
         return ["every ledger" if i == EVERY_LEDGER else f"ledger {i}" for i in lost]
 
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
