@@ -114,6 +114,12 @@ def test_a_bad_record_beside_one_whose_header_is_bad_tells_not_whose_all_of_it_i
         assert (hole.start, hole.end) == (first.position, WHOLE.begins(2))
 
 
+def test_rot_in_what_fills_a_block_up_is_damage_for_a_small_record_may_have_begun_there():
+    end = record_end(WHOLE.writes[1][-1])
+    damaged, torn = judged(flipped(WHOLE.data, end + 100))
+    assert damaged == [Hole(end, WHOLE.begins(2), None)] and torn == []
+
+
 @pytest.mark.parametrize("write", [1, 2, 3])
 def test_the_first_record_of_a_write_that_is_bad_is_that_of_its_ledger(write):
     place = WHOLE.writes[write][0]
