@@ -71,6 +71,8 @@ class Coverage:
         at `end`, and all before `synced` was synced whatever they say."""
         self._note_hole(end)
         synced = max(synced, self._synced)
+        cut = [bad for bad in self._damage.values() if bad.start < synced < bad.end]
+        synced = max([synced, *(bad.end for bad in cut if bad.location is not None)])
         damaged = [(start, min(end, synced)) for start, end in self._holes if start < synced]
         torn = [(max(start, synced), end) for start, end in self._holes if end > synced]
         return list(map(self._hole, damaged)), list(map(self._hole, torn))
@@ -84,10 +86,11 @@ class Coverage:
         """One whose bad records touch each other from its start to its end is theirs."""
         found: list[int] = []
         start, end = hole
-        for damage in self._damage.values():
-            if damage.location is not None and damage.start in (start, _block(start)):
-                found.append(damage.location.ledger_id)
-                start = damage.end
+        while damage := self._damage.get(start) or self._damage.get(_block(start)):
+            if damage.location is None or damage.end <= start:
+                break
+            found.append(damage.location.ledger_id)
+            start = damage.end
         return Hole(*hole, found if found and _block(start) >= end else None)
 
 
