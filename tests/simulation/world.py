@@ -199,7 +199,8 @@ class BookieNode:
         self._to_miss: dict[int, None] = {}
         self._missing: dict[int, None] = {}
         self._is_new = True
-        self._was_degraded = False
+        self._lost: list[int] = []
+        """Ledgers that it said it lost entries of when it ran last."""
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
         self._placed = PlacedWatch(self.world.ghost)
@@ -321,8 +322,8 @@ class BookieNode:
         if not self.running:
             return
         self.running = False
-        self._was_degraded = self._was_degraded or self.degraded
         if self.bookie is not None:
+            self._lost = self._lost_now()
             stores = self.bookie._storage._stores
             self._up_to_date = [s.id for s in stores.live] or [*stores.failures][-1:]
         self.bookie = None
@@ -485,13 +486,16 @@ class BookieNode:
         return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
 
     def _said_lost(self) -> list[str]:
-        """What the started bookie says it lost entries of. Of one ledger it may say so when it had
-        to judge while a directory was away, and be wrong once that is back."""
-        lost = [s.ledger_id for s in self.bookie._storage.states() if s.limbo == "lost"]
-        self._was_degraded = self._was_degraded or self.degraded
-        if self._was_degraded:
-            lost = [ledger_id for ledger_id in lost if ledger_id == EVERY_LEDGER]
-        return ["every ledger" if i == EVERY_LEDGER else f"ledger {i}" for i in lost]
+        """What the bookie that starts says it lost entries of, and did not say when it ran last: a
+        walk through all ledgers may find of a torn one that it lacks what it never had."""
+        said = [ledger_id for ledger_id in self._lost_now() if ledger_id not in self._lost]
+        self._lost = self._lost_now()
+        return ["every ledger" if i == EVERY_LEDGER else f"ledger {i}" for i in said]
+
+    def _lost_now(self) -> list[int]:
+        assert self.bookie is not None
+        states = self.bookie._storage.states()
+        return [state.ledger_id for state in states if state.limbo == "lost"]
 
     async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
         served: dict[int, str] = {}
