@@ -17,7 +17,17 @@ from bookie_server.disk import DiskFailed
 from bookie_server.journal import JournalFailed
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
-from tests.storage.model import NEGATIVES, SIZES, Begun, Broken, LedgerModel, Model, entry_of
+from tests.storage.model import (
+    NEGATIVES,
+    SIZES,
+    Begun,
+    Broken,
+    Compared,
+    LedgerModel,
+    Model,
+    entry_of,
+    identity,
+)
 from tests.storage.operations import KEEPS, LEDGERS, OPERATION_BYTES, WAITS_S, Operation, operations
 from tests.storage.rig import BOOKIE_ID, CONFIG, PAGE_CACHE, SMALL, Down, Rig, Shape
 
@@ -60,6 +70,7 @@ class Case:
             durability = "page-cache" if ledger.page_cache else "synced"
             self.rig.records.add_ledger(ledger.ledger_id, BOOKIE_ID, durability)
         self.crashes = 0
+        self._starts_without: int | None = None  # starts for which a directory is away; None: any
         self._under_way: list[asyncio.Task[None]] = []
 
     async def main(self) -> Ran:
@@ -91,7 +102,7 @@ class Case:
             self.model.sends(ledger, entry_id, entry, lac)
             adds.append(m.Add([entry], recovery))
             sent.append((entry_id, entry))
-        begun = Begun(recovery, ledger.fenced, ledger.buried)
+        begun = Begun(recovery, ledger.fenced, ledger.buried, compared=ledger.compared)
         await self._begin(self._added(ledger, adds, sent, begun), op)
 
     async def _added(
@@ -202,15 +213,78 @@ class Case:
             self.misses(self.rig.ledger_disks[op.b % len(self.rig.ledger_disks)])
         await self._crash(op)
 
+    async def _drop(self, op: Operation) -> None:
+        """A ledger directory is lost while the node runs. It is there at the next start, or at the
+        one after that."""
+        living = [] if self.rig.failed else self.rig.living
+        if len(living) > 1:
+            disk = living[op.b % len(living)]
+            self.model.loses(self.rig.ids[disk])
+            if op.c & 1 and not self.rig.missing:
+                self.rig.missing.append(disk)
+                self._starts_without = 1
+            self.rig.drop(disk)
+        await self._pause(op)
+
+    async def _clear(self, op: Operation) -> None:
+        """Compare a ledger that is in limbo, repair it or not, and take it out of limbo; or only
+        the first, or only the last: by a comparison that may have been long ago."""
+        ledger = self.model.ledgers[op.ledger_id]
+        what = op.b & 3
+        if ledger.clearing:
+            return
+        if what < 3:
+            await self._begin(self._compare(ledger, repair=what == 1, clear=what < 2), op)
+        elif ledger.compared is not None:
+            await self._begin(self._clear_by(ledger, ledger.compared), op)
+
+    async def _compare(self, ledger: LedgerModel, *, repair: bool, clear: bool) -> None:
+        acked = {**dict.fromkeys(ledger.lost), **ledger.acked}
+        with ledger.being_cleared():
+            told = await self.rig.ask(m.ClearLimboRequest(BOOKIE_ID, ledger.ledger_id))
+            if told.status not in (Status.OK, Status.LIMBO):
+                self.model.limbo_unanswered(ledger, told.status)
+            if told.status is not Status.OK or not told.limbo:
+                return
+            found = await self._read_range(ledger, 0, ledger.next_entry)
+            here = [e for e, result in found.items() if result.status is Status.OK]
+            lacking = {e: what for e, what in acked.items() if e not in here}
+            compared = ledger.compared = Compared(told.revision, lacking)
+            if repair:
+                await self._repair(ledger, compared)
+        if clear:
+            await self._clear_by(ledger, compared)
+
+    async def _repair(self, ledger: LedgerModel, compared: Compared) -> None:
+        sent = []
+        for entry_id, what in compared.lacking.items():
+            possible = ledger.sent.get(entry_id, [])
+            sent += [(entry_id, e) for e in possible if what in (None, identity(e))][:1]
+        for entry_id, entry in sent:
+            self.model.sends(ledger, entry_id, entry, -1)
+        begun = Begun(True, ledger.fenced, ledger.buried, compared=compared)
+        if sent:
+            await self._added(ledger, [m.Add([e], recovery=True) for _, e in sent], sent, begun)
+
+    async def _clear_by(self, ledger: LedgerModel, compared: Compared) -> None:
+        lost = list(self.model.lost)
+        with ledger.being_cleared():
+            forgiven = self.model.clears(ledger, compared)
+            request = m.ClearLimboRequest(
+                BOOKIE_ID, ledger.ledger_id, clear=True, revision=compared.revision
+            )
+            answer = await self.rig.ask(request)
+            self.model.cleared(ledger, forgiven, lost, answer.status)
+
     def misses(self, disk: SimDisk) -> None:
         """The node is about to crash, and starts without this ledger directory."""
         self.rig.missing.append(disk)
-        self.model.unknown_allowed = True
+        self.model.loses(self.rig.ids[disk])
 
     def finds_again(self) -> None:
         """The next start lacks no directory."""
         self.rig.missing.clear()
-        self.model.unknown_allowed = False
+        self._starts_without = None
 
     async def _crash(self, op: Operation) -> None:
         self.rig.crash(KEEPS[op.a & 7], op.seed)
@@ -234,6 +308,7 @@ class Case:
         self.crashes += 1
         await self._answered()
         self.model.failing = False
+        self._finds_directories()
         for disk in self.rig.disks:
             disk.calm()
         if again:
@@ -243,6 +318,16 @@ class Case:
             await asyncio.gather(starting, return_exceptions=True)
         await self.rig.start()
         await self._verify()
+
+    def _finds_directories(self) -> None:
+        """The node is about to start, and finds what is not missing."""
+        if self._starts_without == 0:
+            self.finds_again()
+        elif self._starts_without is not None:
+            self._starts_without -= 1
+        missing = [self.rig.ids[disk] for disk in self.rig.missing]
+        for directory_id in [each for each in self.model.lost if each not in missing]:
+            self.model.back(directory_id)
 
     async def _verify(self) -> None:
         for ledger in self.model.ledgers.values():
@@ -259,13 +344,13 @@ class Case:
         entry_id = ledger.next_entry
         entry = entry_of(ledger.ledger_id, entry_id, 0, -1, SIZES[0])
         answer = await self.rig.ask(m.AddRequest(BOOKIE_ID, [m.Add([entry])]))
-        begun = Begun(False, ledger.fenced, ledger.buried)
+        begun = Begun(False, ledger.fenced, ledger.buried, compared=ledger.compared)
         self.model.added(ledger, entry_id, entry, answer.results[0].status, begun)
 
     async def _works(self) -> None:
         """A node that lost nothing takes what it is given, at once."""
         for ledger in self.model.ledgers.values():
-            if not ledger.deleted and not self.model.unknown_allowed:
+            if not ledger.deleted and not self.model.unknown(ledger):
                 entry_id = ledger.next_entry
                 entry = entry_of(ledger.ledger_id, entry_id, 0, -1, SIZES[0])
                 self.model.sends(ledger, entry_id, entry, -1)

@@ -9,9 +9,13 @@ Always true of a node within its means (no directory lost, nothing rotten):
 - what was acknowledged is never denied; what was found gone with its deleted ledger after a
   restart stays gone, unless recovery adds it again.
 When a directory was lost, "unknown" is an answer to everything, until it is back; a negative never
-is one.
+is one. Nor is it any more of a ledger whose limbo was cleared: what the comparison found, and what
+was acknowledged since it began, is served then, whatever the directory does; what it did not find
+may be served or denied (`forgiven`).
 """
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -70,17 +74,66 @@ class LedgerModel:
     """Entries of a page-cache ledger that were acknowledged and went with the power."""
     power_lost: bool = False
     """Since it was last verified."""
+    compared: "Compared | None" = None
+    """The last comparison that ended."""
+    forgiven: dict[int, None] = field(default_factory=dict)
+    """Entries that the ledger's limbo was cleared without, or may have been."""
+    does_without: dict[str, None] = field(default_factory=dict)
+    """Directories that were lost when its limbo was cleared, and are not back since."""
+    clearing: bool = False
+    """Somebody compares or clears it; one at a time."""
+
+    @contextmanager
+    def being_cleared(self) -> Iterator[None]:
+        self.clearing = True
+        try:
+            yield
+        finally:
+            self.clearing = False
+
+
+class Compared(NamedTuple):
+    """What the node said of a ledger when somebody began to compare it with its peers, and the
+    entries that were acknowledged by then, were not found, and are not here since: what they are,
+    if that is known."""
+
+    revision: int
+    lacking: dict[int, bytes | None]
 
 
 class Model:
-    """What one node promised. `unknown_allowed`: a directory of it is lost. `failing`: one is
-    failing, so any request may be answered IO_ERROR until the next restart."""
+    """What one node promised. `unknown_allowed`: something of it is damaged or lost, of any ledger.
+    `lost`: ids of the directories that are. `failing`: one is failing, so any request may be
+    answered IO_ERROR until the next restart."""
 
     def __init__(self, ledger_ids: range) -> None:
         self.ledgers = {ledger_id: LedgerModel(ledger_id) for ledger_id in ledger_ids}
         self.unknown_allowed = False
+        self.lost: dict[str, None] = {}
         self.failing = False
         self.judged = 0
+        self._any_was_lost = False
+
+    def unknown(self, ledger: LedgerModel) -> bool:
+        """Whether something of the ledger may be out of reach."""
+        return self.unknown_allowed or any(each not in ledger.does_without for each in self.lost)
+
+    def loses(self, directory_id: str) -> None:
+        """The directory is lost, and what it has is out of reach of adds that are under way."""
+        self.lost[directory_id] = None
+        self._any_was_lost = True
+        for ledger in self.ledgers.values():
+            if not (ledger.acked or ledger.fenced or ledger.explicit_lac >= 0):
+                ledger.fence_asked = True  # it alone may know it, and may be away when others do
+            for entry_id, known in ledger.sent.items():
+                if len({identity(each) for each in known}) > 1:
+                    ledger.forked[entry_id] = None
+
+    def back(self, directory_id: str) -> None:
+        """The directory is there again; who did without it may come to rely on it."""
+        self.lost.pop(directory_id, None)
+        for ledger in self.ledgers.values():
+            ledger.does_without.pop(directory_id, None)
 
     # -- adds --
 
@@ -91,7 +144,7 @@ class Model:
         ledger.lac_sent = max(ledger.lac_sent, lac)
         ledger.next_entry = max(ledger.next_entry, entry_id + 1)
         ledger.gone.pop(entry_id, None)
-        if self.unknown_allowed or self.failing or ledger.deleted:
+        if self.unknown(ledger) or self.failing or ledger.deleted:
             others = [each for each in known if identity(each) != identity(entry)]
             ledger.forked.update({entry_id: None} if others else {})
 
@@ -116,7 +169,7 @@ class Model:
         elif status not in (Status.BUSY, Status.SHUTTING_DOWN):
             # after a torn tail a fence may be forgotten, and no record is there to say so
             unsure = ledger.deleted and status is Status.METADATA_UNAVAILABLE
-            allowed = self.unknown_allowed or self.failing or unsure
+            allowed = self.unknown(ledger) or self.failing or unsure
             _hold(allowed, f"an add of {where} was answered {status.name}")
 
     def _taken(self, ledger: LedgerModel, entry_id: int, what: bytes, begun: "Begun") -> None:
@@ -124,6 +177,12 @@ class Model:
         if not begun.recovery:
             _hold(not begun.fenced, f"a normal add of {where}, begun after the fence, was taken")
             _hold(not begun.buried, f"a normal add of {where}, a buried ledger's, was taken")
+        if begun.compared is ledger.compared:  # else the comparison may have come before it
+            ledger.forgiven.pop(entry_id, None)
+            if ledger.compared is not None:
+                ledger.compared.lacking.pop(entry_id, None)
+        elif entry_id in ledger.forgiven:
+            return
         before = ledger.acked.setdefault(entry_id, what)
         if ledger.deleted or entry_id in ledger.forked:
             ledger.acked[entry_id] = what  # the first may be collected, or out of reach
@@ -142,14 +201,15 @@ class Model:
             return
         if status in NEGATIVES:
             promised = entry_id in begun.acked or entry_id in ledger.lost
-            if promised and not ledger.deleted:
+            if promised and not (ledger.deleted or entry_id in ledger.forgiven):
                 raise Broken(
                     f"{_at(ledger, entry_id)} was acknowledged, and is denied: {status.name}"
                 )
         elif status is not Status.LEDGER_DELETED:
             where = _at(ledger, entry_id)
-            known = entry_id in begun.acked and not ledger.deleted and not ledger.power_lost
-            allowed = self.unknown_allowed or (not known and status.name.startswith("LIMBO"))
+            known = entry_id in begun.acked and entry_id not in ledger.forgiven
+            known = known and not ledger.deleted and not ledger.power_lost
+            allowed = self.unknown(ledger) or (not known and status.name.startswith("LIMBO"))
             allowed = allowed or self.failing
             retried = status in (Status.BUSY, Status.SHUTTING_DOWN)
             _hold(allowed or retried, f"a read of {where} was answered {status.name}")
@@ -163,9 +223,9 @@ class Model:
             raise Broken(f"{_at(ledger, entry_id)} of a deleted ledger came back")
         if entry_id in begun.acked and entry_id not in ledger.forked:
             what = identity(entry)
-            if what != begun.acked[entry_id]:
+            if what not in (begun.acked[entry_id], ledger.acked.get(entry_id)):
                 raise Broken(f"{_at(ledger, entry_id)}: another one was acked")
-            if len(possible) > 1:
+            if len(possible) > 1 and not self._any_was_lost:
                 possible[:] = [entry, *(e for e in possible if identity(e) != what)]
 
     def crashed(self, *, power: bool) -> None:
@@ -177,26 +237,75 @@ class Model:
         for entry_id, entry in found.items():
             ledger.acked[entry_id] = identity(entry)
             if entry_id not in ledger.forked:
-                ledger.sent[entry_id] = [entry]
+                ledger.sent[entry_id] = self._may_lie_here(ledger, entry_id, entry)
             ledger.lost.pop(entry_id, None)
+            ledger.forgiven.pop(entry_id, None)
+            if ledger.compared is not None:
+                ledger.compared.lacking.pop(entry_id, None)
         if ledger.power_lost:
             for entry_id in [e for e in ledger.acked if e not in found]:
                 del ledger.acked[entry_id]
                 ledger.lost[entry_id] = None
         ledger.power_lost = False
         for entry_id in denied:
+            ledger.forgiven.pop(entry_id, None)
             if ledger.acked.pop(entry_id, None) is not None:
                 ledger.gone[entry_id] = None
                 ledger.forked.pop(entry_id, None)
             elif entry_id not in ledger.gone:
                 ledger.sent.pop(entry_id, None)
 
+    def _may_lie_here(self, ledger: LedgerModel, entry_id: int, found: bytes) -> list[bytes]:
+        """The bytes that were found, and if directories may differ what may lie in another one: the
+        same entry, sent again with another last add confirmed."""
+        others = ledger.sent.get(entry_id, []) if self._any_was_lost else []
+        return [found, *(e for e in others if e != found and identity(e) == identity(found))]
+
+    # -- limbo --
+
+    def clears(self, ledger: LedgerModel, compared: Compared) -> dict[int, bytes | None]:
+        """From now on what this comparison did not find may be missing for good: this."""
+        forgiven = {e: what for e, what in compared.lacking.items() if e not in ledger.forgiven}
+        for entry_id in forgiven:
+            ledger.acked.pop(entry_id, None)
+            ledger.lost.pop(entry_id, None)
+            ledger.forgiven[entry_id] = None
+        return forgiven
+
+    def cleared(
+        self,
+        ledger: LedgerModel,
+        forgiven: Mapping[int, bytes | None],
+        lost: Collection[str],
+        status: Status,
+    ) -> None:
+        """The answer to who cleared the ledger without these entries when `lost` were lost."""
+        self.judged += 1
+        if status is Status.OK:
+            ledger.does_without.update(dict.fromkeys(each for each in lost if each in self.lost))
+        elif status is Status.LIMBO:  # it was refused: nothing has changed
+            for entry_id, what in forgiven.items():
+                if ledger.forgiven.pop(entry_id, self) is not self:
+                    if what is None:
+                        ledger.lost[entry_id] = None
+                    else:
+                        ledger.acked.setdefault(entry_id, what)
+        else:
+            self.limbo_unanswered(ledger, status)
+
+    def limbo_unanswered(self, ledger: LedgerModel, status: Status) -> None:
+        """How it stands was not said, or whether it was cleared."""
+        expected = ledger.deleted or self.unknown(ledger) or self.failing
+        stops = status in (Status.SHUTTING_DOWN, Status.BUSY)
+        where = f"ClearLimbo of {ledger.ledger_id}"
+        _hold(expected or stops, f"{where} was answered {status.name}")
+
     # -- fences, last add confirmed --
 
     def lac_read(self, ledger: LedgerModel, status: Status, lac: int, fenced: bool) -> None:
         self.judged += 1
         if status is not Status.OK:
-            expected = ledger.deleted or self.unknown_allowed or self.failing
+            expected = ledger.deleted or self.unknown(ledger) or self.failing
             stops = status is Status.SHUTTING_DOWN
             _hold(expected or stops, f"the LAC of {ledger.ledger_id}: {status.name}")
             return
@@ -215,6 +324,7 @@ class Begun(NamedTuple):
     fenced: bool = False
     buried: bool = False
     acked: dict[int, bytes] = {}
+    compared: Compared | None = None
 
 
 def _at(ledger: LedgerModel, entry_id: int) -> str:

@@ -12,6 +12,8 @@ OPERATION_BYTES = 4
 
 Kind = Literal[
     "add",
+    "clear",
+    "drop",
     "read",
     "fence",
     "lac",
@@ -25,7 +27,9 @@ Kind = Literal[
     "lose",
 ]
 _WEIGHTS: dict[Kind, int] = {
-    "add": 136,
+    "add": 122,
+    "clear": 9,
+    "drop": 5,
     "read": 30,
     "lac": 10,
     "fence": 6,

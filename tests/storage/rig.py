@@ -228,6 +228,12 @@ class Rig:
         """The directory was found to be lost, as the monitor finds it."""
         self.bookie._storage.drop(self.ids[disk], DiskFailed("it was unmounted"))
 
+    @property
+    def living(self) -> list[SimDisk]:
+        """Ledger directories that the node has not dropped."""
+        alive = [store.id for store in self.bookie._storage.stores]
+        return [disk for disk in self.ledger_disks if self.ids[disk] in alive]
+
     def directories(self, ledger_id: int) -> tuple[str, ...]:
         """Those that may hold entries of the ledger; the last takes new ones."""
         state = self.bookie._storage.state(ledger_id)
