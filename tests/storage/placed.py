@@ -13,6 +13,9 @@ from typing import Any
 from bookie_server import rebuild
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.entry_log import BLOCK_BYTES
+from bookie_server.log_map import LogMap, scan_for_map
+from bookie_server.pace import Pace
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of
@@ -25,6 +28,7 @@ PLACING = replace(NO_RECLAIM, large_entry_bytes=800, flush_interval_s=1000.0)
 ONE = Shape(config=PLACING)
 TWO = Shape(ledgers=2, config=PLACING)
 TWO_JOURNALS = Shape(journals=2, config=PLACING)
+SMALL_LOGS_TWO_JOURNALS = Shape(journals=2, config=replace(PLACING, entry_log_bytes_max=9 << 10))
 SMALL_LOGS = Shape(config=replace(PLACING, entry_log_bytes_max=9 << 10))
 
 
@@ -323,6 +327,54 @@ async def a_directory_is_given_up(stage: Stage, back: bool) -> None:
     stage.rig.missing.clear()
     await stage.crash("none")
     assert await statuses(stage, 1, range(1, 4)) == [Status.OK] * 3
+
+
+async def another_is_taken_after_the_directory_was_given_up(stage: Stage) -> None:
+    """The entry was denied and another one acknowledged; then the node dies before any flush, and
+    the directory is back at once: its index was told of the first one alone."""
+    await stage.start()
+    disk = stage.rig.ledger_disks[1]
+    await lives_in(stage, 1, disk)
+    await stage.add(1, [1])
+    await stage.flushed()
+    stage.rig.drop(disk)
+    stage.model.unknown_allowed = True
+    asked = await stage.rig.ask(m.ClearLimboRequest(BOOKIE_ID, 1))
+    cleared = m.ClearLimboRequest(BOOKIE_ID, 1, clear=True, revision=asked.revision)
+    assert (await stage.rig.ask(cleared)).status is Status.OK
+    assert await statuses(stage, 1, [1]) == [Status.NO_SUCH_ENTRY]
+    await stage.add(1, [1], variant=1)
+    assert (await bytes_of(stage, 1, 1)) == entry_of(1, 1, 1, 0, 900)
+    await stage.crash("none")
+    assert (await bytes_of(stage, 1, 1)) == entry_of(1, 1, 1, 0, 900)
+
+
+async def a_log_ends_while_the_node_stops(stage: Stage) -> None:
+    """In good order; one of its journals, of which nothing is needed, is not there afterwards."""
+    await stage.start()
+    disk = stage.rig.ledger_disks[0]
+    slow(disk, 0.5)
+    for entry_id in range(2):  # the second one fills the log
+        await stage.add(1, [entry_id], size=3900)
+    await stage.rig.ended()
+    stage.rig.crash("none")
+    stage.rig.missing.append(stage.rig.journal_disks[1])
+    await stage.back()
+    assert await statuses(stage, 1, range(3)) == [Status.OK, Status.OK, Status.NO_SUCH_ENTRY]
+
+
+async def a_log_without_footer_rots(stage: Stage, entry_id: int) -> LogMap:
+    """Of a flush, whose records lie in one block: the map that a scan makes of it, of which one
+    entry's header is bad."""
+    await stage.start()
+    await stage.add(1, range(4), size=60)
+    await stage.flushed()
+    (store,) = stage.rig.bookie._storage.stores
+    (place,) = await store.index.range(1, entry_id, entry_id, 1)
+    path, _ = placed_log(stage.rig.ledger_disks[0], entry_of(1, entry_id, 0, entry_id - 1, 60))
+    stage.rig.ledger_disks[0].truncate(path, 2 * BLOCK_BYTES)
+    stage.rig.ledger_disks[0].flip_bit(path, 8 * place.position + 40)
+    return (await scan_for_map(store.logs, store.index, place.log_id, Pace(1 << 30))).map
 
 
 async def a_journal_is_missing_at_one_start(stage: Stage) -> None:
