@@ -265,7 +265,8 @@ class Model:
 
     def clears(self, ledger: LedgerModel, compared: Compared) -> dict[int, bytes | None]:
         """From now on what this comparison did not find may be missing for good: this."""
-        forgiven = {e: what for e, what in compared.lacking.items() if e not in ledger.forgiven}
+        promised = {**dict.fromkeys(ledger.lost), **ledger.acked}
+        forgiven = {e: promised[e] for e in compared.lacking if e in promised}
         for entry_id in forgiven:
             ledger.acked.pop(entry_id, None)
             ledger.lost.pop(entry_id, None)
