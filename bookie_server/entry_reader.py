@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 class Store(Protocol):
     """What is read of one ledger directory."""
 
+    id: str
+
     @property
     def index(self) -> EntryIndex: ...
 
@@ -177,10 +179,15 @@ class EntryReader:
         found.update(dict.fromkeys(self._cache.places(ledger_id, first_entry, last_entry)))
         return found
 
-    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """Which of the entries are in cache or index. Raises DiskFailed."""
+    async def stored(
+        self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
+    ) -> dict[int, None]:
+        """Which of the entries are in cache or index. With `since`, in the index of that directory
+        or of one that took the ledger's entries after it. Raises DiskFailed."""
         found = self.stored_in_cache(ledger_id, first_entry, last_entry)
-        for store in self._stores(ledger_id):
+        stores = self._stores(ledger_id)
+        earlier = [n for n, store in enumerate(stores) if store.id == since]
+        for store in stores[sum(earlier) :]:
             places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
             found.update((place.entry_id, None) for place in places)
         return found

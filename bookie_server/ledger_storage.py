@@ -341,9 +341,11 @@ class LedgerStorage:
         """The highest entry id stored of the ledger. Raises DiskFailed."""
         return await self._reader.last_entry(ledger_id)
 
-    async def stored(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """See engine.StorageEngine."""
-        return await self._reader.stored(ledger_id, first_entry, last_entry)
+    async def stored(
+        self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
+    ) -> dict[int, None]:
+        """See engine.StorageEngine; with `since`, EntryReader.stored."""
+        return await self._reader.stored(ledger_id, first_entry, last_entry, since)
 
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
         """As `stored`, of the write cache alone."""
@@ -376,8 +378,14 @@ class LedgerStorage:
 
     @property
     def has_unflushed(self) -> bool:
-        unsettled = any([store.placed_log.has_ended for store in self._stores.live])
-        return bool(self._cache.active.bytes or self._states.has_changes or unsettled)
+        return self._lacks_final_place or any(
+            [store.placed_log.has_ended for store in self._stores.live]
+        )
+
+    @property
+    def _lacks_final_place(self) -> bool:
+        """Whether something is in no directory yet, or no index has it."""
+        return bool(self._cache.active.bytes or self._states.has_changes)
 
     @property
     def unflushed_bytes(self) -> int:
@@ -437,7 +445,7 @@ class LedgerStorage:
         await self._flush_until(self.append([]))
         await self.flush()
         await self._journals.close()
-        if self._attached and not self.has_unflushed:
+        if self._attached and not self._lacks_final_place:
             retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
             await self._stores.write_checkpoint(retired)
         await self._reader.close()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from bookie_server.disk import Disk, File, NoSuchFile
 from bookie_server.entry_index import EntryIndex, Location
 from bookie_server.entry_log import (
+    BLOCK_BYTES,
     FOLDER,
     FOOTER_BYTES,
     MAP_TEMPORARY,
@@ -116,7 +117,8 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     try:
         async for chunk in scan(file, log_id, file.end):
             for location, _, write_start in await pointed_to(index, chunk.records):
-                last_record, synced = location.position, max(synced, write_start)
+                last_record = location.position
+                synced = max(synced, _synced_before(location, write_start))
                 size, count = shares.get(location.ledger_id, (0, 0))
                 size += RECORD_HEADER_BYTES + location.entry_bytes
                 shares[location.ledger_id] = LedgerShare(size, count + 1)
@@ -133,6 +135,13 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
     finally:
         await file.close()
     return Scanned(found, damage)
+
+
+def _synced_before(location: Location, write_start: int) -> int:
+    """Of a flush, or the first of its write, all that lies before a record that counts was synced;
+    of others their write may be torn."""
+    at = location.position
+    return write_start if write_start < at - at % BLOCK_BYTES else at
 
 
 async def write_map_file(disk: Disk, found: LogMap) -> None:

@@ -65,7 +65,7 @@ class Replayed:
         if state is None or state.deleted or directory not in state.directories:
             return
         entry_ids = [location.entry_id for location in locations]
-        known = await self._stored(ledger_id, min(entry_ids), max(entry_ids))
+        known = await self._stored(ledger_id, min(entry_ids), max(entry_ids), directory)
         new = [Place(directory, each) for each in locations if each.entry_id not in known]
         if new:
             await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
@@ -121,11 +121,14 @@ class Replayed:
     async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         await self._when_there_is_room(lambda: self._storage.put_all(ledger_id, entries))
 
-    async def _stored(self, ledger_id: int, first: int, last: int) -> dict[int, None]:
-        """An index that cannot say was told of, if it is damaged; a place is as good then as any
-        that it might have, but none that came from a journal. Raises DiskHung."""
+    async def _stored(
+        self, ledger_id: int, first: int, last: int, directory: str
+    ) -> dict[int, None]:
+        """What is as new as places in the directory, or newer. An index that cannot say was told
+        of, if it is damaged; a place is as good then as any that it might have, but none that came
+        from a journal. Raises DiskHung."""
         try:
-            return await self._storage.stored(ledger_id, first, last)
+            return await self._storage.stored(ledger_id, first, last, directory)
         except DiskHung:
             raise
         except DiskFailed as error:

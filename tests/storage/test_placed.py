@@ -101,19 +101,14 @@ def test_what_was_placed_in_a_directory_that_was_given_up_is_served(back: bool):
     staged(placed.TWO, placed.a_directory_is_given_up, back)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an older copy in a directory that was given up counts first"
-)
 def test_what_was_placed_after_a_directory_was_given_up_is_served_when_that_one_is_back():
     staged(placed.TWO, placed.another_is_taken_after_the_directory_was_given_up)
 
 
-@pytest.mark.xfail(strict=True, reason="a log that waits to be sealed keeps journals from retiring")
 def test_a_stop_retires_the_journals_though_a_placed_log_ends_meanwhile():
     staged(placed.SMALL_LOGS_TWO_JOURNALS, placed.a_log_ends_while_the_node_stops)
 
 
-@pytest.mark.xfail(strict=True, reason="rot in the last block of a flush is taken for a torn write")
 @pytest.mark.parametrize("entry_id", range(3))
 def test_a_log_of_a_flush_in_which_a_header_rotted_gets_no_map(entry_id: int):
     assert not run(placed.a_log_without_footer_rots(Stage(placed.ONE), entry_id)).whole
