@@ -252,7 +252,7 @@ class Model:
             if ledger.acked.pop(entry_id, None) is not None:
                 ledger.gone[entry_id] = None
                 ledger.forked.pop(entry_id, None)
-            elif entry_id not in ledger.gone:
+            elif entry_id not in ledger.gone and not self.lost:  # what is away may bring it back
                 ledger.sent.pop(entry_id, None)
 
     def _may_lie_here(self, ledger: LedgerModel, entry_id: int, found: bytes) -> list[bytes]:
