@@ -31,13 +31,15 @@ from spark_ledger.ledger.read_order import Ask, Question, first_asks, next_asks,
 @dataclass(slots=True)
 class Chunk:
     """A range to fetch, and what of it is there. `version` is that of the record which names the
-    ensemble; `reached` the last entry that was asked for with every answer going that far."""
+    ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
+    for with every answer going that far."""
 
     first: int
     last: int
     ensemble: tuple[str, ...]
     version: int
     bytes_max: int
+    addresses: tuple[str | None, ...] = ()
     entries: dict[int, Entry] = field(default_factory=dict)
     reached: int = -1
     hurried: bool = False

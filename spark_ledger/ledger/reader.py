@@ -36,6 +36,7 @@ from spark_ledger.ledger.range_read import Entries, EntryStream, RangeRead, Stop
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.ledger.tail import News, follow
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.tokens import Tokens
 
 __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
@@ -346,7 +347,10 @@ class LedgerReader:
         count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
         end = self._fragment_end(first, min(last, first + count - 1))
         ensemble = record.fragment_of(first).ensemble
-        return Chunk(first, end, ensemble, self.version, request_bytes)
+        return Chunk(first, end, ensemble, self.version, request_bytes, self._addresses(ensemble))
+
+    def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
+        return tuple(map(self._cluster.directory.address, ensemble))
 
     async def _runs(self, chunk: Chunk, refusals: Refusals) -> AsyncGenerator[list[Entry], None]:
         """The chunk's entries in order, fetching again what its first answers left out."""
@@ -360,15 +364,20 @@ class LedgerReader:
                 refusals = await self._fetch.fill(chunk, entry_id)
             else:
                 if entry_id <= chunk.last:
-                    await self._newer_record_or_raise(entry_id, chunk.version, refusals)
+                    await self._look_again_or_raise(entry_id, chunk, refusals)
                 chunk = self._chunk(entry_id, last, chunk.bytes_max)
                 chunk.hurry()
                 refusals = await self._fetch.fill(chunk)
 
-    async def _newer_record_or_raise(self, entry_id: int, used: int, refusals: Refusals) -> None:
-        """Nobody delivers a confirmed entry. Return if the record is newer than version `used`."""
+    async def _look_again_or_raise(self, entry_id: int, chunk: Chunk, refusals: Refusals) -> None:
+        """Nobody delivers a confirmed entry. Return if the chunk was asked for by an older record,
+        or where its bookies are not any more: they came back before we heard of it."""
         await self._view.reread(fresh=True)
-        if self.version == used:
+        if self.version != chunk.version:
+            return
+        with suppress(StoreError):
+            await self._cluster.directory.refresh()
+        if self._addresses(chunk.ensemble) == chunk.addresses:
             raise self._unreadable(entry_id, refusals.of(entry_id))
 
     def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:

@@ -16,8 +16,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from bookie_server.api import codec
 from bookie_server.api.entry import HEADER_BYTES, unpack_entry
-from bookie_server.api.messages import AddRequest, AddResponse
+from bookie_server.api.messages import AddRequest, AddResponse, PackedAddRequest
 from bookie_server.api.status import Status
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import LedgerError
@@ -42,6 +43,7 @@ SETTINGS: dict[str, object] = {
     "flush_interval_s": 0.4,
     "entry_log_bytes_max": 512 * KIB,
     "entry_bytes_max": 64 * KIB,
+    "large_entry_bytes": 2 * KIB,
     "tombstone_sweep_s": 0.7,
     "gc_interval_s": 0.6,
     "minor_compaction_share": 0.5,
@@ -86,9 +88,10 @@ class Acked:
 
         async def heard(bookie_id: str, method: str, request: Any, timeout_s: float) -> Any:
             response = await call(bookie_id, method, request, timeout_s)
-            if isinstance(request, AddRequest):
-                assert isinstance(response, AddResponse)
-                self._hear(bookie_id, request, response)
+            if isinstance(request, PackedAddRequest):
+                asked = codec.decode_request("Add", b"".join(codec.encode_buffers(request)))
+                assert isinstance(asked, AddRequest) and isinstance(response, AddResponse)
+                self._hear(bookie_id, asked, response)
             return response
 
         bookies._call = heard  # type: ignore[method-assign]
@@ -167,6 +170,7 @@ class Verifier:
 
     async def everything(self) -> None:
         """Raises AssertionError."""
+        await self._store.cluster.directory.refresh()  # each bookie is asked where it is now
         for bookie_id in sorted(self._acked.by_bookie):
             await self._of_bookie(bookie_id)
         for ledger_id, last in list(self._acked.by_client.items()):
@@ -261,6 +265,7 @@ class Storm:
             f" deleted, {load.failed} given up, {verifier.compared:,} comparisons: nothing missing"
         )
         assert acked.entries > 100 * kills / 5 and load.deleted > 0, "too little was under way"
+        assert len(acked.by_bookie) == BOOKIES, "nobody heard what the bookies answered"
 
     async def _kill_some(self, most: int) -> None:
         everybody = self._rng.random() < 0.2 and most >= BOOKIES

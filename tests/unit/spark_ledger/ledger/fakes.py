@@ -259,9 +259,10 @@ class FakeCluster:
         for name in self.bookies:
             await self.register(name)
 
-    async def register(self, name: str, rack: str = "") -> None:
+    async def register(self, name: str, rack: str = "", port: int = 1) -> None:
         self.bookies.setdefault(name, FakeBookie(name))
-        value = json.dumps({"address": f"{name}:1", "free_bytes": 1000, "rack": rack}).encode()
+        registered = {"address": f"{name}:{port}", "free_bytes": 1000, "rack": rack}
+        value = json.dumps(registered).encode()
         await self.admin.create(f"{paths.BOOKIES_AVAILABLE}/{name}", value, ephemeral=True)
 
     async def deregister(self, name: str) -> None:

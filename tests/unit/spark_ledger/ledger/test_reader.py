@@ -7,6 +7,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
+from spark_ledger.bookies.network import CallFailed
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.metadata.tokens import derive
 from tests.simulation.loop import current
@@ -103,6 +104,33 @@ async def test_one_of_three_bookies_is_enough_to_read():
     began = current().time()
     assert await collect(reader, 0, 99) == list(range(100))
     assert current().time() - began < 12
+
+
+@simulated
+async def test_bookies_that_came_back_elsewhere_are_read_before_anybody_was_told_of_it():
+    cluster, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 9)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    moved = {}
+    network = ledgers.cluster.bookies._network
+    plain_call = network.call
+
+    async def call(address, *rest):
+        name, _, port = address.partition(":")
+        if port == "2":
+            return await plain_call(address, *rest)
+        if len(moved) < 3:
+            moved[name] = None
+            await cluster.deregister(name)
+            await cluster.register(name, port=2)
+        raise CallFailed("connection refused")
+
+    ledgers.cluster.directory._changed.set = lambda: None  # whoever watches hears of it too late
+    ledgers.cluster.bookies._call_buffers = lambda address, method, buffers, timeout_s: call(
+        address, method, b"".join(buffers), timeout_s
+    )
+    assert await collect(reader, 0, 8) == list(range(9))
+    assert len(moved) == 3
 
 
 @simulated
