@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.simulation import invariants
 from tests.simulation.audit import Audit
+from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
@@ -18,7 +19,7 @@ from tests.simulation.limbo_work import NAME, LimboWork
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.waiting import a_reader_waits
-from tests.simulation.world import CLIENT, STORAGE, TIGHT, Client, World
+from tests.simulation.world import Client, World
 
 HEALED_S = 200.0
 """Simulated seconds after healing in which everything under way must end."""

@@ -12,7 +12,7 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import messages as m
@@ -29,6 +29,7 @@ from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.tokens import derive
 from tests.simulation import invariants
+from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost
 from tests.simulation.index import SimIndex
@@ -41,50 +42,7 @@ from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
 from tests.simulation.watching import WatchedLedgerStore, half_written, watch_session
 
-KIB = 1024
-STORAGE = StorageConfig(
-    journal_bytes_max=104 * KIB,
-    journal_batch_bytes_max=24 * KIB,
-    journal_pending_bytes_max=160 * KIB,
-    recovery_reserve_bytes=64 * KIB,
-    write_cache_bytes=256 * KIB,
-    flush_interval_s=3.0,
-    flush_chunk_bytes=16 * KIB,
-    entry_log_bytes_max=64 * KIB,
-    entry_bytes_max=8 * KIB,
-    read_bytes_max=8 * KIB,
-    read_pending_bytes_max=160 * KIB,
-    tombstone_sweep_s=7.0,
-    limbo_check_s=4.0,
-    disk_free_bytes_min=192 * KIB,
-    disk_reserve_bytes=160 * KIB,
-    disk_check_s=2.0,
-)
-TIGHT = replace(
-    STORAGE,
-    write_cache_bytes=160 * KIB,
-    entry_log_bytes_max=16 * KIB,
-    read_cache_bytes=16 * KIB,
-    read_ahead_bytes=8 * KIB,
-    tombstone_sweep_s=2.3,
-    gc_interval_s=1.4,
-    overreplicated_wait_s=3.7,
-    minor_compaction_share=0.5,
-    minor_compaction_s=1.7,
-    major_compaction_share=0.95,
-    major_compaction_s=3.1,
-    scrub_interval_s=6.0,
-)
-"""Small logs and caches; collection, compaction and scrub without a rest."""
 CLUSTER_ID = "simulated"
-CLIENT = ClientConfig(
-    inflight_bytes=32 * KIB,
-    read_ahead_bytes=16 * KIB,
-    read_request_bytes=4 * KIB,
-    frame_bytes_max=8 * KIB,
-    entry_bytes_max=8 * KIB,
-    directory_refresh_s=15.0,
-)
 REGISTER_RETRY_S = 1.0
 PASSWORD = b"of every ledger that has one"
 RESTART_S = 2.0  # after which a node that exited by itself is started again

@@ -20,6 +20,7 @@ from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MultiFailed, StoreError
+from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.exhaustive.actor_loop import ActorLoop
 from tests.simulation.exhaustive.doors import Calls, GatedDisk, NetworkDoor, StoreDoor
 from tests.simulation.exhaustive.messages import (
@@ -39,7 +40,6 @@ from tests.simulation.exhaustive.messages import (
 from tests.simulation.index import SimIndex
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.store_tree import Tree, Write
-from tests.simulation.world import CLIENT, STORAGE
 
 _QUESTIONS = ("Read", "ReadLac")
 GRACE_S = 1.0  # timers set no longer ahead are events; longer ones are time-outs

@@ -1,0 +1,50 @@
+"""What simulated bookies and clients may take: so little that each budget is used up now and then."""
+
+from dataclasses import replace
+
+from bookie_server.storage_config import StorageConfig
+from spark_ledger.config import ClientConfig
+
+KIB = 1024
+STORAGE = StorageConfig(
+    journal_bytes_max=104 * KIB,
+    journal_batch_bytes_max=24 * KIB,
+    journal_pending_bytes_max=160 * KIB,
+    recovery_reserve_bytes=64 * KIB,
+    write_cache_bytes=256 * KIB,
+    flush_interval_s=3.0,
+    flush_chunk_bytes=16 * KIB,
+    entry_log_bytes_max=64 * KIB,
+    entry_bytes_max=8 * KIB,
+    read_bytes_max=8 * KIB,
+    read_pending_bytes_max=160 * KIB,
+    tombstone_sweep_s=7.0,
+    limbo_check_s=4.0,
+    disk_free_bytes_min=192 * KIB,
+    disk_reserve_bytes=160 * KIB,
+    disk_check_s=2.0,
+)
+TIGHT = replace(
+    STORAGE,
+    write_cache_bytes=160 * KIB,
+    entry_log_bytes_max=16 * KIB,
+    read_cache_bytes=16 * KIB,
+    read_ahead_bytes=8 * KIB,
+    tombstone_sweep_s=2.3,
+    gc_interval_s=1.4,
+    overreplicated_wait_s=3.7,
+    minor_compaction_share=0.5,
+    minor_compaction_s=1.7,
+    major_compaction_share=0.95,
+    major_compaction_s=3.1,
+    scrub_interval_s=6.0,
+)
+"""Small logs and caches; collection, compaction and scrub without a rest."""
+CLIENT = ClientConfig(
+    inflight_bytes=32 * KIB,
+    read_ahead_bytes=16 * KIB,
+    read_request_bytes=4 * KIB,
+    frame_bytes_max=8 * KIB,
+    entry_bytes_max=8 * KIB,
+    directory_refresh_s=15.0,
+)
