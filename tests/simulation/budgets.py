@@ -1,4 +1,4 @@
-"""What simulated bookies and clients may take: so little that each budget is used up now and then."""
+"""What simulated bookies and clients may take: little, so that each budget is used up at times."""
 
 from dataclasses import replace
 
