@@ -266,8 +266,8 @@ def bit_rot(chaos: "Chaos", rng: random.Random) -> str:
     """Bits of what one bookie has on disk are flipped, if the budget allows; it may notice when it
     reads them, when it starts again, or never."""
     node = rng.choice(chaos.world.nodes)
-    if not chaos.may_lose(node):
-        return ""
+    if not chaos.may_lose(node) or "forgery" in chaos.plan.faults:
+        return ""  # who lost an entry cannot tell a forged one from it
     damage = rot((_one_of(rng, node.journal_disks), _one_of(rng, node.ledger_disks)), rng)
     if not damage:
         return ""
@@ -434,14 +434,23 @@ def wrong_token(chaos: "Chaos", rng: random.Random) -> str:
 @event("forgery")
 def forgery(chaos: "Chaos", rng: random.Random) -> str:
     """Somebody who has the password sends a bookie another entry under an id that it holds. (Who
-    knows that it may have lost something cannot tell a forged entry from what it lost.)"""
+    knows that it may have lost something cannot tell a forged entry from what it lost, nor can who
+    let go of a copy that was surplus.)"""
     doubtful = {
         (node.bookie_id, ledger_id)
         for node in chaos.running()
         if node.bookie is not None
         for ledger_id in node.bookie._ledgers.in_limbo()
     }
-    held = _choice(rng, [e for e in chaos.work.held_entries() if (e[0], e[1][0]) not in doubtful])
+    ledgers = chaos.world.ghost.ledgers
+    held = _choice(
+        rng,
+        [
+            (bookie_id, (ledger_id, entry_id))
+            for bookie_id, (ledger_id, entry_id) in chaos.work.held_entries()
+            if (bookie_id, ledger_id) not in doubtful and ledgers[ledger_id].names(bookie_id)
+        ],
+    )
     if held is None:
         return ""
     bookie_id, (ledger_id, entry_id) = held

@@ -87,6 +87,10 @@ class LedgerGhost:
     def closed(self) -> bool:
         return self.record.closed
 
+    def names(self, bookie_id: str) -> bool:
+        """Whether the record does: who it does not name may have let its copies go."""
+        return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
+
     def recovery(self, client: str) -> RecoveryGhost:
         found = self.recoveries.get(client)
         if found is None:
