@@ -66,6 +66,8 @@ class LedgerGhost:
     """By entry: the bookies that ever said that they have it durably."""
     slots: dict[str, int] = field(default_factory=dict)
     """By bookie: the mask of the slots it had in any published ensemble."""
+    copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    """(client, bookie, entry) of the copies that a repair gave: no part of a recovery."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY

@@ -41,8 +41,6 @@ from tests.simulation.trace import Trace
 
 _LEDGERS = paths.LEDGERS + "/"
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
-REPAIRER = "repairer"
-"""Whose recovery adds to a closed ledger are copies that a bookie lost: no part of a recovery."""
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -165,7 +163,8 @@ class Observers:
         )
         if not _entitled(ledger, exchange.caller, status):
             return
-        if add.recovery and not (ledger.closed and exchange.caller.startswith(REPAIRER)):
+        copied = (exchange.caller, bookie_id, entry_id) in ledger.copied
+        if add.recovery and not copied:
             invariants.recovery_stays_in_the_last_fragment(ghost, ledger, entry_id, "wrote")
         else:
             invariants.a_copy_goes_to_its_write_set(ghost, ledger, entry_id, bookie_id)
@@ -299,6 +298,16 @@ class Observers:
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             told.hear(entry_id, bookie_id, testimony(result.status))
+
+    # -- repair --------------------------------------------------------------------------------
+
+    def copies(self, client: str, bookie_id: str, add: m.Add) -> None:
+        """The client gives the bookie a copy that it lost. On its way it looks like what a recovery
+        writes back, which the same client may send too, to members that were never published."""
+        [header] = _headers(m.AddRequest(bookie_id, [add]))
+        ledger = self.ghost.ledgers.get(header.ledger_id) if header is not None else None
+        if header is not None and ledger is not None:
+            ledger.copied[client, bookie_id, header.entry_id] = None
 
     # -- the metadata store --------------------------------------------------------------------
 

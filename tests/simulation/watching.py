@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
+from bookie_server.api.messages import Add, AddResult
+from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
@@ -127,6 +129,18 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
     look()
     reader.read, reader._scan = read, scan
     reader.refresh_last_add_confirmed, reader.wait_beyond = refresh, wait_beyond
+
+
+def watch_copies(bookies: BookieClient, client: str, observers: Observers) -> None:
+    """Let the observers hear of every single add: a copy that a repair gives. (What a writer or a
+    recovery adds goes through a lane.)"""
+    plain_add = bookies.add
+
+    async def add(bookie_id: str, add: Add) -> AddResult:
+        observers.copies(client, bookie_id, add)
+        return await plain_add(bookie_id, add)
+
+    bookies.add = add  # type: ignore[method-assign]
 
 
 def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:

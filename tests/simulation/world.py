@@ -40,7 +40,12 @@ from tests.simulation.observers import Observers
 from tests.simulation.placed_watch import PlacedWatch
 from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
-from tests.simulation.watching import WatchedLedgerStore, half_written, watch_session
+from tests.simulation.watching import (
+    WatchedLedgerStore,
+    half_written,
+    watch_copies,
+    watch_session,
+)
 
 CLUSTER_ID = "simulated"
 REGISTER_RETRY_S = 1.0
@@ -571,6 +576,7 @@ class Client:
         await self.directory.start()
         network = world.network.client(self.name)
         self.bookies = BookieClient(network, self.directory, world.config)
+        watch_copies(self.bookies, self.name, world.observers)
         store = WatchedLedgerStore(
             self.session, self.bookies, self.directory, world.config, self.rng
         )
