@@ -10,7 +10,8 @@ Always true:
   went while it was read may have been compacted, and is looked up once more; one that lies in
   several directories is read from each of them;
 - read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
-  only where it is reading just what the request needs.
+  only where it is reading just what the request needs. What it finds bad it leaves to who asks for
+  it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
 
 What is under way is bounded: for requests by the callers (Bookie counts replies), ahead of them by
 AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the read
@@ -338,6 +339,8 @@ class EntryReader:
         try:
             for location, entry in zip(run, await store.logs.read_run(run), strict=True):
                 if isinstance(entry, BadEntryLog | DiskFailed):
+                    if not uses:
+                        continue  # nobody asked for it: whoever does finds it
                     bad = await self._look_again(_Place(store, location), entry)
                     if bad is not None:
                         found[location.entry_id] = bad

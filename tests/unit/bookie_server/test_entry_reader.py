@@ -410,6 +410,24 @@ def test_entries_too_large_to_be_kept_are_not_read_ahead():
     reading(test)
 
 
+def test_what_read_ahead_finds_bad_is_quarantined_only_when_somebody_asks_for_it():
+    """Else each comparison of what belongs here would find it again, behind the ledger's end."""
+
+    async def test(r: Reading) -> None:
+        places = await r.store_entries(*((1, n) for n in range(8)), payload=bytes(KIB))
+        bad = places[6]
+        r.rot(log_path(bad.log_id), bad.position + 115)
+        await r.read(0, 1)
+        await r.read(2, 3)  # begins to read ahead
+        await asyncio.sleep(1)
+        assert (1, 6) in r.reads
+        assert r.quarantined == []
+        assert isinstance((await r.read(4, 7))[6], Undeliverable)
+        assert r.quarantined == [(1, 6)]
+
+    reading(test)
+
+
 def test_closing_ends_what_is_under_way_ahead():
     async def test(r: Reading) -> None:
         await _interleaved(r, 16)
