@@ -187,8 +187,8 @@ class EntryReader:
         or of one that took the ledger's entries after it. Raises DiskFailed."""
         found = self.stored_in_cache(ledger_id, first_entry, last_entry)
         stores = self._stores(ledger_id)
-        earlier = [n for n, store in enumerate(stores) if store.id == since]
-        for store in stores[sum(earlier) :]:
+        first = next((n for n, store in enumerate(stores) if store.id == since), 0)
+        for store in stores[first:]:
             places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
             found.update((place.entry_id, None) for place in places)
         return found

@@ -86,8 +86,9 @@ class Coverage:
         """One whose bad records touch each other from its start to its end is theirs."""
         found: list[int] = []
         start, end = hole
-        while damage := self._damage.get(start) or self._damage.get(_block(start)):
-            if damage.location is None or damage.end <= start:
+        while start < end:
+            damage = self._damage.get(start) or self._damage.get(_block(start))
+            if damage is None or damage.location is None or damage.end > _block(end):
                 break
             found.append(damage.location.ledger_id)
             start = damage.end
