@@ -305,6 +305,20 @@ class CommitContended(LedgerError):
     remedy = "Run the batch again, or commit to this topic from fewer jobs at once."
 
 
+class TxnConflict(LedgerError):
+    """What the commit was planned on has changed. Nothing was committed."""
+
+    error_class = "LEDGER_TXN.CONFLICT"
+    sql_state = "40001"
+    remedy = "Look at the topic as it is now and plan again."
+
+
+class TopicTerminated(LedgerError):
+    error_class = "LEDGER_TOPIC.TERMINATED"
+    sql_state = "55019"
+    remedy = "Write to another topic."
+
+
 class CommitTooBig(LedgerError):
     error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
     sql_state = "54000"

@@ -13,7 +13,7 @@ from spark_ledger.spark.offsets import Positions, TopicEnds, rows_between, withi
 from spark_ledger.topic import blocking
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.read_plan import ReadTask, plan_read
+from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.state import TopicState
 
 
@@ -55,7 +55,7 @@ class TopicsRead:
             part = rows_between({topic: start[topic]}, end)
             ranges = dict(enumerate(zip(start[topic], end[topic], strict=True)))
             share = max(1, -(-min_partitions * part // rows))
-            tasks += plan_read(state, ranges, topic=topic, min_partitions=share)
+            tasks += plan_read(state, ranges, topic=topic, cutting=Cutting(share))
         return self._readable(tasks, fail_on_data_loss)
 
     def _states_with(self, end: Positions) -> Mapping[str, TopicState]:

@@ -7,14 +7,18 @@ these rows are left out; no offset is renumbered (hazard 26).
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from spark_ledger.errors import NoSuchLedger, RowsLost
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask
+from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.segment_table import Stretch
 
 RECORDS_AT_ONCE = 256
 CLOSED_KEPT = 100_000
+ENDLESS = 2**62
 
 LastEntries = Mapping[int, int | None]
 """Ledger id -> its last entry: None while it is open, -1 when it is empty or not there."""
@@ -29,7 +33,8 @@ class LedgerEnds:
 
     async def of(self, tasks: Iterable[ReadTask]) -> LastEntries:
         """The ends of the ledgers that the tasks read."""
-        wanted = sorted({part.ledger_id for task in tasks for part in task.slices})
+        tables = (stretch.table for task in tasks for stretch in task.stretches)
+        wanted = sorted({ledger_id for table in tables for ledger_id in table.ledger_ids()})
         found: dict[int, int | None] = {}
         for first in range(0, len(wanted), RECORDS_AT_ONCE):
             some = wanted[first : first + RECORDS_AT_ONCE]
@@ -57,56 +62,65 @@ class LedgerEnds:
             return await self._ledgers.record(ledger_id, fresh=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Committed offsets [start, end) of a partition that a ledger does not hold any more."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    ledger_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic} partition {self.partition} offsets {self.start} to {self.end - 1} "
+            f"(ledger {self.ledger_id})"
+        )
+
+
 def readable(
     tasks: Sequence[ReadTask], last_entries: LastEntries, fail_on_data_loss: bool
 ) -> list[ReadTask]:
     """The tasks without the rows that are gone. Raises RowsLost if there are any and
     `fail_on_data_loss` is set."""
-    lost = [piece for task in tasks for piece in _lost(task, last_entries)]
-    if not lost:
-        return list(tasks)
-    if fail_on_data_loss:
-        raise _rows_lost(tasks, last_entries)
-    cut = (_without_lost(task, last_entries) for task in tasks)
-    return [task for task in cut if task.slices]
+    lost = {i: found for i, task in enumerate(tasks) if (found := _lost(task, last_entries))}
+    if fail_on_data_loss and lost:
+        raise _rows_lost([one for found in lost.values() for one in found])
+    kept = (_without(task, lost.get(i, [])) for i, task in enumerate(tasks))
+    return [task for task in kept if task.rows]
 
 
-def _is_lost(ledger_id: int, piece: EntryPiece, last_entries: LastEntries) -> bool:
-    last = last_entries[ledger_id]
-    return last is not None and piece.entry_id > last
+def _lost(task: ReadTask, last_entries: LastEntries) -> list[Lost]:
+    return [
+        Lost(task.topic, task.partition, *rows, ledger_id)
+        for stretch in task.stretches
+        for rows, ledger_id in _lost_of(stretch, last_entries)
+    ]
 
 
-def _lost(task: ReadTask, last_entries: LastEntries) -> Iterator[EntryPiece]:
-    for part in task.slices:
-        yield from (piece for piece in part.pieces if _is_lost(part.ledger_id, piece, last_entries))
+def _lost_of(stretch: Stretch, last_entries: LastEntries) -> Iterator[tuple[tuple[int, int], int]]:
+    """The offsets [start, end) of the stretch beyond the end of their ledger."""
+    table = stretch.table
+    ends = (last_entries.get(ledger) for ledger in table.ledgers.tolist())
+    reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)
+    for i in np.flatnonzero(table.last_entries > reach).tolist():
+        placed = table[i]
+        counts = zip(placed.segment.entry_ids(), placed.segment.entry_rows, strict=True)
+        there = sum(rows for entry, rows in counts if entry <= reach[i])
+        start, end = max(placed.base + there, stretch.lo), min(placed.end, stretch.hi)
+        if start < end:
+            yield (start, end), placed.segment.ledger_id
 
 
-def _without_lost(task: ReadTask, last_entries: LastEntries) -> ReadTask:
-    slices = []
-    for part in task.slices:
-        pieces = [p for p in part.pieces if not _is_lost(part.ledger_id, p, last_entries)]
-        if len(pieces) == len(part.pieces):
-            slices.append(part)
-        elif pieces:
-            slices.append(_cut(part, pieces))
-    return replace(task, slices=tuple(slices))
+def _without(task: ReadTask, lost: Iterable[Lost]) -> ReadTask:
+    stretches = list(task.stretches)
+    for gone in lost:
+        stretches = [part for one in stretches for part in one.without(gone.start, gone.end)]
+    return replace(task, stretches=tuple(stretches))
 
 
-def _cut(part: ReadSlice, pieces: Sequence[EntryPiece]) -> ReadSlice:
-    return replace(part, pieces=tuple(pieces), known_confirmed=pieces[-1].entry_id)
-
-
-def _rows_lost(tasks: Sequence[ReadTask], last_entries: LastEntries) -> RowsLost:
-    where, rows = [], 0
-    for task in tasks:
-        for part in task.slices:
-            gone = [p for p in part.pieces if _is_lost(part.ledger_id, p, last_entries)]
-            if gone:
-                rows += sum(piece.take for piece in gone)
-                first, end = gone[0].offset, gone[-1].offset + gone[-1].take
-                where.append(
-                    f"{task.topic} partition {task.partition} offsets {first} to {end - 1} "
-                    f"(ledger {part.ledger_id})"
-                )
-    named = "; ".join(where[:8]) + ("; ..." if len(where) > 8 else "")
+def _rows_lost(lost: Sequence[Lost]) -> RowsLost:
+    named = "; ".join(map(str, lost[:8])) + ("; ..." if len(lost) > 8 else "")
+    rows = sum(one.end - one.start for one in lost)
     return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows)

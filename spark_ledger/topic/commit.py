@@ -27,10 +27,11 @@ from spark_ledger.metadata.store import (
     Set,
     StoreUnavailable,
 )
-from spark_ledger.topic import records
+from spark_ledger.topic import actions, guards, records
+from spark_ledger.topic.actions import Append
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.names import escape
-from spark_ledger.topic.records import Append, Commit, Head, IntentState, TxnRecord
+from spark_ledger.topic.records import Commit, Head, IntentState, TxnRecord
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import look_up, pause_s, reachable
@@ -153,7 +154,7 @@ class _Committer:
         self._draft = draft
         self._finish_intent = finish_intent
         self._body = records.encode_commit(draft)
-        self._segments = draft.actions[0].segments
+        self._segments = tuple(s for a in draft.actions for s in actions.segments_of(a))
         self._rows = dict(sorted(_rows_by_partition(self._segments).items()))
         self._txn_path = paths.txn(escape(draft.app_id), escape(draft.target))
         self._answer_lost = False
@@ -253,18 +254,8 @@ class _Committer:
         return records.decode_txn(node.value), node.version
 
     def _check_topic(self, state: TopicState) -> None:
-        if state.deleted:
-            raise errors.TopicDeleted(f"topic {state.topic_id} was deleted")
-        if state.min_writer > records.WRITER_VERSION:
-            raise errors.UnsupportedFormat(
-                f"topic {state.topic_id} needs writer version {state.min_writer}, this is"
-                f" version {records.WRITER_VERSION}"
-            )
-        for segment in self._segments:
-            if segment.partition >= len(state.partitions):
-                raise ValueError(
-                    f"partition {segment.partition} of {len(state.partitions)} was written"
-                )
+        wanted = self._draft.actions if self._segments else ()
+        guards.check(state, self._draft.app_id, wanted)
 
     def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
         draft = self._draft

@@ -16,11 +16,14 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.topic import policies, segments
+from spark_ledger.topic import actions, policies
+from spark_ledger.topic.actions import Action
+from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.segments import Segment
 
 T = TypeVar("T")
+
+_COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
 READER_VERSION = 1
 WRITER_VERSION = 1
@@ -57,18 +60,11 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
-    """Adds segments, in this order, at the end of their partitions. Its guard always holds."""
-
-    segments: tuple[Segment, ...]
-
-
-Action = Append  # later: open, seal, replace, trim, hole, overwrite, grow
-
-
-@dataclass(frozen=True, slots=True)
 class Commit:
-    """/topic-ids/<id>/log/<n>. Holds no offsets: a loser of the race for n commits it as it is."""
+    """/topic-ids/<id>/log/<n>, or where that points to. Holds no offsets of what it adds: a loser
+    of the race for n commits it as it is. `others` are the other topics of a commit over several,
+    `user_metadata` a text of the user's; `body_ledger` is the ledger that the body was read from,
+    None if it is in the node."""
 
     commit_id: str
     app_id: str
@@ -78,6 +74,17 @@ class Commit:
     intent: str
     actions: tuple[Action, ...]
     min_writer: int = WRITER_VERSION
+    others: tuple[str, ...] = ()
+    user_metadata: str = ""
+    body_ledger: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """/topic-ids/<id>/log/<n> of a commit whose body is in a ledger."""
+
+    commit_id: str
+    body: BlobPointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +161,38 @@ def decode_head(value: bytes) -> Head:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    plain = {name: getattr(commit, name) for name in Commit.__slots__ if name != "actions"}
-    return _dump({**plain, "actions": [_action_to_json(action) for action in commit.actions]})
+    plain: dict[str, Any] = {name: getattr(commit, name) for name in _COMMIT_TEXTS}
+    plain["actions"] = [actions.to_json(action) for action in commit.actions]
+    if commit.others:
+        plain["others"] = list(commit.others)
+    if commit.user_metadata:
+        plain["user_metadata"] = commit.user_metadata
+    return _dump(plain)
 
 
-def decode_commit(value: bytes) -> Commit:
-    def build(plain: dict[str, Any]) -> Commit:
-        actions = tuple(_action_from_json(action) for action in plain["actions"])
-        names = (name for name in Commit.__slots__ if name != "actions")
-        return Commit(actions=actions, **{name: plain[name] for name in names})
+def encode_spilled(spilled: Spilled) -> bytes:
+    return _dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
+
+
+def decode_commit(value: bytes) -> Commit | Spilled:
+    """A commit, or where its body is. Raises errors.UnsupportedFormat."""
+
+    def build(plain: dict[str, Any]) -> Commit | Spilled:
+        if "body" in plain:
+            return Spilled(plain["commit_id"], pointer_from_json(plain["body"]))
+        return Commit(
+            actions=tuple(actions.from_json(action) for action in plain["actions"]),
+            others=tuple(plain.get("others", ())),
+            user_metadata=plain.get("user_metadata", ""),
+            **{name: plain[name] for name in _COMMIT_TEXTS},
+        )
 
     return _load(value, "commit", build)
+
+
+def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
+    """Raises KeyError, TypeError or ValueError when `plain` is no pointer."""
+    return BlobPointer(**{name: int(at) for name, at in _fields(BlobPointer, plain).items()})
 
 
 def encode_txn(record: TxnRecord) -> bytes:
@@ -205,16 +233,6 @@ def encode_block(block: IdBlock) -> bytes:
 
 def decode_block(value: bytes) -> IdBlock:
     return _load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
-
-
-def _action_to_json(action: Action) -> dict[str, Any]:
-    return {"action": "append", "segments": [segments.to_json(s) for s in action.segments]}
-
-
-def _action_from_json(plain: Mapping[str, Any]) -> Action:
-    if plain["action"] != "append":
-        raise errors.UnsupportedFormat(f"a commit holds the unknown action '{plain['action']}'")
-    return Append(tuple(segments.from_json(segment) for segment in plain["segments"]))
 
 
 def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ that several partitions share: such ranges are fetched side by side within the r
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +21,8 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.message_batch import decode_batch
-from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask, lost_rows
+from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
 from spark_ledger.topic.segments import merge_ranges
 
 T = TypeVar("T")
@@ -67,14 +68,30 @@ async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows
     """The rows of all slices of a task, in order. Raises errors.NoSuchLedger (fold again: it was
     replaced or trimmed), errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch,
     errors.UnsupportedFormat."""
-    async with aclosing(fetch_task(ledgers, task)) as pieces:
+    async with aclosing(read_slices(ledgers, task.slices_in_order())) as found:
+        async for rows in found:
+            yield rows
+
+
+async def read_slices(
+    ledgers: LedgerStore, slices: Iterable[ReadSlice]
+) -> AsyncGenerator[Rows, None]:
+    """The rows of the slices, in order. Raises as read_task."""
+    async with aclosing(fetch_slices(ledgers, slices)) as pieces:
         async for fetched in pieces:
             yield fetched.rows()
 
 
-async def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[FetchedPiece, None]:
+def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[FetchedPiece, None]:
     """The entries of all slices of a task, in order, not decoded yet. Raises as read_task."""
-    for planned in task.slices:
+    return fetch_slices(ledgers, task.slices_in_order())
+
+
+async def fetch_slices(
+    ledgers: LedgerStore, slices: Iterable[ReadSlice]
+) -> AsyncGenerator[FetchedPiece, None]:
+    """The entries of the slices, in order, not decoded yet. Raises as read_task."""
+    for planned in slices:
         async with aclosing(_fetch_slice(ledgers, planned)) as pieces:
             async for fetched in pieces:
                 yield fetched

@@ -13,7 +13,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, Versioned, Watcher
 from spark_ledger.topic import records, state
-from spark_ledger.topic.records import Head, TopicLife
+from spark_ledger.topic.records import Head, Spilled, TopicLife
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import look_up
 
@@ -71,6 +71,7 @@ class TopicLog:
             )
             for node in nodes:
                 commit = records.decode_commit(node.value)
+                assert not isinstance(commit, Spilled)
                 folded = state.apply(folded, folded.next, commit, node.created_ms)
         return folded
 

@@ -9,7 +9,7 @@ import pytest
 from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind, TxnKey
-from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.read_plan import Cutting, plan_read
 
 
 def write_and_commit(topics, info, version, rows, compression="none"):
@@ -50,7 +50,7 @@ def test_what_tasks_write_is_read_after_its_commit_once(topics, compression):
 
     assert (first.kind, again.kind) == (CommitKind.COMMITTED, CommitKind.ALREADY)
     assert sorted(read_all(topics, info)) == rows
-    assert sorted(read_all(topics, info, min_partitions=20)) == rows
+    assert sorted(read_all(topics, info, cutting=Cutting(20))) == rows
 
 
 def test_a_reader_that_stops_early_can_read_again(topics):

@@ -20,7 +20,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
@@ -235,7 +235,7 @@ class TopicWork:
         ranges = {p: (0, end) for p, end in state.end_offsets().items()}
         found: dict[int, list[bytes]] = {partition: [] for partition in ranges}
         offsets: dict[int, list[int]] = {partition: [] for partition in ranges}
-        for task in plan_read(state, ranges, topic=TOPIC, min_partitions=self.rng.choice((1, 3))):
+        for task in plan_read(state, ranges, topic=TOPIC, cutting=Cutting(self.rng.choice((1, 3)))):
             async for rows in topics.read(task):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):

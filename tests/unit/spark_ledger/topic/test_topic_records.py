@@ -5,9 +5,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic import records
+from spark_ledger.topic.actions import Append
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import (
-    Append,
     Commit,
     Head,
     IdBlock,
@@ -80,9 +80,9 @@ def test_bytes_that_are_no_record_are_an_error(record, encode, decode, damage):
 
 def test_an_action_that_is_not_known_is_an_error_and_never_skipped():
     plain = json.loads(records.encode_commit(COMMIT))
-    plain["actions"].append({"action": "hole", "ranges": []})
+    plain["actions"].append({"action": "shuffle", "ranges": []})
 
-    with pytest.raises(errors.UnsupportedFormat, match="unknown action 'hole'"):
+    with pytest.raises(errors.UnsupportedFormat, match="unknown action 'shuffle'"):
         records.decode_commit(json.dumps(plain).encode())
 
 
