@@ -28,8 +28,9 @@ class Append:
 class Replace:
     """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
     (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
-    then nothing but appends may have come to the partition. `dropped` are the ledgers that, as
-    far as its author saw, nothing refers to any more."""
+    then nothing but appends may have come to the partition. `dropped` are the ledgers that held
+    these rows. `committed_ms` is, for each segment, the commit time of the last of its rows (the
+    store's clock), which a merge does not change; empty: the commit's own time."""
 
     partition: int
     start: int
@@ -37,6 +38,7 @@ class Replace:
     segments: tuple[Segment, ...]
     snapshot: int
     dropped: Ledgers = ()
+    committed_ms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def adds_rows(action: Action) -> bool:
 
 
 def dropped_of(action: Action) -> Ledgers:
-    """The ledgers that the action's author says nothing refers to after it."""
+    """The ledgers from which the action takes rows away, as its author saw it: some may be
+    referred to still, but one to which nothing refers after it is among them."""
     if isinstance(action, Replace | Trim | Hole | Overwrite):
         return action.dropped
     return ()
@@ -158,6 +161,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "segments": _segments(a.segments),
         "snapshot": a.snapshot,
         "dropped": list(a.dropped),
+        "committed_ms": list(a.committed_ms),
     },
     Trim: lambda a: {
         "offsets": {str(partition): offset for partition, offset in a.offsets},
@@ -198,6 +202,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         _segments_of_json(plain),
         plain["snapshot"],
         tuple(plain["dropped"]),
+        tuple(plain.get("committed_ms", ())),
     ),
     "trim": lambda plain: Trim(
         tuple(sorted((int(p), int(offset)) for p, offset in plain["offsets"].items())),

@@ -106,11 +106,11 @@ class TopicState:
     """`next` is the number that the next commit takes, `head_version` the version of the head
     node that it must be set from; `commit_ms` is the last commit's time, by the store's clock and
     never less than an earlier commit's (hazard 35); `min_writer` the writer version that every
-    later commit needs. `dropped` are ledgers to which nothing here refers any more, as the author
-    of the commit that dropped them saw it, and when that was. `bodies` are ledgers that hold the
-    bodies of commits, with the last such commit. `across` are the last commits over several
-    topics; `last_of_app` the app that added rows last, and when, `last_of_others` the last time
-    that another did."""
+    later commit needs. `dropped` are ledgers that lost rows, and when they last did: from then on
+    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers
+    that hold the bodies of commits, with the last such commit. `across` are the last commits over
+    several topics; `last_of_app` the app that added rows last, and when, `last_of_others` the last
+    time that another did."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
@@ -188,7 +188,7 @@ class _Folding:
     def apply(self, action: Action) -> None:
         _STEPS[type(action)](self, action)
         for ledger_id in actions.dropped_of(action):
-            self._dropped.setdefault(ledger_id, self._now_ms)
+            self._dropped[ledger_id] = self._now_ms  # the last time counts: it may be in use again
 
     def result(self) -> TopicState:
         before, commit = self._before, self._commit
@@ -245,7 +245,7 @@ class _Folding:
         rows = sum(segment.rows for segment in action.segments)
         fits = held.start_offset <= action.start and action.end <= held.end_offset
         self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
-        one = self._interval(action.partition, action.start, action.segments)
+        one = self._interval(action)
         self._rearrange(held, held.intervals.with_instead(one))
 
     def grow(self, action: Grow) -> None:
@@ -289,11 +289,23 @@ class _Folding:
             size = sum(segment.bytes for segment in some)
             self._partitions[p] = self._partitions[p].append(table, end, size, self._now_ms)
 
-    def _interval(self, partition: int, start: int, segments: Iterable[Segment]) -> Interval:
-        table = SegmentTable.of(self._placed(start, segments))
+    def _interval(self, action: Replace) -> Interval:
+        table = SegmentTable.of(self._replacing(action))
         end, size = int(table.ends[-1]), int(table.sizes.sum())
-        self._check(bool((table.partitions == partition).all()), "replaces another partition")
-        return Interval(start, end, table, size, self._now_ms, self._now_ms)
+        one_partition = bool((table.partitions == action.partition).all())
+        self._check(one_partition, "replaces another partition")
+        first_ms, last_ms = int(table.commits_ms[0]), int(table.commits_ms[-1])
+        return Interval(action.start, end, table, size, first_ms, last_ms)
+
+    def _replacing(self, action: Replace) -> list[PlacedSegment]:
+        """The new segments in their places, with the commit times that their rows have."""
+        placed = self._placed(action.start, action.segments)
+        times = action.committed_ms
+        if not times:
+            return placed
+        rising = list(times) == sorted(times) and times[-1] <= self._now_ms
+        self._check(len(times) == len(placed) and rising, "gives rows times that cannot be theirs")
+        return [replace(one, commit_ms=ms) for one, ms in zip(placed, times, strict=True)]
 
     def _placed(self, base: int, segments: Iterable[Segment]) -> list[PlacedSegment]:
         placed = []

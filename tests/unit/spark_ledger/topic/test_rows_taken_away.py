@@ -1,0 +1,58 @@
+"""What a state knows of rows that went or moved: commit times, and since when nothing refers."""
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic import actions, state
+from spark_ledger.topic.actions import Append, Overwrite, Replace, Trim
+from spark_ledger.topic.records import Commit
+from tests.unit.spark_ledger.topic.stage import segment
+
+
+def after(topic, at_ms, *done):
+    commit = Commit("c", "a", "t", 0, "r", "i", tuple(done))
+    return state.apply(topic, topic.next, commit, at_ms)
+
+
+def topic_of(*ledgers):
+    """Ten rows of each ledger, committed 100 ms apart."""
+    topic = state.empty("id", 1)
+    for number, ledger in enumerate(ledgers):
+        topic = after(topic, 100 * number, Append((segment(ledger, 10),)))
+    return topic
+
+
+def test_rows_that_a_merge_moves_keep_the_time_they_were_committed_at():
+    topic = topic_of(1, 2, 3)
+
+    topic = after(topic, 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), (100,)))
+
+    held = topic.partitions[0]
+    assert [(p.end, p.commit_ms) for p in held.segments] == [(20, 100), (30, 200)]
+    assert [(one.first_ms, one.last_ms) for one in held.intervals] == [(100, 100), (200, 200)]
+
+
+@pytest.mark.parametrize("times", [(100, 50), (100,), (0, 10_000)])
+def test_times_that_rows_cannot_have_are_refused(times):
+    pair = segment(9, 10), segment(9, 10, first=1)
+    with pytest.raises(errors.UnsupportedFormat, match="times that cannot be theirs"):
+        after(topic_of(1, 2), 9_000, Replace(0, 0, 20, pair, 2, (1, 2), times))
+
+
+def test_a_ledger_that_was_used_again_is_dropped_when_it_last_lost_rows():
+    topic = topic_of(1)
+    topic = after(topic, 1_000, Overwrite((segment(1, 5, first=1),), 1, (1,)))
+    assert topic.dropped == {1: 1_000}
+
+    topic = after(topic, 2_000, Trim(((0, 15),), (1,)))
+
+    assert topic.dropped == {1: 2_000}
+
+
+def test_a_merge_is_read_back_as_it_was_written():
+    merge = Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), (100,))
+    plain = actions.to_json(merge)
+
+    assert actions.from_json(plain) == merge
+    del plain["committed_ms"]
+    assert actions.from_json(plain).committed_ms == ()
