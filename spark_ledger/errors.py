@@ -226,6 +226,14 @@ class OffsetsStartAfterEnd(LedgerError):
     remedy = "Give startingOffsets at or before endingOffsets."
 
 
+class TimestampNotFound(LedgerError):
+    """No row was committed at or after the time at which a read is to start."""
+
+    error_class = "LEDGER_OFFSETS.TIMESTAMP_NOT_FOUND"
+    sql_state = "22003"
+    remedy = "Give an earlier time, or startingOffsetsByTimestampStrategy latest or earliest."
+
+
 class SchemaMissingColumn(LedgerError):
     error_class = "LEDGER_SCHEMA.MISSING_COLUMN"
     sql_state = "42703"
@@ -242,6 +250,28 @@ class SchemaTypeMismatch(LedgerError):
     error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
     sql_state = "42K09"
     remedy = "Cast the column."
+
+
+class SchemaIncompatible(LedgerError):
+    """Columns or rows do not fit the schema that the topic has, or was read with."""
+
+    error_class = "LEDGER_SCHEMA.INCOMPATIBLE"
+    sql_state = "42K09"
+    remedy = "Use columns that fit the schema, or let it grow with schemaMode=evolve."
+
+
+class SchemaReservedColumn(LedgerError):
+    error_class = "LEDGER_SCHEMA.RESERVED_COLUMN"
+    sql_state = "42K05"
+    remedy = "Rename it: names that begin with two underscores are metadata."
+
+
+class NullTopic(LedgerError):
+    """A row to be written names no topic, and no option does."""
+
+    error_class = "LEDGER_NULL_TOPIC_IN_DATA"
+    sql_state = "22004"
+    remedy = "Fill the column topic in every row, or name the topic with option topic."
 
 
 # -- topics -----------------------------------------------------------------------------------
@@ -281,6 +311,22 @@ class TopicRecreated(LedgerError):
     remedy = "Start with a new checkpoint: offsets of the old topic mean nothing in the new one."
 
 
+class RowsTrimmed(LedgerError):
+    """Rows that a read asks for were removed by retention or by hand. `facts` says how many."""
+
+    error_class = "LEDGER_DATA_LOSS.TRIMMED"
+    sql_state = "22000"
+    remedy = "Read on with failOnDataLoss=false; keep rows longer, or hold them by a subscription."
+
+
+class PartitionRemoved(LedgerError):
+    """A checkpoint names a partition that the topic does not have, or that is not read any more."""
+
+    error_class = "LEDGER_DATA_LOSS.PARTITION_REMOVED"
+    sql_state = "22000"
+    remedy = "Start with a new checkpoint, or read the partitions that the checkpoint names."
+
+
 class RowsLost(LedgerError):
     """Committed rows lie beyond the end of a closed ledger. `facts` says which rows."""
 
@@ -311,6 +357,12 @@ class TxnConflict(LedgerError):
     error_class = "LEDGER_TXN.CONFLICT"
     sql_state = "40001"
     remedy = "Look at the topic as it is now and plan again."
+
+
+class TxnVersionRequired(LedgerError):
+    error_class = "LEDGER_TXN.VERSION_REQUIRED"
+    sql_state = "22023"
+    remedy = "Give txnVersion, a number that rises with each batch of that txnAppId."
 
 
 class TopicTerminated(LedgerError):
