@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic import slice_reader
 from spark_ledger.topic.batch_encoder import BatchEncoder
+from spark_ledger.topic.blobs import Blobs
 from spark_ledger.topic.commit import CommitKind, CommitOutcome, TxnKey, commit
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
@@ -30,6 +31,7 @@ class TopicClient:
         self.topics = Topics(self.store, rng)
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
+        self.blobs = Blobs(ledgers, self.cache)
         self.janitor = Janitor(self.store, ledgers, rng)
         self._rng = rng
         self._now_ms = now_ms
