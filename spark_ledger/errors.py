@@ -381,3 +381,32 @@ class ColumnTypeMismatch(LedgerError):
     error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
     sql_state = "42K09"
     remedy = "Cast key and value to STRING or BINARY."
+
+
+# -- subscriptions ------------------------------------------------------------------------------
+
+
+class SubscriptionNotFound(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.NOT_FOUND"
+    sql_state = "42704"
+    remedy = "Correct the name, or create it: a query with option subscription does at its start."
+
+
+class SubscriptionExists(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.ALREADY_EXISTS"
+    sql_state = "42710"
+    remedy = "Choose another name, or use the subscription that is there."
+
+
+class SubscriptionBusy(LedgerError):
+    """Another query uses the subscription, or did until not long ago."""
+
+    error_class = "LEDGER_SUBSCRIPTION.BUSY"
+    sql_state = "55006"
+    remedy = "Stop the other query, wait until its lease is over, or choose another name."
+
+
+class SubscriptionTypeMismatch(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.TYPE_MISMATCH"
+    sql_state = "55019"
+    remedy = "Choose another name: this one is used in another way."

@@ -59,6 +59,22 @@ def topic_log(topic_id: str, number: int | None = None) -> str:
     return log if number is None else f"{log}/{number:010d}"
 
 
+def subscriptions(topic_id: str) -> str:
+    """The topic's subscriptions: the node whose version tells a trim that one came or went back."""
+    return f"{topic(topic_id)}/subscriptions"
+
+
+def subscription(topic_id: str, name: str) -> str:
+    """The record of a subscription (its name escaped by the caller)."""
+    return f"{subscriptions(topic_id)}/{name}"
+
+
+def subscription_marks(topic_id: str, name: str, number: int | None = None) -> str:
+    """Where the subscription was at times, or one of these marks."""
+    marks = f"{subscription(topic_id, name)}/marks"
+    return marks if number is None else f"{marks}/{number:010d}"
+
+
 def intent(intent_id: str) -> str:
     return f"{INTENTS}/{intent_id}"
 
