@@ -11,7 +11,7 @@ docs/topics.md shows every record.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from spark_ledger.topic.policies import TopicPolicies
 
 T = TypeVar("T")
 
+TXN_BYTES_MAX = 64 * 1024
+_TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
 _COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
 READER_VERSION = 1
@@ -53,10 +55,12 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits."""
+    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits.
+    `turn` is the commit that asks the others to let it go first (commit_turns.py), "" for none."""
 
     next: int
     life: TopicLife = TopicLife.OPEN
+    turn: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,19 @@ class Spilled:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicRows:
+    """What a commit brought into one topic: under which number, how many rows of each partition."""
+
+    number: int = NO_COMMIT
+    rows: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
-    of each partition. `commit_id` tells the commit whose answer was lost."""
+    of each partition. `commit_id` tells the commit whose answer was lost. A commit over several
+    topics has those after the first in `others`. Rows are left out where the record would be
+    larger than TXN_BYTES_MAX."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -98,13 +112,20 @@ class TxnRecord:
     topic_id: str = ""
     number: int = NO_COMMIT
     rows: Mapping[int, int] = field(default_factory=dict)
+    others: Mapping[str, TopicRows] = field(default_factory=dict)
+
+    def topics(self) -> dict[str, TopicRows]:
+        """By topic id; empty where nothing was committed."""
+        first = {self.topic_id: TopicRows(self.number, self.rows)} if self.topic_id else {}
+        return {**first, **self.others}
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
-    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made."""
+    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
+    `snapshots` the number that the next commit had in each topic that it is to overwrite."""
 
-    kind: str  # "query" or "batch"
+    kind: str  # "query", "batch" or "system"
     app_id: str
     run_id: str
     target: str
@@ -112,6 +133,7 @@ class IntentRecord:
     generation: int = 0
     state: IntentState = IntentState.OPEN
     why: str = ""
+    snapshots: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +175,15 @@ def decode_topic_pointer(value: bytes) -> str:
 
 
 def encode_head(head: Head) -> bytes:
-    return _dump({"next": head.next, "state": head.life.value})
+    turn = {"turn": head.turn} if head.turn else {}
+    return _dump({"next": head.next, "state": head.life.value, **turn})
 
 
 def decode_head(value: bytes) -> Head:
-    return _load(value, "head", lambda plain: Head(int(plain["next"]), TopicLife(plain["state"])))
+    def build(plain: dict[str, Any]) -> Head:
+        return Head(int(plain["next"]), TopicLife(plain["state"]), plain.get("turn", ""))
+
+    return _load(value, "head", build)
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -196,25 +222,38 @@ def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
 
 
 def encode_txn(record: TxnRecord) -> bytes:
-    return _dump({**asdict(record), "rows": {str(p): n for p, n in sorted(record.rows.items())}})
+    value = _txn_bytes(record)
+    return value if len(value) <= TXN_BYTES_MAX else _txn_bytes(_without_rows(record))
 
 
 def decode_txn(value: bytes) -> TxnRecord:
     def build(plain: dict[str, Any]) -> TxnRecord:
-        rows = {int(partition): count for partition, count in plain["rows"].items()}
-        return TxnRecord(**{**_fields(TxnRecord, plain), "rows": rows})
+        others = plain.pop("others", {})
+        return TxnRecord(
+            **{name: plain[name] for name in _TXN_PLAIN},
+            rows=_rows_from_json(plain["rows"]),
+            others={
+                topic: TopicRows(one["number"], _rows_from_json(one["rows"]))
+                for topic, one in others.items()
+            },
+        )
 
     return _load(value, "transaction record", build)
 
 
 def encode_intent(record: IntentRecord) -> bytes:
-    return _dump({**asdict(record), "state": record.state.value})
+    plain = {**asdict(record), "state": record.state.value}
+    if not record.snapshots:
+        del plain["snapshots"]
+    return _dump(plain)
 
 
 def decode_intent(value: bytes) -> IntentRecord:
     def build(plain: dict[str, Any]) -> IntentRecord:
         state = IntentState(plain["state"])
-        return IntentRecord(**{**_fields(IntentRecord, plain), "state": state})
+        snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
+        known = _fields(IntentRecord, {**plain, "snapshots": snapshots})
+        return IntentRecord(**{**known, "state": state})
 
     return _load(value, "intent", build)
 
@@ -233,6 +272,30 @@ def encode_block(block: IdBlock) -> bytes:
 
 def decode_block(value: bytes) -> IdBlock:
     return _load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
+
+
+def _txn_bytes(record: TxnRecord) -> bytes:
+    plain: dict[str, Any] = {name: getattr(record, name) for name in _TXN_PLAIN}
+    plain["rows"] = _rows_to_json(record.rows)
+    if record.others:
+        plain["others"] = {
+            topic: {"number": one.number, "rows": _rows_to_json(one.rows)}
+            for topic, one in record.others.items()
+        }
+    return _dump(plain)
+
+
+def _without_rows(record: TxnRecord) -> TxnRecord:
+    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
+    return replace(record, rows={}, others=others)
+
+
+def _rows_to_json(rows: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): count for partition, count in sorted(rows.items())}
+
+
+def _rows_from_json(plain: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): count for partition, count in plain.items()}
 
 
 def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
