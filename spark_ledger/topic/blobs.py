@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import pyarrow as pa
+
 from bookie_server.api.entry import HEADER_BYTES, Buffer, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -27,8 +29,10 @@ from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.segments import Segment
 
 ENTRY_BYTES_MAX = 4 * 1024 * 1024
+UNPACKED_BYTES_MAX = 256 * 1024 * 1024
 REPLICATED_WAIT_S = 2.0
 FAILED_LEDGERS_MAX = 3  # of one blob; then the last one's error is the caller's
+_ZSTD = pa.Codec("zstd")
 
 
 class OfTopic(Protocol):
@@ -273,3 +277,24 @@ def _lacking(missing: Sequence[MissingCopy]) -> errors.Unavailable:
 
 def _named(pointer: BlobPointer) -> str:
     return f"the blob in entries {pointer.first}..{pointer.last} of ledger {pointer.ledger_id}"
+
+
+def pack(data: Buffer) -> bytes:
+    """The length of the bytes (8 bytes, little-endian) and then they as one zstd frame: how bodies
+    and roots are stored."""
+    return len(data).to_bytes(8, "little") + bytes(_ZSTD.compress(data, asbytes=True))
+
+
+def unpack(value: Buffer) -> bytes:
+    """What `pack` made. Raises errors.UnsupportedFormat for anything else."""
+    view = memoryview(value)
+    size = int.from_bytes(view[:8], "little")
+    if len(view) <= 8 or size > UNPACKED_BYTES_MAX:
+        raise errors.UnsupportedFormat(f"{len(view)} packed bytes of {size}")
+    try:
+        data = bytes(_ZSTD.decompress(view[8:], decompressed_size=size, asbytes=True))
+    except (pa.ArrowException, OSError) as error:
+        raise errors.UnsupportedFormat(f"damaged packed bytes: {error}") from error
+    if len(data) != size:
+        raise errors.UnsupportedFormat(f"{len(data)} packed bytes instead of {size}")
+    return data

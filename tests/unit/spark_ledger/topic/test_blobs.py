@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
-from spark_ledger.topic.blobs import Blobs, moved_segments
+from spark_ledger.topic.blobs import Blobs, moved_segments, pack, unpack
 from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.segments import INLINE, Segment
@@ -225,3 +225,16 @@ def test_a_writer_that_is_cancelled_gives_its_ledger_back():
         await cache.close()
 
     play(act)
+
+
+def test_what_is_packed_is_a_length_and_a_zstd_frame_and_damage_to_it_is_told():
+    packed = pack(DATA)
+    assert packed[:12] == len(DATA).to_bytes(8, "little") + b"\x28\xb5\x2f\xfd"
+    assert len(packed) < len(DATA) / 10
+    assert unpack(packed) == DATA
+    assert unpack(pack(b"")) == b""
+
+    longer = (len(DATA) + 1).to_bytes(8, "little") + packed[8:]
+    for damaged in (b"", packed[:-3], b"x" + packed, b"no frame at all", longer):
+        with pytest.raises(errors.UnsupportedFormat, match="packed bytes"):
+            unpack(damaged)
