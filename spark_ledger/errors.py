@@ -266,6 +266,14 @@ class SchemaReservedColumn(LedgerError):
     remedy = "Rename it: names that begin with two underscores are metadata."
 
 
+class SchemaNotRegistered(LedgerError):
+    """A topic is to be read or written by its registered schema and has none."""
+
+    error_class = "LEDGER_SCHEMA.NOT_REGISTERED"
+    sql_state = "42704"
+    remedy = "Write to it once with valueFormat=arrow, or declare the columns with .schema(...)."
+
+
 class NullTopic(LedgerError):
     """A row to be written names no topic, and no option does."""
 
@@ -375,6 +383,14 @@ class CommitTooBig(LedgerError):
     error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
     sql_state = "54000"
     remedy = "Write with fewer tasks or partitions per batch."
+
+
+class PartitionInvalid(LedgerError):
+    """A row asks for a partition that the topic does not have (routing by column)."""
+
+    error_class = "LEDGER_WRITE.PARTITION_INVALID"
+    sql_state = "22023"
+    remedy = "Give each row a partition from 0 up to the topic's number of them, or grow the topic."
 
 
 class ColumnTypeMismatch(LedgerError):

@@ -75,6 +75,12 @@ def subscription_marks(topic_id: str, name: str, number: int | None = None) -> s
     return marks if number is None else f"{marks}/{number:010d}"
 
 
+def topic_schema(topic_id: str, version: int | None = None) -> str:
+    """What is current of the topic's schema, or one version of it."""
+    schema = f"{topic(topic_id)}/schema"
+    return schema if version is None else f"{schema}/{version:05d}"
+
+
 def intent(intent_id: str) -> str:
     return f"{INTENTS}/{intent_id}"
 
