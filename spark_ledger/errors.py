@@ -379,6 +379,14 @@ class TopicTerminated(LedgerError):
     remedy = "Write to another topic."
 
 
+class CommitOverTooManyTopics(LedgerError):
+    """One commit holds all topics of a batch or none: there is a limit. Nothing was written."""
+
+    error_class = "LEDGER_OPTION.TOO_MANY_TOPICS"
+    sql_state = "54000"
+    remedy = "Write fewer topics in one batch, or one topic with more partitions."
+
+
 class CommitTooBig(LedgerError):
     error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
     sql_state = "54000"
