@@ -17,6 +17,9 @@ QUERIES = "/queries"
 TXNS = "/txns"
 TOPICS = "/topics"
 TOPIC_IDS = "/topic-ids"
+TOPICS_DELETED = "/topics-deleted"
+STORE_CLOCK = "/store-clock"
+MAINTAINER = "/maintainer"
 LEDGER_ID_MAX = 2**63 - 1
 
 _CUTS = ((0, 3), (3, 7), (7, 11), (11, 15), (15, 19))
@@ -79,6 +82,15 @@ def topic_schema(topic_id: str, version: int | None = None) -> str:
     """What is current of the topic's schema, or one version of it."""
     schema = f"{topic(topic_id)}/schema"
     return schema if version is None else f"{schema}/{version:05d}"
+
+
+def topic_checkpoint(topic_id: str) -> str:
+    return f"{topic(topic_id)}/checkpoint"
+
+
+def topic_deleted(topic_id: str) -> str:
+    """What says that a topic was deleted, and when; the last of it to go."""
+    return f"{TOPICS_DELETED}/{topic_id}"
 
 
 def intent(intent_id: str) -> str:

@@ -18,6 +18,9 @@ from spark_ledger.topic.policies import TopicPolicies
 COUNTING_KINDS = ("query",)
 """Kinds of intents whose versions one run commits in order, one at a time."""
 LATER_VERSIONS = 2
+UNPUBLISHED_MS = 3600 * 1000
+"""Checkpoints are written beside the versions: by far the longest that one takes from its first
+entry in a ledger until the record that names it is published, or it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class IntentSeen:
 @dataclass(frozen=True, slots=True)
 class LedgerSeen:
     """A ledger that there is. `made_ms` is by the store's clock; `stuck`: it has been in recovery
-    for a while; `closed_at`: the version its intent had committed when the observer first saw it
-    CLOSED, None for what is not closed."""
+    for a while; `closed_at`: the version its intent had committed after the observer first saw it
+    CLOSED, at `closed_ms` by the store's clock."""
 
     id: int
     intent: str
@@ -43,6 +46,7 @@ class LedgerSeen:
     made_ms: int = 0
     stuck: bool = False
     closed_at: int | None = None
+    closed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
     if ledger.id in topic.dropped:
         left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "the last reference to it went")
+    if intent.open and now_ms < ledger.closed_ms + UNPUBLISHED_MS:
+        return "its writer may be about to name it in a checkpoint"
     return ""
 
 

@@ -146,9 +146,11 @@ class Topics:
             return True
         node = await self.store.get(paths.topic_head(info.id))
         head = replace(records.decode_head(node.value), life=TopicLife.DELETED)
+        await ensure(self.store, paths.TOPICS_DELETED)
         operations: builtins.list[Operation] = [
             Delete(info.name.path, pointer.version),
             Set(paths.topic_head(info.id), records.encode_head(head), node.version),
+            Create(paths.topic_deleted(info.id), records.encode_topic_pointer(info.id)),
         ]
         try:
             await self.store.multi(operations)

@@ -62,6 +62,17 @@ def test_under_an_open_intent_two_versions_must_follow_on_the_one_it_was_seen_cl
     assert judged(CLOSED, replace(RUNNING, committed=committed), EMPTY) is fate
 
 
+def test_under_an_open_intent_what_a_checkpoint_may_be_about_to_name_waits():
+    intent, closed = replace(RUNNING, committed=9), replace(CLOSED, closed_ms=NOW_MS)
+
+    for passed_ms, fate in (
+        (garbage.UNPUBLISHED_MS - 1, Fate.WAITS),
+        (garbage.UNPUBLISHED_MS, Fate.NEVER_REFERRED),
+    ):
+        assert judged(closed, intent, EMPTY, NOW_MS + passed_ms) is fate
+    assert judged(closed, ENDED, EMPTY) is Fate.NEVER_REFERRED
+
+
 def test_under_an_open_intent_the_delete_delay_holds_too():
     topic = replace(EMPTY, dropped={7: NOW_MS - 1})
 
