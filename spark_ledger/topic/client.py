@@ -3,20 +3,35 @@ use. Nothing is decided here; each part is in its own file."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.store import Check
 from spark_ledger.topic import slice_reader
+from spark_ledger.topic.actions import Action, Append, Overwrite
 from spark_ledger.topic.batch_encoder import BatchEncoder
 from spark_ledger.topic.blobs import Blobs
-from spark_ledger.topic.commit import CommitKind, CommitOutcome, TxnKey, commit
+from spark_ledger.topic.commit import Committer
+from spark_ledger.topic.commit_draft import (
+    NEXT_VERSION,
+    SNAPSHOT_OF_INTENT,
+    CommitKind,
+    CommitOutcome,
+    TxnKey,
+    Wanted,
+    check_one_attempt,
+    ordered_segments,
+)
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
+from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.state import UNREAD, Tables
 from spark_ledger.topic.task_writer import TaskIdentity, TaskResult, TaskWriter
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
@@ -32,6 +47,8 @@ class TopicClient:
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
         self.blobs = Blobs(ledgers, self.cache)
+        self.blobs = Blobs(ledgers, self.cache)
+        self.committer = Committer(self.store, self.log, self.blobs, self._load, rng)
         self.janitor = Janitor(self.store, ledgers, rng)
         self._rng = rng
         self._now_ms = now_ms
@@ -92,23 +109,81 @@ class TopicClient:
         intent_id: str,
         results: Sequence[TaskResult],
         *,
+        overwrite: bool = False,
+        user_metadata: str = "",
         finish_intent: bool = False,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """See commit.commit. With `finish_intent` the intent is done afterwards in any case."""
-        outcome = await commit(
-            self.store,
-            self.log(topic_id),
-            txn=txn,
-            intent_id=intent_id,
-            results=results,
-            rng=self._rng,
+        """`commit_topics` of one topic."""
+        return await self.commit_topics(
+            {topic_id: results},
+            txn,
+            intent_id,
+            overwrite=overwrite,
+            user_metadata=user_metadata,
             finish_intent=finish_intent,
             timeout_s=timeout_s,
         )
-        if finish_intent and outcome.kind is CommitKind.ALREADY:
-            await self.intents.finish(intent_id)
+
+    async def commit_topics(
+        self,
+        results: Mapping[str, Sequence[TaskResult]],
+        txn: TxnKey,
+        intent_id: str,
+        *,
+        overwrite: bool = False,
+        user_metadata: str = "",
+        finish_intent: bool = False,
+        timeout_s: float = 60.0,
+    ) -> CommitOutcome:
+        """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
+
+        With `overwrite` the rows take the place of all that the topics had when the intent was
+        made for overwriting them (Intents.open_...(overwrites=)) and of this app's own since; rows
+        of others since are errors.TxnConflict. With `finish_intent` the intent is done afterwards
+        in any case. Raises as Committer.commit; errors.TopicRecreated (results of another topic),
+        errors.LedgerFenced (of another intent), ValueError for results that claim a task or an
+        entry twice.
+        """
+        check_one_attempt(result for some in results.values() for result in some)
+        drafts = {
+            topic_id: (_rows_action(ordered_segments(topic_id, intent_id, some), overwrite),)
+            for topic_id, some in results.items()
+        }
+        wanted = Wanted(txn, intent_id, drafts, finish_intent, user_metadata=user_metadata)
+        return await self._commit(wanted, timeout_s)
+
+    async def commit_actions(
+        self,
+        topic_id: str,
+        actions: Sequence[Action],
+        intent: Intent,
+        *,
+        checks: Sequence[Check] = (),
+        txn: TxnKey | None = None,
+        user_metadata: str = "",
+        finish_intent: bool = False,
+        timeout_s: float = 60.0,
+    ) -> CommitOutcome:
+        """Commit any actions to one topic: maintenance, under an intent of its own
+        (Intents.open_system_intent), whose commits this process alone makes. What each action
+        drops is filled in. `checks` are nodes whose versions the multi checks too: if one moved,
+        errors.TxnConflict. Raises as Committer.commit."""
+        key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
+        drafts = {topic_id: tuple(actions)}
+        wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), user_metadata)
+        return await self._commit(wanted, timeout_s)
+
+    async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
+        outcome = await self.committer.commit(wanted, timeout_s)
+        if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
+            await self.intents.finish(wanted.intent_id)
         return outcome
+
+    async def _load(self, chunks: Sequence[Chunk]) -> Tables:
+        """The chunks that a commit's actions touch."""
+        assert not chunks, "nothing writes chunks yet"
+        return UNREAD
 
     def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
         """See slice_reader.read_task."""
@@ -129,3 +204,7 @@ class TopicClient:
         follower = TopicFollower(self.log(topic_id))
         await follower.start()
         return follower
+
+
+def _rows_action(segments: tuple[Segment, ...], overwrite: bool) -> Action:
+    return Overwrite(segments, SNAPSHOT_OF_INTENT) if overwrite else Append(segments)
