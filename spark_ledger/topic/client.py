@@ -11,6 +11,8 @@ from spark_ledger.topic import slice_reader
 from spark_ledger.topic.actions import Action, Append, Overwrite
 from spark_ledger.topic.batch_encoder import BatchEncoder
 from spark_ledger.topic.blobs import Blobs
+from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.topic.chunks import ChunkStore
 from spark_ledger.topic.commit import Committer
 from spark_ledger.topic.commit_draft import (
     NEXT_VERSION,
@@ -25,13 +27,12 @@ from spark_ledger.topic.commit_draft import (
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
-from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
-from spark_ledger.topic.state import UNREAD, Tables
+from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.task_writer import TaskIdentity, TaskResult, TaskWriter
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
@@ -47,8 +48,9 @@ class TopicClient:
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
         self.blobs = Blobs(ledgers, self.cache)
-        self.blobs = Blobs(ledgers, self.cache)
-        self.committer = Committer(self.store, self.log, self.blobs, self._load, rng)
+        self.chunks = ChunkStore(ledgers)
+        self.checkpoints = Checkpointer(ledgers, self.intents, self.blobs, self.chunks, self.log)
+        self.committer = Committer(self.store, self.log, self.blobs, self.chunks.load, rng)
         self.janitor = Janitor(self.store, ledgers, rng)
         self._rng = rng
         self._now_ms = now_ms
@@ -58,7 +60,7 @@ class TopicClient:
     def log(self, topic_id: str) -> TopicLog:
         """The topic's log; the same object for the same topic, so folds are incremental."""
         if topic_id not in self._logs:
-            self._logs[topic_id] = TopicLog(self.store, topic_id)
+            self._logs[topic_id] = TopicLog(self.store, topic_id, self.ledgers)
         return self._logs[topic_id]
 
     async def follow(self, topic_id: str) -> TopicFollower:
@@ -175,15 +177,19 @@ class TopicClient:
         return await self._commit(wanted, timeout_s)
 
     async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
+        for topic_id in wanted.drafts:
+            await self.checkpoints.before_commit(topic_id, wanted.intent_id)
         outcome = await self.committer.commit(wanted, timeout_s)
         if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
             await self.intents.finish(wanted.intent_id)
+        intent_id = None if wanted.finish_intent else wanted.intent_id
+        for topic_id, made in outcome.topics.items():
+            self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
 
-    async def _load(self, chunks: Sequence[Chunk]) -> Tables:
-        """The chunks that a commit's actions touch."""
-        assert not chunks, "nothing writes chunks yet"
-        return UNREAD
+    async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
+        """What `plan_read(state, ranges, read=...)` needs of chunks. Raises as ChunkStore.load."""
+        return await self.chunks.load(chunks_to_read(state, ranges))
 
     def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
         """See slice_reader.read_task."""
@@ -198,6 +204,8 @@ class TopicClient:
             if isinstance(follower, TopicFollower):
                 await follower.close()
         self._followers.clear()
+        await self.checkpoints.close()
+        await self.chunks.close()
         await self.cache.close()
 
     async def _start_follower(self, topic_id: str) -> TopicFollower:

@@ -28,10 +28,11 @@ class BlobPointer:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored SegmentTable of so many segments."""
+    """A stored SegmentTable of so many segments; `rows` were held of them when it was stored."""
 
     pointer: BlobPointer
     segments: int
+    rows: int = 0
 
 
 Source = SegmentTable | Chunk | None
