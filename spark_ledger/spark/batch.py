@@ -38,8 +38,8 @@ class LedgerBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         topics = TopicsRead(self.options.service_url, self.options.topics)
         known = topics.fresh_ends()
-        start = offsets.resolve(self.options.starting, "startingOffsets", known)
-        end = offsets.resolve(self.options.ending, "endingOffsets", known)
+        start = offsets.resolve(self.options.starting, known)
+        end = offsets.resolve(self.options.ending, known)
         offsets.check_order(start, end)
         planned = topics.plan(
             start, end, self.options.min_partitions or 1, self.options.fail_on_data_loss

@@ -53,7 +53,7 @@ class TopicsRead:
         tasks: list[ReadTask] = []
         for topic, state in states.items():
             part = rows_between({topic: start[topic]}, end)
-            ranges = dict(enumerate(zip(start[topic], end[topic], strict=True)))
+            ranges = {p: (at, end[topic][p]) for p, at in start[topic].items()}
             share = max(1, -(-min_partitions * part // rows))
             tasks += plan_read(state, ranges, topic=topic, cutting=Cutting(share))
         return self._readable(tasks, fail_on_data_loss)

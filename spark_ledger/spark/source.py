@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark import offsets, tasks
+from spark_ledger.spark import limits, offsets, tasks
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.offsets import Positions, TopicEnds
 from spark_ledger.spark.options import ReadOptions
@@ -48,7 +48,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             known = self._opened().fresh_ends()
-            start = offsets.resolve(self.options.starting, "startingOffsets", known)
+            start = offsets.resolve(self.options.starting, known)
             self._initial, self._there_at_first = offsets.encode(start, known), known
         return self._initial
 
@@ -68,7 +68,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._behind = first
         end = self._bounded(first, known)
         if isinstance(limit, ReadMaxRows):
-            end = offsets.admit(first, end, limit.max_rows)
+            end = limits.admit(first, end, limits.Limits(limit.max_rows), _evenly)
         return start if end == first else offsets.encode(end, known)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -124,3 +124,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topics.follow()
             self._topics = topics
         return self._topics
+
+
+def _evenly(topic: str, partition: int, lo: int, hi: int) -> limits.Curve:
+    return limits.Curve.even(lo, hi)

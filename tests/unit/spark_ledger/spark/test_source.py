@@ -73,7 +73,7 @@ def test_batch_0_planned_again_after_a_restart_ends_where_the_query_began():
     again = reader(topics, startingOffsets='{"t": {"0": -1, "1": 3}}')
     again.partitions(again.initialOffset(), offset(5, 7))
     (planned,) = topics.planned
-    assert planned[:2] == ({"t": (5, 3)}, {"t": (5, 7)})
+    assert planned[:2] == ({"t": {0: 5, 1: 3}}, {"t": {0: 5, 1: 7}})
     assert again.latestOffset(offset(5, 7), ReadAllAvailable()) == offset(9, 9)
 
 
@@ -131,4 +131,4 @@ def test_tasks_are_planned_for_the_range_with_what_the_user_asked_for():
         offset(1), offset(5)
     )
     assert isinstance(task, InputPartition)
-    assert topics.planned == [({"t": (1,)}, {"t": (5,)}, 3, False)]
+    assert topics.planned == [({"t": {0: 1}}, {"t": {0: 5}}, 3, False)]
