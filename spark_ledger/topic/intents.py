@@ -40,6 +40,7 @@ SUPERSEDED = "superseded"
 STALE = "stale"
 QUERY = "query"
 BATCH = "batch"
+SYSTEM = "system"
 IDS_PER_BLOCK = 8
 HEARTBEAT_S = 60.0
 
@@ -109,12 +110,16 @@ class Intents:
         self._allocating = asyncio.Lock()
         self._beaten: dict[str, float] = {}
 
-    async def open_query_intent(self, query_id: str, run_id: str, target: str) -> Intent:
+    async def open_query_intent(
+        self, query_id: str, run_id: str, target: str, *, overwrites: Sequence[str] = ()
+    ) -> Intent:
         """The open intent of a streaming query's run on `target`, made if it is not there.
 
         Any number of tasks may call it at once: they get the same one. The first call of a new
         run condemns the older run's. A run condemned as stale goes on under a new generation.
-        Raises errors.LedgerFenced when a newer run has taken over.
+        A run that overwrites topics (by id; each of its calls names them) notes how far their logs
+        had come when it began: rows that others add from then on are not overwritten.
+        Raises errors.LedgerFenced when a newer run has taken over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
         wanted = IntentRecord(QUERY, query_id, run_id, target, w0=records.NO_VERSION)
@@ -124,26 +129,42 @@ class Intents:
                 current = await self._current(pointer, wanted)
                 if current is not None:
                     return current
-                await self._mint_query(pointer, wanted)
+                await self._mint_query(pointer, wanted, overwrites)
                 if tries:
                     await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(path)
         raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
-    async def open_batch_intent(self, app_id: str, run_id: str, target: str) -> Intent:
-        """A new intent of a batch job; the driver makes it and sends it to its tasks."""
-        token = f"{self._rng.getrandbits(128):032x}"
+    async def open_batch_intent(
+        self, app_id: str, run_id: str, target: str, *, overwrites: Sequence[str] = ()
+    ) -> Intent:
+        """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
+        as open_query_intent. Raises errors.TopicNotFound."""
         record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION)
+        token = f"{self._rng.getrandbits(128):032x}"
         with reachable(f"opening the intent of batch job {app_id}"):
-            await ensure(self.store, paths.INTENTS)
-            for tries in range(TRIES_MAX):
-                await self._mint(f"batch-{token}", record, [])
-                made = await read(self.store, paths.intent(f"batch-{token}"))
-                if made is not None:
-                    return _decoded(f"batch-{token}", made)
-                await asyncio.sleep(pause_s(self._rng, tries))
-                await self.store.sync(paths.INTENTS)
-        raise errors.CommitContended(f"other jobs committed as {app_id} again and again")
+            snapshots = await self._snapshots(overwrites)
+            return await self._open_own(f"batch-{token}", replace(record, snapshots=snapshots))
+
+    async def open_system_intent(self, purpose: str, target: str) -> Intent:
+        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): under it one
+        process makes ledgers and commits actions (TopicClient.commit_actions), and ends it."""
+        token = f"{self._rng.getrandbits(128):032x}"
+        record = IntentRecord(SYSTEM, f"{purpose}-{token}", token, target, w0=records.NO_VERSION)
+        with reachable(f"opening an intent to {purpose} '{target}'"):
+            return await self._open_own(f"system-{token}", record)
+
+    async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
+        """An intent that nobody else can have made: its id is new."""
+        await ensure(self.store, paths.INTENTS)
+        for tries in range(TRIES_MAX):
+            await self._mint(intent_id, record, [])
+            made = await read(self.store, paths.intent(intent_id))
+            if made is not None:
+                return _decoded(intent_id, made)
+            await asyncio.sleep(pause_s(self._rng, tries))
+            await self.store.sync(paths.INTENTS)
+        raise errors.CommitContended(f"others committed as {record.app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.LedgerFenced when there is none."""
@@ -242,13 +263,32 @@ class Intents:
             raise intent.ended()
         return intent if intent.open else None
 
-    async def _mint_query(self, pointer: _Pointer, wanted: IntentRecord) -> None:
+    async def _snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
+        """The number that the next commit of each topic takes, not older than this call."""
+        found = {}
+        for topic_id in topic_ids:
+            await self.store.sync(paths.topic_head(topic_id))
+            node = await read(self.store, paths.topic_head(topic_id))
+            if node is None:
+                raise errors.TopicNotFound(
+                    f"there is no topic with id {topic_id}", topic_id=topic_id
+                )
+            found[topic_id] = records.decode_head(node.value).next
+        return found
+
+    async def _mint_query(
+        self, pointer: _Pointer, wanted: IntentRecord, overwrites: Sequence[str]
+    ) -> None:
         """Try once to make the run's next intent the query's current one."""
         named = pointer.named
         operations: list[Operation] = []
         if named is not None and named.run_id == wanted.run_id:
-            wanted = replace(wanted, generation=named.generation + 1)
-        elif named is not None:
+            older = await self.get(named.intent)
+            began = {**await self._snapshots(overwrites), **older.record.snapshots}
+            wanted = replace(wanted, generation=named.generation + 1, snapshots=began)
+        else:
+            wanted = replace(wanted, snapshots=await self._snapshots(overwrites))
+        if named is not None and named.run_id != wanted.run_id:
             older = await self.get(named.intent)
             if older.open:
                 ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)

@@ -195,7 +195,7 @@ class _Folding:
         across = before.across
         if commit.others:
             shared = Across(commit.commit_id, self._number, commit.others)
-            across = (*across, shared)[-ACROSS_KEPT_MAX:]
+            across = _with_shared(across, shared)
         bodies = before.bodies
         if commit.body_ledger is not None:
             bodies = {**bodies, commit.body_ledger: self._number}
@@ -331,6 +331,16 @@ class _Folding:
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
             raise errors.UnsupportedFormat(f"commit {self._number} {what}")
+
+
+def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:
+    """For each other topic the last commit shared with it, in order, ACROSS_KEPT_MAX at most."""
+    kept, seen = [last], dict.fromkeys(last.others)
+    for one in reversed(before):
+        if any(other not in seen for other in one.others):
+            kept.append(one)
+            seen |= dict.fromkeys(one.others)
+    return tuple(reversed(kept[:ACROSS_KEPT_MAX]))
 
 
 _STEPS: dict[type, Callable[[_Folding, Any], None]] = {

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.topic import commit as topic_commit
+from spark_ledger.topic import commit_draft
+from spark_ledger.topic.commit_views import CommitViews
 from spark_ledger.topic.records import IntentState
 from tests.simulation.mutants.mutant import Mutant
 
@@ -25,12 +26,12 @@ CONDEMNED = {
 
 
 def never_settled(settled: Any) -> Any:
-    return lambda record, draft, w0: None
+    return lambda record, commit_id, txn, w0: None
 
 
 def believes_its_intent_open(intent: Any) -> Any:
-    async def opened(self: Any) -> Any:
-        found = await intent(self)
+    async def opened(self: Any, intent_id: str, *, fresh: bool) -> Any:
+        found = await intent(self, intent_id, fresh=fresh)
         record = replace(found.record, state=IntentState.OPEN)
         return replace(found, record=record, version=ANY_VERSION)
 
@@ -38,12 +39,12 @@ def believes_its_intent_open(intent: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("recorded version ignored", "T2", topic_commit, "settled", never_settled, TOPIC),
+    Mutant("recorded version ignored", "T2", commit_draft, "settled", never_settled, TOPIC),
     Mutant(
         "intent believed open",
         "T4",
-        topic_commit._Committer,
-        "_intent",
+        CommitViews,
+        "intent",
         believes_its_intent_open,
         CONDEMNED,
     ),
