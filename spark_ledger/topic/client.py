@@ -33,6 +33,7 @@ from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
+from spark_ledger.topic.subscriptions import Subscriptions
 from spark_ledger.topic.task_writer import TaskIdentity, TaskResult, TaskWriter
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
@@ -52,6 +53,9 @@ class TopicClient:
         self.checkpoints = Checkpointer(ledgers, self.intents, self.blobs, self.chunks, self.log)
         self.committer = Committer(self.store, self.log, self.blobs, self.chunks.load, rng)
         self.janitor = Janitor(self.store, ledgers, rng)
+        self.subscriptions = Subscriptions(
+            ledgers, self.intents, self.log, rng, read_chunks=self.chunks.load
+        )
         self._rng = rng
         self._now_ms = now_ms
         self._logs: dict[str, TopicLog] = {}
@@ -204,6 +208,7 @@ class TopicClient:
             if isinstance(follower, TopicFollower):
                 await follower.close()
         self._followers.clear()
+        await self.subscriptions.close()
         await self.checkpoints.close()
         await self.chunks.close()
         await self.cache.close()
