@@ -20,8 +20,9 @@ from spark_ledger.cli.common import (
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.janitor import CleanReport
+    from spark_ledger.topic.segment_table import Stretch
     from spark_ledger.topic.slice_reader import Rows
-    from spark_ledger.topic.state import TopicState
+    from spark_ledger.topic.state import PartitionState, Tables, TopicState
     from spark_ledger.topic.topics import TopicInfo
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
@@ -66,23 +67,24 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
 def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """A topic's partitions: offsets, segments, bytes."""
 
-    async def work(client: "TopicClient") -> "tuple[TopicInfo, TopicState]":
+    async def work(client: "TopicClient") -> "tuple[TopicInfo, TopicState, Tables]":
         info = await client.topics.open(name)
-        return info, await client.log(info.id).fold(fresh=True)
+        state = await client.log(info.id).fold(fresh=True)
+        return info, state, await client.chunks.load(state.chunks())
 
-    info, state = with_topics(service_url, work)
+    info, state, read = with_topics(service_url, work)
     partitions = [
         {
             "partition": number,
             "start_offset": partition.start_offset,
             "end_offset": partition.end_offset,
-            "segments": len(partition.segments),
-            "bytes": sum(placed.segment.bytes for placed in partition.segments),
+            "segments": sum(len(part.table) for part in _stretches(partition, read)),
+            "bytes": partition.bytes_between(partition.start_offset, partition.end_offset),
         }
         for number, partition in enumerate(state.partitions)
     ]
     if json:
-        facts = {"commits": state.next, "ledgers": state.ledgers(), "offsets": partitions}
+        facts = {"commits": state.next, "ledgers": state.ledgers(read), "offsets": partitions}
         print_json({**_plain(info), **facts})
         return
     print_facts(
@@ -90,7 +92,7 @@ def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None
             "topic": info.name.full,
             "id": info.id,
             "commits": state.next,
-            "ledgers": len(state.ledgers()),
+            "ledgers": len(state.ledgers(read)),
             "rows": sum(p.end_offset - p.start_offset for p in state.partitions),
         }
     )
@@ -174,6 +176,10 @@ def clean(
         print(report.refused)
 
 
+def _stretches(partition: "PartitionState", read: "Tables") -> "list[Stretch]":
+    return partition.stretches(partition.start_offset, partition.end_offset, read)
+
+
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
     """The last `rows` of each partition and, following, what is committed after them."""
     from spark_ledger.topic.read_plan import plan_read
@@ -189,7 +195,8 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
     while True:
         ends = state.end_offsets()
         ranges = {number: (starts.get(number, 0), end) for number, end in ends.items()}
-        for task in plan_read(state, ranges, topic=info.name.full):
+        read = await client.tables(state, ranges)
+        for task in plan_read(state, ranges, topic=info.name.full, read=read):
             async for part in client.read(task):
                 yield part
         if not follow:

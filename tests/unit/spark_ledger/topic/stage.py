@@ -57,7 +57,8 @@ class Stage:
         state = await reader.log(self.topic.id).fold(fresh=True)
         ranges = {partition: (0, state.partitions[partition].end_offset)}
         found: list[tuple[int, bytes]] = []
-        for task in plan_read(state, ranges, **options):
+        read = await reader.tables(state, ranges)
+        for task in plan_read(state, ranges, read=read, **options):
             async for part in reader.read(task):
                 values = part.record_batch.column("value").to_pylist()
                 found += enumerate(values, part.offset)

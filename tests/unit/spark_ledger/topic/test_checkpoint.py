@@ -38,10 +38,8 @@ class History:
 
     def commit(self, topic):
         """The next commit, or None if the one thought of does not hold."""
-        kind = self.rng.choice(
-            (*[self.append] * 6, self.replace, self.trim, self.hole, self.overwrite, self.grow)
-            + (self.open, self.seal, self.seal, self.terminate)
-        )
+        rare = (self.replace, self.trim, self.hole, self.overwrite, self.grow, self.terminate)
+        kind = self.rng.choice((*[self.append] * 6, *rare, self.open, self.seal, self.seal))
         actions = kind(topic)
         app = self.rng.choice(("a", "b"))
         others = ("other",) if self.rng.random() < 0.2 else ()
