@@ -108,7 +108,7 @@ class Cursor:
         """The subscription is at these positions, of the partitions named; written soon. They may
         go back. Nothing is raised and nothing waited for."""
         wanted = {**self._wanted, **clipped(positions, self._starts)}
-        if wanted != self._wanted:
+        if wanted != self._wanted and self.failure is None:
             self._wanted = wanted
             self._durable.clear()
             self._changed.set()
@@ -181,6 +181,7 @@ class Cursor:
             if self._loop.time() < self._written_s + WRITE_EVERY_S:
                 break
             await self._write(step)
+            await self._settle()
         if not self._is_dirty():
             self._durable.set()
 
@@ -362,6 +363,7 @@ class Cursor:
         """Append to another from now on; it is deleted once the record does not name it."""
         if self._ledger is not None:
             self._left[self._ledger.id] = None
+            self._ledger.writer.abandon()
             self._ledger = None
 
     async def _close_ledger(self) -> None:
