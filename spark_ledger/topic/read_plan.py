@@ -114,14 +114,15 @@ class _Part:
         self._start = start
         self._end = end
         self._stretches = held.stretches(start, end, read)
+        self._firsts = np.cumsum([0, *(len(one.table) for one in self._stretches)])
         empty: Sequence[Longs] = [np.zeros(0, np.int64)]
-        los = [np.maximum(s.table.bases, s.lo) for s in self._stretches]
-        his = [np.minimum(s.table.ends, s.hi) for s in self._stretches]
-        per_row = [s.table.sizes / s.table.rows for s in self._stretches]
-        self._los = np.concatenate(los or empty)
-        self._rows = np.concatenate(his or empty) - self._los
-        weights = self._rows * np.maximum(np.concatenate(per_row or empty), EMPTY_ROW_BYTES)
-        self._weights = np.concatenate([[0.0], np.cumsum(weights)])
+        clipped = [_clipped(one) for one in self._stretches]
+        self._los = np.concatenate([los for los, _, _ in clipped] or empty)
+        self._rows = np.concatenate([rows for _, rows, _ in clipped] or empty)
+        self._weights = np.zeros(len(self._rows) + 1)
+        np.cumsum(
+            np.concatenate([sizes for _, _, sizes in clipped] or empty), out=self._weights[1:]
+        )
 
     @property
     def weight(self) -> float:
@@ -163,15 +164,13 @@ class _Part:
 
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
         """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
-        for one in self._stretches:
-            if at < len(one.table):
-                first, counts = one.table.entry_rows_of(at)
-                bounds = np.concatenate([[first], first + np.cumsum(counts)])
-                nearest = int(bounds[np.abs(bounds - cut).argmin()])
-                within = one.lo < nearest < one.hi and abs(nearest - cut) <= slack
-                return nearest if within else cut
-            at -= len(one.table)
-        raise AssertionError("the segment is in one of the stretches")
+        which = int(np.searchsorted(self._firsts, at, side="right")) - 1
+        one = self._stretches[which]
+        first, counts = one.table.entry_rows_of(at - int(self._firsts[which]))
+        bounds = np.concatenate([[first], first + np.cumsum(counts)])
+        nearest = int(bounds[np.abs(bounds - cut).argmin()])
+        within = one.lo < nearest < one.hi and abs(nearest - cut) <= slack
+        return nearest if within else cut
 
     def _by_rows(self, lo: int, hi: int, rows_max: int) -> Iterator[int]:
         """`lo`, and a cut wherever `rows_max` rows that are kept lie before it."""
@@ -187,6 +186,18 @@ class _Part:
             if not left and one.hi < hi:
                 yield one.hi
                 left = rows_max
+
+
+def _clipped(one: Stretch) -> tuple[Longs, Longs, Longs]:
+    """First offset, rows and weight of each segment of the stretch, as far as it counts."""
+    table = one.table
+    los, rows, sizes = table.bases, table.rows, table.sizes
+    cut = int(los[0]) < one.lo or int(table.ends[-1]) > one.hi
+    if cut:
+        los = np.maximum(los, one.lo)
+        rows = np.minimum(table.ends, one.hi) - los
+        sizes = sizes * rows // table.rows
+    return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
 
 
 def _check(state: TopicState, ranges: Ranges) -> None:

@@ -38,6 +38,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("filter_entry", pa.int64()),
     ("inline", pa.list_(pa.binary())),
 )
+JOINED_MAX = 4096  # segments of a stretch that is made by joining
+OBJECTS_AT_ONCE = 1024
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 
 
@@ -74,30 +76,12 @@ class SegmentTable:
         return int(self.batch.num_rows)
 
     def __iter__(self) -> Iterator[PlacedSegment]:
-        for i in range(len(self)):
-            yield self[i]
+        for at in range(0, len(self), OBJECTS_AT_ONCE):
+            yield from map(_placed, self.batch.slice(at, OBJECTS_AT_ONCE).to_pylist())
 
     def __getitem__(self, i: int) -> PlacedSegment:
         """Row `i` as an object."""
-        row = {name: self.batch.column(at)[i].as_py() for at, name in enumerate(SCHEMA.names)}
-        flat, inline = row["entries"], tuple(row["inline"])
-        segment = Segment(
-            partition=row["partition"],
-            ledger_id=row["ledger"],
-            metadata_version=row["version"],
-            entries=tuple(zip(flat[::2], flat[1::2], strict=True)),
-            entry_rows=tuple(row["entry_rows"]),
-            rows=row["rows"],
-            bytes=row["bytes"],
-            min_ms=row["min_ms"],
-            max_ms=row["max_ms"],
-            shared=row["shared"],
-            filter_entry=row["filter_entry"],
-            event_min_ms=row["event_min_ms"],
-            event_max_ms=row["event_max_ms"],
-            inline=inline,
-        )
-        return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"])
+        return _placed(self.batch.slice(range(len(self))[i], 1).to_pylist()[0])
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +130,8 @@ class SegmentTable:
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
         """The first offset of segment `i`, and the rows of each of its entries."""
-        counts: Longs = np.asarray(self.batch.column("entry_rows")[i].values, dtype=np.int64)
+        offsets, values = self._entry_rows
+        counts: Longs = values[offsets[i] : offsets[i + 1]]
         return int(self.bases[i]), counts
 
     def ledger_ids(self) -> list[int]:
@@ -155,7 +140,10 @@ class SegmentTable:
 
     def between(self, partition: int, lo: int, hi: int) -> "SegmentTable":
         """The segments of the partition with a row in [lo, hi)."""
-        first, last = np.searchsorted(self.partitions, [partition, partition + 1])
+        kind = self.partitions.dtype  # of both, or numpy converts the column at each search
+        first, last = np.searchsorted(
+            self.partitions, np.array([partition, partition + 1], dtype=kind)
+        )
         bases = self.bases[first:last]
         if hi <= lo or not len(bases):
             return self.part(0, 0)
@@ -198,9 +186,36 @@ class SegmentTable:
     def __reduce__(self) -> tuple[Any, ...]:
         return SegmentTable.decode, (self.encode(),)
 
+    @cached_property
+    def _entry_rows(self) -> tuple[Any, Any]:
+        """Where each segment's counts begin, and the counts."""
+        column = self.batch.column("entry_rows")
+        return column.offsets.to_numpy(), column.values.to_numpy()
+
     def _numbers(self, name: str) -> Longs:
         found: Longs = self.batch.column(name).to_numpy()
         return found
+
+
+def _placed(row: dict[str, Any]) -> PlacedSegment:
+    flat, inline = row["entries"], tuple(row["inline"])
+    segment = Segment(
+        partition=row["partition"],
+        ledger_id=row["ledger"],
+        metadata_version=row["version"],
+        entries=tuple(zip(flat[::2], flat[1::2], strict=True)),
+        entry_rows=tuple(row["entry_rows"]),
+        rows=row["rows"],
+        bytes=row["bytes"],
+        min_ms=row["min_ms"],
+        max_ms=row["max_ms"],
+        shared=row["shared"],
+        filter_entry=row["filter_entry"],
+        event_min_ms=row["event_min_ms"],
+        event_max_ms=row["event_max_ms"],
+        inline=inline,
+    )
+    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"])
 
 
 def _row(placed: PlacedSegment) -> tuple[Any, ...]:
@@ -257,14 +272,17 @@ class Stretch:
 
 
 def joined_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """The same rows in as few stretches as segments that are cut allow: a segment of which only a
-    part counts stays at the edge of its stretch."""
+    """The same rows in fewer stretches: a segment of which only a part counts stays at the edge of
+    its stretch, and JOINED_MAX segments are not copied to be together."""
     groups: list[list[Stretch]] = []
+    size = 0
     for one in stretches:
-        if groups and _joins(groups[-1][-1], one):
+        size += len(one.table)
+        if groups and size <= JOINED_MAX and _joins(groups[-1][-1], one):
             groups[-1].append(one)
         else:
             groups.append([one])
+            size = len(one.table)
     return [
         Stretch(group[0].lo, group[-1].hi, SegmentTable.joined([one.table for one in group]))
         for group in groups
