@@ -235,7 +235,9 @@ class TopicWork:
         ranges = {p: (0, end) for p, end in state.end_offsets().items()}
         found: dict[int, list[bytes]] = {partition: [] for partition in ranges}
         offsets: dict[int, list[int]] = {partition: [] for partition in ranges}
-        for task in plan_read(state, ranges, topic=TOPIC, cutting=Cutting(self.rng.choice((1, 3)))):
+        read = await topics.tables(state, ranges)
+        cutting = Cutting(self.rng.choice((1, 3)))
+        for task in plan_read(state, ranges, topic=TOPIC, cutting=cutting, read=read):
             async for rows in topics.read(task):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):
