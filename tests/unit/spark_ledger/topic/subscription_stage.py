@@ -1,14 +1,17 @@
 """What tests of subscriptions share: a topic with rows, and queries that open a subscription."""
 
+import asyncio
+
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, Set
 from spark_ledger.topic import records
 from spark_ledger.topic.actions import Append
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.cursor import Cursor
 from spark_ledger.topic.records import Commit, Head
 from spark_ledger.topic.seek_target import End
 from spark_ledger.topic.subscriptions import Subscriptions
-from tests.unit.spark_ledger.topic.stage import segment
+from tests.unit.spark_ledger.topic.stage import NOW_MS, segment
 
 NAME = "s"
 
@@ -60,3 +63,51 @@ async def positions(stage):
 async def listed(stage):
     """The subscription as another process lists it."""
     return (await subscriptions_of(await stage.another()).list(stage.topic.id))[0]
+
+
+class Doomed:
+    """A process that opens the subscription `name` and tells it offsets of partition 0, and is
+    killed at the `at`-th answer that leaves a bookie, arrives, or write that the store applies."""
+
+    def __init__(self, stage, process, name, at):
+        self.stage = stage
+        self.process = process
+        self.name = name
+        self.client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+        self.at = at
+        self.events = 0
+        self.cursor = None
+        world = stage.world
+        self._heard = [world.network.taps, world.network.deliveries, world.store.listeners]
+        for heard in self._heard:
+            heard.append(self._event)
+
+    @classmethod
+    async def of(cls, stage, name=NAME, at=10**9):
+        return cls(stage, await stage.world.client("doomed"), name, at)
+
+    async def play(self, *offsets, run="r1", release=True):
+        """Open, tell, release, as far as it gets."""
+        await asyncio.gather(
+            self.process.run(self._play(offsets, run, release)), return_exceptions=True
+        )
+        for heard in self._heard:
+            heard.remove(self._event)
+
+    @property
+    def confirmed(self):
+        """The offset that is durable by its own knowledge, None before it knew of one."""
+        return None if self.cursor is None else self.cursor.confirmed.get(0)
+
+    async def _play(self, offsets, run, release):
+        self.cursor = await subscriptions_of(self.client).open(
+            self.stage.topic, self.name, "q", run, start=End.EARLIEST
+        )
+        await told(self.cursor, *offsets)
+        if release:
+            await self.cursor.release()
+
+    def _event(self, what):
+        self.events += 1
+        if self.events == self.at:
+            self.process.kill()
