@@ -30,6 +30,7 @@ from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
+from spark_ledger.topic.schema_registry import SchemaRegistry
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
@@ -46,6 +47,7 @@ class TopicClient:
         self.ledgers = ledgers
         self.store = ledgers.metadata
         self.topics = Topics(self.store, rng)
+        self.schemas = SchemaRegistry(self.store, rng)
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
         self.blobs = Blobs(ledgers, self.cache)
