@@ -148,10 +148,14 @@ class Shelf:
             for part in checkpoint.chunked(parts, size):
                 parts = checkpoint.with_chunk(parts, part, self.chunk(part))
             assert len(checkpoint.tail_table(parts)) == 0
+        return self.stored(topic, parts)
+
+    def stored(self, topic, parts):
         small = checkpoint.settled(topic, parts, trimmed=0, unnamed=(), gone=())
         read_back = checkpoint.decode_root(checkpoint.encode_root(Root(small, (4, 5))))
         assert read_back.before == (4, 5)
-        assert all(bool((one.source.ledgers != INLINE).all()) for one in in_memory(read_back.state))
+        for one in in_memory(read_back.state):
+            assert bool((one.source.ledgers != INLINE).all())
         return replace(read_back.state, head_version=topic.head_version)
 
     def chunk(self, part):
@@ -240,6 +244,19 @@ def test_the_intervals_of_many_small_commits_become_one_for_each_partition():
     assert [len(some) for some in parts] == [1] * 3
     assert [(some[0].lo, some[0].hi, some[0].bytes) for some in parts] == [(0, 300, 30_000)] * 3
     assert (parts[0][0].first_ms, parts[0][0].last_ms) == (0, 99)
+
+
+def test_ten_thousand_small_commits_are_a_few_intervals_and_a_root_of_some_kilobytes():
+    shelf = Shelf(random.Random(1))
+    topic = state.empty("id", 2)
+    for number in range(10_000):
+        made = Commit("", "", "", 0, "", "", (Append((segment(number, 1),)),))
+        topic = state.apply(topic, number, made, number)
+        if number % 64 == 63:
+            topic = shelf.stored(topic, [checkpoint.merged(held) for held in topic.partitions])
+            assert sum(len(held.intervals) for held in topic.partitions) == 1
+    assert topic.end_offsets() == {0: 10_000, 1: 0}
+    assert len(checkpoint.encode_root(Root(topic))) < 100_000
 
 
 def test_chunks_have_about_as_many_segments_each_as_fit_a_mebibyte():
