@@ -17,6 +17,10 @@ from spark_ledger.topic.policies import TopicPolicies
 
 COUNTING_KINDS = ("query",)
 """Kinds of intents whose versions one run commits in order, one at a time."""
+TASK_KINDS = ("query", "batch")
+"""Kinds of intents whose ledgers are all rolled as the topic's policies say."""
+OWN_ROLL_S_MAX = 4 * 3600
+"""Roll age at most of what else writes: cursors."""
 LATER_VERSIONS = 2
 UNPUBLISHED_MS = 3600 * 1000
 """Checkpoints are written beside the versions: by far the longest that one takes from its first
@@ -31,6 +35,11 @@ class IntentSeen:
     kind: str
     open: bool
     committed: int = -1
+
+    @property
+    def counts(self) -> bool:
+        """Whether its versions tell what of it can still be under way."""
+        return self.open and self.kind in COUNTING_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +122,14 @@ def _abandoned(
     topic = topics.get(ledger.topic) or TopicSeen(ledger.topic)
     if not intents[ledger.intent].open or ledger.stuck or topic.deleted_ms is not None:
         return True
-    return now_ms - ledger.made_ms > open_ms_max(topic.policies)
+    return now_ms - ledger.made_ms > open_ms_max(topic.policies, intents[ledger.intent].kind)
 
 
-def open_ms_max(policies: TopicPolicies) -> int:
+def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
     """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that
     none is open for more than twice the roll age."""
-    return policies.ledger_age_s_max * 1500
+    roll_s = policies.ledger_age_s_max
+    return 1500 * (roll_s if kind in TASK_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 
 
 def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> str:
@@ -131,7 +141,7 @@ def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms:
     if topic.deleted_ms is not None:
         left_ms = topic.deleted_ms + topic.policies.delete_delay_ms - now_ms
         return _delay(left_ms, "its topic was deleted")
-    if intent.open and intent.kind not in COUNTING_KINDS:
+    if intent.open and not intent.counts:
         return "its writer is at work"
     if intent.open and (
         ledger.closed_at is None or intent.committed < ledger.closed_at + LATER_VERSIONS
