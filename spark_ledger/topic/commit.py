@@ -81,11 +81,10 @@ class Committer:
         a commit of its own. Raises errors.LedgerFenced (the intent ended, another run recorded the
         version), errors.TxnConflict (what an action was planned on has changed, or one of the
         checks fails), errors.TopicDeleted, errors.TopicTerminated, errors.CommitContended,
-        errors.CommitOverTooManyTopics, errors.CommitTooBig, errors.CommitOutcomeUnknown (the
-        deadline passed with an answer lost: replay it), errors.Unavailable (nothing was
-        committed), what writing to ledgers raises, ValueError for what never holds.
+        errors.CommitTooBig, errors.CommitOutcomeUnknown (the deadline passed with an answer lost:
+        replay it), errors.Unavailable (nothing was committed), what writing to ledgers raises,
+        ValueError for what never holds.
         """
-        wanted.check()
         txn = wanted.txn
         one = _Commit(self, wanted)
         doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"

@@ -89,7 +89,8 @@ class CommitOutcome:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A commit as it is asked for: what it does to each topic (by id), under which version and
-    intent. `checks` are checked in its multi, `finish_intent` ends the intent there."""
+    intent. `checks` are checked in its multi, `finish_intent` ends the intent there. Raises
+    errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
     intent_id: str
@@ -98,8 +99,7 @@ class Wanted:
     checks: tuple[Check, ...] = ()
     user_metadata: str = ""
 
-    def check(self) -> None:
-        """Raises errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError."""
+    def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:
             raise errors.CommitOverTooManyTopics(
                 f"a commit to {len(self.drafts)} topics, at most {TOPICS_MAX} fit into one",

@@ -104,7 +104,9 @@ class CommitViews:
         """Whether the topic's head is to be read before a commit is tried."""
         view = self._view(topic_id)
         known = self._known(topic_id, view)
-        return known is None or view.contended or view.unfolded >= UNFOLDED_MAX
+        if known is None or known.turn:
+            return True
+        return view.contended or view.unfolded >= UNFOLDED_MAX
 
     async def state(self, topic_id: str, *, fold: bool, fresh: bool) -> TopicState:
         """The topic as it is now, or as it was when this process last looked or committed."""
@@ -158,4 +160,4 @@ def following(before: TopicState, commit: Commit) -> TopicState:
     """The state once the commit follows on it; its times are filled in by the next fold.
     Raises errors.UnsupportedFormat for a commit that nobody could fold."""
     after = state.apply(before, before.next, commit, before.commit_ms)
-    return replace(after, head_version=before.head_version + 1)
+    return replace(after, head_version=before.head_version + 1, turn="")

@@ -104,18 +104,20 @@ class Across:
 @dataclass(frozen=True, slots=True)
 class TopicState:
     """`next` is the number that the next commit takes, `head_version` the version of the head
-    node that it must be set from; `commit_ms` is the last commit's time, by the store's clock and
-    never less than an earlier commit's (hazard 35); `min_writer` the writer version that every
-    later commit needs. `dropped` are ledgers that lost rows, and when they last did: from then on
-    the delete delay counts of those to which nothing here refers any more. `bodies` are ledgers
-    that hold the bodies of commits, with the last such commit. `across` are the last commits over
-    several topics; `last_of_app` the app that added rows last, and when, `last_of_others` the last
-    time that another did."""
+    node that it must be set from, `turn` the commit that asks to go first (commit_turns.py).
+    `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
+    commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
+    are ledgers that lost rows, and when they last did: from then on the delete delay counts of
+    those to which nothing here refers any more. `bodies` are ledgers that hold the bodies of
+    commits, with the last such commit. `across` has the last commit shared with each other topic;
+    `last_of_app` the app that added rows last, and when, `last_of_others` the last time that
+    another did."""
 
     topic_id: str
     partitions: tuple[PartitionState, ...]
     next: int = 0
     head_version: int = 0
+    turn: str = ""
     deleted: bool = False
     terminated: bool = False
     commit_ms: int = 0

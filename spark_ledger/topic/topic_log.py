@@ -229,6 +229,8 @@ def _at_head(
 ) -> TopicState:
     """The state with what head says, or what was known of it if that is newer."""
     if known is not None and node.version < known.head_version:
-        return replace(folded, head_version=known.head_version, deleted=known.deleted)
+        return replace(
+            folded, head_version=known.head_version, deleted=known.deleted, turn=known.turn
+        )
     deleted = head.life is TopicLife.DELETED
-    return replace(folded, head_version=node.version, deleted=deleted)
+    return replace(folded, head_version=node.version, deleted=deleted, turn=head.turn)

@@ -206,7 +206,7 @@ def test_too_many_topics_and_too_long_a_text_are_refused():
     drafts = {f"t{n}": (Append(()),) for n in range(501)}
 
     with pytest.raises(errors.CommitOverTooManyTopics, match=r"\[LEDGER_OPTION.* 501 topics"):
-        Wanted(TXN, "i", drafts).check()
+        Wanted(TXN, "i", drafts)
     with pytest.raises(errors.OptionInvalid, match="userMetadata has 16386 bytes"):
-        Wanted(TXN, "i", {}, user_metadata="ä" * 8193).check()
-    Wanted(TXN, "i", {}, user_metadata="ä" * 8192).check()
+        Wanted(TXN, "i", {}, user_metadata="ä" * 8193)
+    Wanted(TXN, "i", {}, user_metadata="ä" * 8192)
