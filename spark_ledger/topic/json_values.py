@@ -244,14 +244,22 @@ def _token(column: pa.Array, path: str) -> pa.Array:
     if pa.types.is_list(kind):
         return _list(column, path)
     if any(test(kind) for test in _TIMES):
-        iso = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
-        return pc.binary_join_element_wise('"', iso, '"', "")
+        return _time(column)
     if pa.types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py() is False:
         raise errors.SchemaTypeMismatch(
             f"column {path!r} has a NaN or infinity, which JSON does not have",
             "Replace it (nanvl, coalesce), or use valueFormat=arrow.",
         )
     return column.cast(pa.string())
+
+
+def _time(column: pa.Array) -> pa.Array:
+    """In ISO 8601. A zone is not left to the cast, which would look it up for each row."""
+    end = '"'
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column, end = column.view(pa.int64()).view(pa.timestamp("us")), 'Z"'
+    iso = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise('"', iso, end, "")
 
 
 def _list(column: pa.ListArray, path: str) -> pa.Array:
