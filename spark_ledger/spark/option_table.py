@@ -35,8 +35,9 @@ SPARKS_OWN = frozenset(
 COMPRESSIONS = ("none", "lz4", "zstd")
 DURABILITIES = ("synced", "page-cache")
 ROUTINGS = ("hash", "roundRobin", "single", "column", "spark")
-READ_FORMATS = ("binary", "string", "json", "arrow", "schema")
-WRITE_FORMATS = ("binary", "arrow", "schema")
+PAYLOAD_FORMATS = ("json", "arrow", "schema")
+"""Those whose rows have the payload's own columns in place of `value`."""
+FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
 SCHEMA_MODES = ("validate", "evolve", "none")
 LISTINGS = (
     *("topics", "partitions", "segments", "ledgers"),
@@ -229,11 +230,11 @@ READ_OPTIONS = (
     Option(
         "valueFormat",
         READ,
-        Choice(READ_FORMATS),
+        Choice(FORMATS),
         "binary",
         "`binary`; `string`: `value` is text; `json`: `value` is JSON text, its "
-        "fields are columns; `arrow` or `schema`: the columns that were written "
-        "(see Typed values)",
+        "fields are columns; `arrow`: the columns that were written; `schema`: those "
+        "of the topic's registered schema (see Typed values)",
     ),
     Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
     Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
@@ -366,19 +367,21 @@ WRITE_OPTIONS = (
     Option(
         "valueFormat",
         WRITE,
-        Choice(WRITE_FORMATS),
+        Choice(FORMATS),
         "binary",
-        "`binary`: columns `value` and `key`; `arrow` or `schema`: your columns, as"
-        " they are (see Typed values)",
+        "`binary` or `string`: a column `value`; `json`: your columns as JSON text; "
+        "`arrow`: your columns as they are; `schema`: the same, by a schema that is "
+        "registered already (see Typed values)",
     ),
     Option(
         "schemaMode",
         WRITE,
         Choice(SCHEMA_MODES),
         "validate",
-        "of typed values: `validate` against the topic's schema, `evolve` it by new"
-        " columns, or `none`",
+        "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
+        "`evolve` it where that is compatible, or `none`: compare and register nothing",
     ),
+    Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
 )
 
 

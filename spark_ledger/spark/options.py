@@ -23,6 +23,7 @@ from spark_ledger.errors import (
 from spark_ledger.spark import places
 from spark_ledger.spark.limits import Limits
 from spark_ledger.spark.option_table import (
+    PAYLOAD_FORMATS,
     READ_OPTIONS,
     SPARKS_OWN,
     WRITE_OPTIONS,
@@ -109,8 +110,8 @@ class WriteOptions:
 
     @property
     def typed(self) -> bool:
-        """Whether columns are stored as they are, instead of `value`."""
-        return self.value_format != "binary"
+        """Whether rows have columns of their own in place of `value`."""
+        return self.value_format in PAYLOAD_FORMATS
 
 
 @dataclass(frozen=True)
@@ -231,12 +232,6 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         raise OptionConflict(
             f"badRecordsTopic is {bad!r}, the topic that is written", "Name another topic for it."
         )
-    if given.has("schemaMode") and given["valueFormat"] == "binary":
-        given.needs("schemaMode", "valueFormat")
-        raise OptionConflict(
-            "schemaMode is given and valueFormat is 'binary': it is about typed values",
-            "Write with valueFormat=arrow, or leave schemaMode out.",
-        )
     return WriteOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
         topic=topic,
@@ -253,8 +248,21 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         user_metadata=given["userMetadata"],
         max_in_flight_bytes=given["maxInFlightBytes"],
         value_format=given["valueFormat"],
-        schema_mode=given["schemaMode"],
+        schema_mode=_schema_mode(given),
     )
+
+
+def _schema_mode(given: _Given) -> str:
+    given.excludes("mergeSchema", ["schemaMode"])
+    for name in ("schemaMode", "mergeSchema"):
+        given.needs(name, "valueFormat")
+        if given.has(name) and given["valueFormat"] not in PAYLOAD_FORMATS:
+            raise OptionConflict(
+                f"{name} is given and valueFormat is {given['valueFormat']!r}: only values of "
+                f"{', '.join(PAYLOAD_FORMATS)} have a schema",
+                f"Write with valueFormat=arrow, or leave {name} out.",
+            )
+    return "evolve" if given["mergeSchema"] else str(given["schemaMode"])
 
 
 def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]] | None]:

@@ -58,6 +58,7 @@ GOOD = {
     "compression": "zstd",
     "durability": "page-cache",
     "schemaMode": "evolve",
+    "mergeSchema": "true",
     "maxInFlightBytes": "8m",
 }
 PARTNERS = {
@@ -66,6 +67,7 @@ PARTNERS = {
     "txnAppId": {"txnVersion": "0"},
     "txnVersion": {"txnAppId": "a"},
     "schemaMode": {"valueFormat": "arrow"},
+    "mergeSchema": {"valueFormat": "arrow"},
 }
 WAYS = ("subscribe", "subscribePattern", "assign", "topic")
 EVERY = [(use, option) for use in Use for option in options_for(use)]
@@ -364,11 +366,15 @@ def test_memory_in_flight_is_at_least_one_entry():
 
 
 def test_a_schema_mode_needs_typed_values():
-    assert write(valueFormat="schema", schemaMode="none").typed
+    assert write(valueFormat="schema", schemaMode="evolve").schema_mode == "evolve"
+    assert write(valueFormat="arrow", mergeSchema="true").schema_mode == "evolve"
+    assert write(valueFormat="arrow", mergeSchema="false").schema_mode == "validate"
     with pytest.raises(OptionMissing, match="valueFormat"):
-        write(schemaMode="none")
-    with pytest.raises(OptionConflict, match="about typed values"):
-        write(schemaMode="none", valueFormat="binary")
+        write(schemaMode="evolve")
+    with pytest.raises(OptionConflict, match="valueFormat is 'string': only values of json"):
+        write(schemaMode="evolve", valueFormat="string")
+    with pytest.raises(OptionConflict, match="mergeSchema is 'true' and schemaMode is 'evolve'"):
+        write(schemaMode="evolve", mergeSchema="true", valueFormat="arrow")
 
 
 def test_a_text_that_is_too_long_is_refused_with_its_length():
