@@ -96,6 +96,7 @@ class Cursor:
         self._ledger: CursorLedger | None = None
         self._left: dict[int, None] = {}  # ledgers of ours that the record shall not name any more
         self._written_s = self._floor_s = self._refused_s = LONG_AGO_S
+        self._looked_s = self._loop.time()
         self._changed = asyncio.Event()
         self._durable = asyncio.Event()
         self._recovered: asyncio.Future[dict[int, int]] = self._loop.create_future()
@@ -197,8 +198,9 @@ class Cursor:
             await asyncio.sleep(next_look_s(self._situation()) - self._loop.time())
 
     async def _settle(self) -> None:
-        """After it the record and the intent are known, and where the subscription was."""
-        if self._doubt:
+        """After it the record and the intent are known, and where the subscription was. An owner
+        that is not heard of for a while may have been taken for dead: it looks now and then."""
+        if self._doubt or self._loop.time() >= self._looked_s + HEARTBEAT_S:
             await self._look()
         if not self._recovered.done():
             await self._recover()
@@ -223,7 +225,7 @@ class Cursor:
         intent = await around.intents.get(self._intent.id)
         if not intent.open:
             await self._renew_intent()
-        self._doubt = False
+        self._doubt, self._looked_s = False, self._loop.time()
 
     async def _renew_intent(self) -> None:
         claim, target = self._claim, intent_target(self._around.topic.id, self.name)
