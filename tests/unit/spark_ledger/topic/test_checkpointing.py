@@ -342,3 +342,73 @@ def test_commits_that_are_in_ledgers_are_folded_as_those_in_the_log():
         assert state.bodies == {} and body.ledger_id in state.dropped
 
     play(act)
+
+
+def test_a_new_root_and_an_old_head_do_not_take_a_fold_back():
+    async def act(stage):
+        intent = await stage.intent()
+        reader = await stage.another()
+        log = reader.log(stage.topic.id)
+        await commits(stage, intent, 3)
+        root = await log.fold(fresh=True)
+        head = paths.topic_head(stage.topic.id)
+        old = await reader.store.get(head)
+        await commits(stage, intent, 4)
+        known = await log.fold(fresh=True)
+        get = reader.store.get
+
+        async def behind(path, watch=None):
+            return old if path == head else await get(path, watch)
+
+        reader.store.get = behind
+        log.offer(root)
+        folded_again = await log.fold()
+
+        assert log.root_next == 3
+        assert folded_again.next == known.next == 7
+        assert folded_again.head_version == known.head_version > old.version
+
+    play(act)
+
+
+def test_a_commit_that_is_missing_for_good_is_an_error_and_not_the_end():
+    async def act(stage):
+        intent = await stage.intent()
+        await commits(stage, intent, 3)
+        await stage.client.checkpoints.make(stage.topic.id, intent.id)
+        await commits(stage, intent, 3)
+        await stage.client.store.delete(paths.topic_log(stage.topic.id, 4))
+
+        with pytest.raises(errors.UnsupportedFormat, match="commit 4 is missing below its head"):
+            await folded(stage)
+
+    play(act)
+
+
+def test_a_checkpoint_of_a_deleted_topic_is_not_made():
+    async def act(stage):
+        intent = await stage.intent()
+        await commits(stage, intent, 3)
+        await stage.client.topics.delete("t")
+
+        assert await stage.client.checkpoints.make(stage.topic.id, intent.id) is None
+        assert record_of(stage) is None
+
+    play(act)
+
+
+def test_closing_gives_up_a_checkpoint_that_is_being_made():
+    async def act(stage):
+        intent = await stage.intent()
+        await commits(stage, intent, 3)
+        stage.world.store.stall(60)
+        stage.client.checkpoints.after_commit(stage.topic.id, 500, intent.id)
+        (making,) = stage.client.checkpoints._making.values()
+        await asyncio.sleep(1)
+        assert not making.done()
+
+        await stage.client.checkpoints.close()
+
+        assert making.cancelled() and not stage.client.checkpoints._making
+
+    play(act)
