@@ -92,7 +92,7 @@ class SchemaRegistry:
         for topic in topics:
             schema = (await self.of(topic)).union
             if schema is None:
-                raise _not_registered(topic)
+                raise not_registered(topic)
             found.insert(0, schema)  # the first topic's order of columns comes first
         return schema_rules.union(found)
 
@@ -121,7 +121,7 @@ class SchemaRegistry:
 
         def decide(now: TopicSchema) -> SchemaVersion:
             if must_exist and not now.versions:
-                raise _not_registered(topic)
+                raise not_registered(topic)
             return schema_rules.decide(topic.name.short, written, now.head, now.versions, mode)
 
         return await self._registered(topic, decide)
@@ -242,5 +242,6 @@ class SchemaRegistry:
             self._kept_bytes -= freed
 
 
-def _not_registered(topic: TopicLike) -> errors.SchemaNotRegistered:
+def not_registered(topic: TopicLike) -> errors.SchemaNotRegistered:
+    """The error of a topic that is to be read or written by a schema."""
     return errors.SchemaNotRegistered(f"topic '{topic.name}' has no registered schema")

@@ -131,6 +131,7 @@ def test_an_object_never_reaches_over_the_end_of_its_row():
     for rows in (
         [b'{"a":1,"b":{}', b'}{"a":2}'],
         [b'{"a":1}{"a":2}', b'{"a":3,"b":{}', b',"c":1}'],
+        [b'{"a":1}{"b":', b'{"c":1}}'],
         [b'{"a":1}{"a":2}', b'{"b":[{}', b"{}]}"],
     ):
         with pytest.raises(errors.SchemaIncompatible):

@@ -174,6 +174,36 @@ def test_a_lost_answer_is_resolved_by_looking(applied, monkeypatch):
     play(act)
 
 
+def test_who_reads_from_a_server_that_lags_decides_on_all_that_was_registered():
+    async def act(stage):
+        stage.world.store.faults.lag_s = 60.0
+        first, other = registry(stage.client), registry(await stage.another())
+        made = await first.for_write(stage.topic, AB)
+
+        assert await other.for_write(stage.topic, AB, must_exist=True) == made
+        await first.for_write(stage.topic, AC, SchemaMode.EVOLVE)
+        assert (await other.of(stage.topic)).head.current == 2
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_change_of_compatibility_takes_no_version_back(seed):
+    async def act(stage):
+        schemas = [registry(await stage.another()) for _ in range(3)]
+        await schemas[0].for_write(stage.topic, A)
+
+        await asyncio.gather(
+            schemas[0].set_compatibility(stage.topic, Compatibility.FULL),
+            schemas[1].for_write(stage.topic, AB, SchemaMode.EVOLVE),
+            schemas[2].for_write(stage.topic, AC, SchemaMode.EVOLVE),
+        )
+
+        assert nodes(stage)[0] == SchemaHead(3, Compatibility.FULL)
+
+    play(act, seed=seed)
+
+
 def test_what_somebody_registers_has_its_not_nulls_and_binds_writers():
     required = pa.schema([pa.field("id", pa.int64(), nullable=False), ("b", pa.string())])
 
