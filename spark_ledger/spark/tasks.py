@@ -22,7 +22,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 
 HEARTBEAT_S = 60.0
@@ -75,7 +75,7 @@ def write_rows(
         intent,
         task_index=context.partitionId(),
         attempt=context.attemptNumber(),
-        compression=options.compression,
+        settings=TaskSettings(compression=options.compression),
     )
     beating = cluster.run(_start_beating(cluster, intent))
     try:

@@ -1,8 +1,8 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
 Always true: rows are encoded and decoded in the caller's thread; only sending and fetching run on
-the background loop, so both go on at once; what is handed over and not yet sent is bounded by
-HANDED_OVER_BYTES_MAX, what is fetched ahead by AHEAD_BYTES.
+the background loop, so both go on at once; what is handed over and not yet sent is bounded by the
+task's settings, what is fetched ahead by AHEAD_BYTES.
 """
 
 import asyncio
@@ -26,12 +26,17 @@ from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.slice_reader import FetchedPiece, Rows, fetch_task
-from spark_ledger.topic.task_writer import TaskIdentity, TaskResult
+from spark_ledger.topic.task_writer import (
+    DEFAULT_SETTINGS,
+    TaskIdentity,
+    TaskResult,
+    TaskSettings,
+    inline_segments,
+)
 from spark_ledger.topic.topics import TopicInfo
 
 T = TypeVar("T")
 
-HANDED_OVER_BYTES_MAX = 8 * 1024 * 1024
 AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
 _connected: dict[str, "BlockingTopics"] = {}
@@ -83,17 +88,17 @@ class BlockingTopics:
         *,
         task_index: int,
         attempt: int = 0,
-        compression: str = "none",
         partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> "BlockingTaskWriter":
         """See TopicClient.task_writer."""
 
         async def make_sender() -> EntrySender:
-            return self.client.sender(topic, intent)
+            return self.client.sender(topic, intent, settings)
 
-        encoder = self.client.encoder(topic, task_index, compression, partitions)
+        encoder = self.client.encoder(topic, task_index, partitions, settings)
         identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return BlockingTaskWriter(identity, encoder, self.run(make_sender()))
+        return BlockingTaskWriter(identity, encoder, self.run(make_sender()), settings)
 
     def read(self, task: ReadTask) -> Iterator[Rows]:
         """The task's rows in order, fetched ahead. Raises as slice_reader.read_task."""
@@ -111,20 +116,40 @@ class BlockingTaskWriter:
     """task_writer.TaskWriter for one thread that is not the loop's: same methods, same errors.
     An error of the sending may come out of a later call."""
 
-    def __init__(self, identity: TaskIdentity, encoder: BatchEncoder, sender: EntrySender) -> None:
+    def __init__(
+        self,
+        identity: TaskIdentity,
+        encoder: BatchEncoder,
+        sender: EntrySender,
+        settings: TaskSettings = DEFAULT_SETTINGS,
+    ) -> None:
         self._identity = identity
         self._encoder = encoder
         self._sender = sender
+        self._settings = settings
         self._handed: deque[tuple[Future[None], int]] = deque()
         self._handed_bytes = 0
 
-    def write(self, keys: pa.Array | None, values: pa.Array) -> None:
+    def write(
+        self,
+        keys: pa.Array | None,
+        values: pa.Array | pa.RecordBatch,
+        *,
+        event_times: pa.Array | None = None,
+        headers: pa.Array | None = None,
+        partitions: pa.Array | None = None,
+    ) -> None:
         """See TaskWriter.write."""
-        for entry in self._encoder.add(keys, values):
+        for entry in self._encoder.add(
+            keys, values, event_times=event_times, headers=headers, partitions=partitions
+        ):
             self._hand_over(entry)
 
     def finish(self) -> TaskResult:
         """See TaskWriter.finish."""
+        small = self._encoder.flush_small(self._settings.inline_bytes_max)
+        if small is not None:
+            return self._identity.result(inline_segments(small), ())
         for entry in self._encoder.flush():
             self._hand_over(entry)
         self._wait_until(0)
@@ -139,7 +164,7 @@ class BlockingTaskWriter:
     def _hand_over(self, entry: EncodedEntry) -> None:
         self._handed.append((background_loop().submit(self._sender.send(entry)), entry.body.nbytes))
         self._handed_bytes += entry.body.nbytes
-        self._wait_until(HANDED_OVER_BYTES_MAX)
+        self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:
         """Take the results of what was sent; wait until at most so many bytes are not."""

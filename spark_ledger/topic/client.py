@@ -30,12 +30,19 @@ from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
+from spark_ledger.topic.routing import Router
 from spark_ledger.topic.schema_registry import SchemaRegistry
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.subscriptions import Subscriptions
-from spark_ledger.topic.task_writer import TaskIdentity, TaskResult, TaskWriter
+from spark_ledger.topic.task_writer import (
+    DEFAULT_SETTINGS,
+    TaskIdentity,
+    TaskResult,
+    TaskSettings,
+    TaskWriter,
+)
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
 
@@ -84,31 +91,41 @@ class TopicClient:
         *,
         task_index: int,
         attempt: int = 0,
-        compression: str = "none",
         partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> TaskWriter:
         """A writer for one task attempt, on ledgers of this process's cache. `partitions` is
         today's number of them where the topic has grown. Raises errors.BadConfig."""
-        encoder = self.encoder(topic, task_index, compression, partitions)
+        encoder = self.encoder(topic, task_index, partitions, settings)
         identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return TaskWriter(identity, encoder, self.sender(topic, intent))
+        return TaskWriter(identity, encoder, self.sender(topic, intent, settings), settings)
 
     def encoder(
-        self, topic: TopicInfo, task_index: int, compression: str, partitions: int | None = None
+        self,
+        topic: TopicInfo,
+        task_index: int,
+        partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> BatchEncoder:
         """What turns a task's rows into entries. Raises errors.BadConfig."""
-        count = partitions or topic.partitions
         return BatchEncoder(
-            count,
-            task_index % count,
+            Router(settings.routing, partitions or topic.partitions, task_index),
             self._now_ms,
-            compression=compression,
+            compression=settings.compression,
             entry_bytes_max=self.ledgers.config.entry_bytes_max,
+            gather_bytes_max=settings.gather_bytes_max,
+            key_filters=settings.key_filters,
+            schema_version=settings.schema_version,
         )
 
-    def sender(self, topic: TopicInfo, intent: Intent) -> EntrySender:
+    def sender(
+        self, topic: TopicInfo, intent: Intent, settings: TaskSettings = DEFAULT_SETTINGS
+    ) -> EntrySender:
         """What sends a task's entries; call it on the loop."""
-        return EntrySender(self.cache, self.intents, intent, topic.id, topic.policies)
+        policies = settings.policies or topic.policies
+        return EntrySender(
+            self.cache, self.intents, intent, topic.id, policies, settings.unacked_bytes_max
+        )
 
     async def commit(
         self,

@@ -8,7 +8,7 @@ that several partitions share: such ranges are fetched side by side within the r
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from bookie_server.api.entry import Entry
+from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.message_batch import decode_batch
 from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
-from spark_ledger.topic.segments import merge_ranges
+from spark_ledger.topic.segments import INLINE, NO_ENTRY, merge_ranges
 
 T = TypeVar("T")
 
@@ -32,13 +32,22 @@ RANGES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a partition: columns key and value (binary); the first has offset
-    `offset`; all were written at `written_ms` (the row's timestamp, as Kafka's CreateTime)."""
+    """Consecutive rows of a partition; the first has offset `offset`; all were written at
+    `written_ms` (the row's timestamp, as Kafka's CreateTime). `record_batch` has what there is of
+    the columns asked for (message_batch.py: `column_of` gives nulls for one that there is not); a
+    `typed` one has the topic's own columns, of that version of its schema. The rows are in entry
+    `entry_id` of the ledger (INLINE: of the commit), where the first is the partition's row
+    `entry_row`."""
 
     partition: int
     offset: int
     written_ms: int
     record_batch: pa.RecordBatch
+    typed: bool = False
+    schema_version: int = 0
+    ledger_id: int = INLINE
+    entry_id: int = 0
+    entry_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +58,10 @@ class FetchedPiece:
     piece: EntryPiece
     entry: Entry
 
-    def rows(self) -> Rows:
-        """Raises errors.UnsupportedFormat when the entry is not what the plan says."""
-        batch = decode_batch(self.entry.payload)
+    def rows(self, columns: Collection[str] | None = None) -> Rows:
+        """`columns` are those to be decoded, by their names in the entry (None: all). Raises
+        errors.UnsupportedFormat when the entry is not what the plan says."""
+        batch = decode_batch(self.entry.payload, partition=self.partition, columns=columns)
         piece = self.piece
         planned = (self.partition, piece.first_row)
         if (batch.partition, batch.first_row) != planned or batch.rows < piece.skip + piece.take:
@@ -61,7 +71,17 @@ class FetchedPiece:
                 f" says otherwise: {piece}, partition {self.partition}"
             )
         kept = batch.record_batch.slice(piece.skip, piece.take)
-        return Rows(self.partition, piece.offset, batch.written_ms, kept)
+        return Rows(
+            self.partition,
+            piece.offset,
+            batch.written_ms,
+            kept,
+            batch.typed,
+            batch.schema_version,
+            self.entry.header.ledger_id,
+            piece.entry_id,
+            piece.skip,
+        )
 
 
 async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
@@ -101,6 +121,10 @@ async def _fetch_slice(
     ledgers: LedgerStore, planned: ReadSlice
 ) -> AsyncGenerator[FetchedPiece, None]:
     """The slice's entries in order, not decoded yet. Raises as read_task."""
+    if planned.ledger_id == INLINE:
+        for piece in planned.pieces:
+            yield FetchedPiece(planned.partition, piece, _inline_entry(planned, piece.entry_id))
+        return
     reader = await _open(ledgers, planned)
     pieces = iter(planned.pieces)
     budget = ledgers.config.read_ahead_bytes
@@ -110,6 +134,14 @@ async def _fetch_slice(
             assert piece.entry_id == entry_id, "entries come in the order of the plan"
             yield FetchedPiece(planned.partition, piece, entry)
     assert next(pieces, None) is None, "a slice is read to its end"
+
+
+def _inline_entry(planned: ReadSlice, entry_id: int) -> Entry:
+    """An entry of the commit itself, as if a ledger had held it."""
+    payload = planned.inline[entry_id]
+    crc = payload_crc([payload])
+    header = EntryHeader(INLINE, entry_id, NO_ENTRY, 0, 0, len(payload), crc)
+    return Entry(header, memoryview(payload))
 
 
 async def _open(ledgers: LedgerStore, planned: ReadSlice) -> LedgerReader:

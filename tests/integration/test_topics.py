@@ -10,13 +10,15 @@ from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind, TxnKey
 from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.task_writer import TaskSettings
 
 
 def write_and_commit(topics, info, version, rows, compression="none"):
     client = topics.client
     run_id = f"run-of-{info.id}"
     intent = topics.run(client.intents.open_query_intent(info.id, run_id, "target"))
-    task = topics.task_writer(info, intent, task_index=0, compression=compression)
+    settings = TaskSettings(compression=compression)
+    task = topics.task_writer(info, intent, task_index=0, settings=settings)
     for start in range(0, len(rows), 1000):
         part = pa.array(rows[start : start + 1000], pa.binary())
         task.write(part, part)

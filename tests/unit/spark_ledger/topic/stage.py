@@ -11,13 +11,14 @@ from spark_ledger.topic.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation.loop import run
 from tests.simulation.world import World
 
 NOW_MS = 1_700_000_000_000
 QUERY, RUN, TARGET = "q", "run-1", "t"
+TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 
 
 @dataclass
@@ -37,10 +38,14 @@ class Stage:
         return await self.client.intents.open_query_intent(QUERY, run_id, TARGET)
 
     async def written(
-        self, intent: Intent, rows: Sequence[bytes], task_index: int = 0
+        self, intent: Intent, rows: Sequence[bytes], task_index: int = 0, *, inline: bool = False
     ) -> TaskResult:
-        """Rows (keyed by themselves) written by one task."""
-        writer = self.client.task_writer(self.topic, intent, task_index=task_index)
+        """Rows (keyed by themselves) written by one task, to a ledger however few they are, or
+        as a task does it by default (`inline`)."""
+        settings = TaskSettings() if inline else TO_A_LEDGER
+        writer = self.client.task_writer(
+            self.topic, intent, task_index=task_index, settings=settings
+        )
         column = pa.array(rows, pa.binary())
         await writer.write(column, column)
         return await writer.finish()
