@@ -40,7 +40,7 @@ from spark_ledger.topic.cursor_pace import (
     next_look_s,
     next_step,
 )
-from spark_ledger.topic.intents import HEARTBEAT_S, Intent, Intents
+from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, Intent, Intents
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.subscription_moves import Claim, clipped, goes_back, inline, later, stored
 from spark_ledger.topic.subscription_nodes import Seen, SubscriptionNodes
@@ -228,10 +228,10 @@ class Cursor:
         self._doubt, self._looked_s = False, self._loop.time()
 
     async def _renew_intent(self) -> None:
-        claim, target = self._claim, intent_target(self._around.topic.id, self.name)
+        around = self._around
         try:
-            self._intent = await self._around.intents.open_query_intent(
-                claim.query_id, claim.run_id, target
+            self._intent = await open_intent(
+                around.intents, self._claim, around.topic.id, self.name
             )
         except errors.LedgerFenced as error:
             raise _Overtaken(error) from error
@@ -431,9 +431,12 @@ class Cursor:
         await asyncio.gather(*self._aside, return_exceptions=True)
 
 
-def intent_target(topic_id: str, name: str) -> str:
-    """What the intents of a subscription's owners are for; no topic has such a name."""
-    return f"subscription:{topic_id}/{name}"
+async def open_intent(intents: Intents, claim: Claim, topic_id: str, name: str) -> Intent:
+    """The intent of the claim's run on the subscription: the first call of a run ends the older
+    run's. No topic has such a target. Raises errors.LedgerFenced when a newer run has taken over.
+    """
+    target = f"subscription:{topic_id}/{name}"
+    return await intents.open_query_intent(claim.query_id, claim.run_id, target, kind=CURSOR)
 
 
 def _fenced(name: str, record: SubscriptionRecord) -> errors.LedgerFenced:

@@ -41,6 +41,7 @@ STALE = "stale"
 QUERY = "query"
 BATCH = "batch"
 SYSTEM = "system"
+CURSOR = "cursor"
 IDS_PER_BLOCK = 8
 HEARTBEAT_S = 60.0
 
@@ -111,9 +112,16 @@ class Intents:
         self._beaten: dict[str, float] = {}
 
     async def open_query_intent(
-        self, query_id: str, run_id: str, target: str, *, overwrites: Sequence[str] = ()
+        self,
+        query_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        kind: str = QUERY,
     ) -> Intent:
-        """The open intent of a streaming query's run on `target`, made if it is not there.
+        """The open intent of a streaming query's run on `target`, made if it is not there; of kind
+        CURSOR where the target is a subscription.
 
         Any number of tasks may call it at once: they get the same one. The first call of a new
         run condemns the older run's. A run condemned as stale goes on under a new generation.
@@ -122,7 +130,7 @@ class Intents:
         Raises errors.LedgerFenced when a newer run has taken over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
-        wanted = IntentRecord(QUERY, query_id, run_id, target, w0=records.NO_VERSION)
+        wanted = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of query {query_id}"):
             for tries in range(TRIES_MAX):
                 pointer = await self._pointer(path)

@@ -125,7 +125,7 @@ class IntentRecord:
     """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
     `snapshots` the number that the next commit had in each topic that it is to overwrite."""
 
-    kind: str  # "query", "batch" or "system"
+    kind: str  # "query", "batch", "cursor" or "system"
     app_id: str
     run_id: str
     target: str

@@ -27,7 +27,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.topic import cursor_ledger, cursor_marks, records, seek_target
 from spark_ledger.topic import subscription_moves as moves
-from spark_ledger.topic.cursor import Cursor, Surroundings, intent_target
+from spark_ledger.topic.cursor import Cursor, Surroundings, open_intent
 from spark_ledger.topic.cursor_marks import GRACE_MS
 from spark_ledger.topic.intents import SUPERSEDED, Intent, Intents
 from spark_ledger.topic.intervals import Chunk
@@ -144,9 +144,7 @@ class Subscriptions:
                 if seen is not None:
                     alive = await self._alive(seen.record)
                     moves.check_free(name, seen.record, claim, alive=alive)
-                intent = await self._intents.open_query_intent(
-                    query_id, run_id, intent_target(topic.id, name)
-                )
+                intent = await open_intent(self._intents, claim, topic.id, name)
                 claim = replace(claim, intent=intent.id)
                 opened = await self._claim(nodes, name, seen, claim, intent, start)
                 if opened is not None:

@@ -6,7 +6,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic import cursor_ledger, subscription_records
 from spark_ledger.topic.cursor_pace import IDLE_S
-from spark_ledger.topic.intents import HEARTBEAT_S, STALE
+from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, STALE
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     NAME,
@@ -59,6 +59,7 @@ def test_the_next_run_fences_the_ledger_of_a_crashed_one_and_finds_its_last_posi
 
         again = await opened(stage, run="r2")
 
+        assert again._intent.record.kind == CURSOR
         assert await again.recovered() == {0: 7}
         await again.durable()
         assert (await listed(stage)).epoch == 2
