@@ -5,6 +5,8 @@ they stand by step, task and row; offsets are dense from 0; and when every run h
 janitor was there, a ledger that names the topic is one that the topic refers to.
 """
 
+import asyncio
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_ledger import errors
+from spark_ledger.client.loop import background_loop
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_listing import ledger_ids
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.janitor import CleanReport
+from spark_ledger.topic.janitor import CleanReport, Janitor
 from spark_ledger.topic.state import TopicState
 from tests.spark.exactly_once.source import Step
+
+CLEAN_EVERY_S = 0.2
 
 
 def check_rows(read: Path, steps: Sequence[Step]) -> None:
@@ -57,10 +62,22 @@ def _by_partition(table: pa.Table) -> dict[int, pa.Table]:
 
 
 class Onlooker:
-    """Sees ZooKeeper itself, not through the proxy, and is the janitor."""
+    """Sees ZooKeeper itself, not through the proxy, and is the janitor: one that comes by again and
+    again until it is closed, and at moments that a case chooses."""
 
     def __init__(self, service_url: str) -> None:
         self._topics: BlockingTopics = blocking.topics(service_url)
+        self._janitor = Janitor(
+            self._topics.client.store, self._topics.client.ledgers, random.Random(0)
+        )
+        self._turn = asyncio.Lock()
+        self._cleaning = background_loop().submit(self._keep_cleaning())
+
+    def close(self) -> None:
+        """Raises what a pass of the janitor raised meanwhile."""
+        self._cleaning.cancel()
+        if not self._cleaning.cancelled():
+            self._cleaning.result()
 
     def topic_id(self, topic: str) -> str:
         return self._topics.run(self._topics.client.topics.open(topic)).id
@@ -78,8 +95,8 @@ class Onlooker:
 
     def clean(self, condemn: Sequence[str] = ()) -> CleanReport:
         """A pass of the janitor, which takes the intents as stale."""
-        janitor = self._topics.client.janitor
-        return self._topics.run(janitor.clean(condemn=condemn, force=True))
+        assert not self._cleaning.done(), f"the janitor failed: {self._cleaning.exception()}"
+        return self._topics.run(self._pass(condemn))
 
     def fence(self, topic_id: str) -> list[int]:
         """Recover every ledger of the topic that is open; which they were."""
@@ -100,6 +117,18 @@ class Onlooker:
         assert referred <= set(there), f"ledgers {sorted(referred - set(there))} are deleted"
         still = [ledger for ledger, closed in there.items() if not closed]
         assert not still, f"ledgers {still} of ended runs are open"
+
+    async def _keep_cleaning(self) -> None:
+        """A tenth of the time."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await self._pass()
+            await asyncio.sleep(max(CLEAN_EVERY_S, 10 * (loop.time() - began)))
+
+    async def _pass(self, condemn: Sequence[str] = ()) -> CleanReport:
+        async with self._turn:
+            return await self._janitor.clean(condemn=condemn, force=True)
 
     async def _open_intents(self, target: str) -> list[str]:
         client = self._topics.client

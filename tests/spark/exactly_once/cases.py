@@ -16,6 +16,7 @@ from tests.spark.exactly_once.zookeeper_proxy import is_commit
 from tests.spark.topics import forget_the_newest
 
 FENCED = "[LEDGER_WRITE.FENCED]"
+UNKNOWN = "[LEDGER_WRITE.OUTCOME_UNKNOWN]"
 Case = Callable[[World], None]
 
 
@@ -68,7 +69,7 @@ def python_workers_killed(world: World) -> None:
     """All of them, in mid-task. Those of tasks are replaced; if it was one that the query itself
     relies on, the query fails and is started again, as whoever runs it would."""
     query = world.moving(world.query)
-    with query.gate(f"half-{query.next_step}-1-0") as gate:
+    with query.gate(world.point_in_tasks(query)) as gate:
         step = query.feed(big=True)
         world.driver.wait_at(gate)
         world.pause()
@@ -92,7 +93,7 @@ def second_driver_on_the_checkpoint(world: World) -> None:
     """While the first is in its tasks; when it comes to commit it is told, and adds nothing."""
     first, second = world.driver, world.spare
     query = world.moving(world.query)
-    with query.gate(f"half-{query.next_step}-1-0") as gate:
+    with query.gate(world.point_in_tasks(query)) as gate:
         step = query.feed(big=True)
         world.driver.wait_at(gate)
         other = query.beside("second")
@@ -110,7 +111,7 @@ def copied_checkpoint_with_other_rows(world: World) -> None:
     original may not drop its own without a word."""
     first, second = world.driver, world.spare
     query = world.moving(world.query)
-    with query.gate(f"half-{query.next_step}-1-0") as gate:
+    with query.gate(world.point_in_tasks(query)) as gate:
         step = query.feed(big=True)
         world.driver.wait_at(gate)
         other = query.copied("copy")
@@ -174,11 +175,27 @@ def janitor_before_the_write(world: World) -> None:
 
 def janitor_during_tasks(world: World) -> None:
     query = world.moving(world.query)
-    with query.gate(f"half-{query.next_step}-1-0") as gate:
+    with query.gate(world.point_in_tasks(query)) as gate:
         step = query.feed(big=True)
         world.driver.wait_at(gate)
         world.condemn(query)
     finish(world, query, step)
+
+
+def zookeeper_gone_after_the_write(world: World) -> None:
+    """For so long that commit gives up and says that it does not know."""
+    query = world.moving(world.query)
+    commits = world.commits(query)
+    with world.proxy.trap(is_commit(world.topic_id(query)), hold="answer") as trap:
+        step = query.feed()
+        trap.wait()
+        world.proxy.cut()
+    assert UNKNOWN in world.driver.wait_failed(query)
+    world.clean()
+    world.proxy.heal()
+    world.start(query)
+    world.until_done(query, step)
+    assert world.commits(query) == commits + 1, "the replay has changed nothing"
 
 
 def ledgers_fenced_during_tasks(world: World) -> None:
@@ -192,6 +209,8 @@ def ledgers_fenced_during_tasks(world: World) -> None:
     world.until_done(query, step)
 
 
+# The longest takes a minute: only chaos has it.
+LONG_CASES: tuple[Case, ...] = (zookeeper_gone_after_the_write,)
 CASES: tuple[Case, ...] = (
     commit_raises_after_the_write,
     last_commit_file_lost,

@@ -103,13 +103,18 @@ POINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A query at its point. Commits are counted before the batch, after the kill and after the
-    batch was run again."""
+    """A query at its point, and how many commits its topic had: before the batch, after the kill,
+    after the batch was run again."""
 
     query: Query
+    point: Point
     before: int
     at_kill: int
     replayed: int
+
+    def check(self) -> None:
+        assert self.at_kill == self.before + self.point.applied, f"{self.point.name}: at the kill"
+        assert self.replayed == self.before + 1, f"{self.point.name}: after the replay"
 
 
 def kill_at_each_point(world: World) -> dict[str, Killed]:
@@ -134,8 +139,14 @@ def kill_at_each_point(world: World) -> dict[str, Killed]:
     for query in queries.values():
         world.until_done(query, query.next_step - 1)
     return {
-        name: Killed(query, before[name], at_kill[name], world.commits(query))
-        for name, query in queries.items()
+        point.name: Killed(
+            queries[point.name],
+            point,
+            before[point.name],
+            at_kill[point.name],
+            world.commits(queries[point.name]),
+        )
+        for point in POINTS
     }
 
 

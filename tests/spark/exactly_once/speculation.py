@@ -15,6 +15,7 @@ from pathlib import Path
 import pyspark
 
 from tests.processes import eventually
+from tests.spark.exactly_once.driver_process import DriverProcess
 from tests.spark.exactly_once.query import Query
 from tests.spark.exactly_once.world import World
 
@@ -59,23 +60,31 @@ def standalone(folder: Path) -> Iterator[str]:
 
 
 def speculated(world: World, master: str) -> Query:
-    """A query, one of whose tasks waits until its second attempt is done; its step is done."""
+    """A query that has done two steps with a second attempt of a task: one whose first attempt was
+    killed as the loser, in mid-task, and one whose attempts both ran on when there were two."""
     driver = world.new_driver(master, **CONF)
     query = world.new_query()
     driver.start(query)
     query.feed()
     driver.wait(lambda: query.steps_done() > 0, "the first step")
-    step = query.next_step
-    with query.gate(f"half-{step}-1-0") as gate:
-        query.feed(big=True)
-        driver.wait_at(gate)
-        driver.wait(lambda: query.ran(step, 1, 1), "a second attempt")
-        world.clean()
-        driver.wait(lambda: query.steps_done() > step, "the step")
-    query.feed(big=True)  # where the attempt that lost still is, or has been
-    driver.wait(lambda: query.steps_done() > step + 1, "the step after it")
+    for first_goes_on in (False, True):
+        _speculate(world, driver, query, first_goes_on)
     driver.kill()
     return query
+
+
+def _speculate(world: World, driver: DriverProcess, query: Query, first_goes_on: bool) -> None:
+    """Both attempts have sent entries when one of them, or both, go on."""
+    step = query.next_step
+    with query.gate(f"half-{step}-1-0") as first, query.gate(f"half-{step}-1-1") as second:
+        query.feed(big=True)
+        driver.wait_at(first)
+        driver.wait_at(second)
+        world.clean()
+        if first_goes_on:
+            first.open()
+        second.open()
+        driver.wait(lambda: query.steps_done() > step, "the step")
 
 
 def _start(log: Path, what: str, *given: str) -> "subprocess.Popen[bytes]":

@@ -68,10 +68,8 @@ def killed(worlds: Worlds) -> dict[str, Killed]:
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 def test_a_driver_killed_at_any_step_of_a_batch_goes_on_as_if_nothing_was(worlds, killed, point):
-    found = killed[point.name]
-    assert found.at_kill == found.before + point.applied
-    assert found.replayed == found.before + 1
-    worlds.now.check(found.query)
+    killed[point.name].check()
+    worlds.now.check(killed[point.name].query)
 
 
 def test_a_commit_that_raises_after_its_write_is_neither_undone_nor_repeated(survives):

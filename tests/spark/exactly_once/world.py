@@ -110,6 +110,11 @@ class World:
         intents = self.onlooker.open_intents(query.topic)
         assert self.onlooker.clean(intents).condemned == tuple(intents)
 
+    def point_in_tasks(self, query: Query) -> str:
+        """Of the next step, in the first attempt of one of its two tasks."""
+        place, task = self.rng.choice(("start", "half", "end")), self.rng.randrange(2)
+        return f"{place}-{query.next_step}-{task}-0"
+
     def pause(self) -> None:
         """A moment drawn by the seed, in which whatever runs goes on."""
         time.sleep(self.rng.uniform(0.0, PAUSE_S))
@@ -131,3 +136,4 @@ class World:
         for driver in self._drivers:
             driver.kill()
         self.proxy.close()
+        self.onlooker.close()

@@ -102,6 +102,15 @@ class ZooKeeperProxy(Proxy):
             self._traps.remove(trap)
             trap.leave()
 
+    def close(self) -> None:
+        self.cut()
+        self._run(self._emptied())
+        super().close()
+
+    async def _emptied(self) -> None:
+        serving = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        await asyncio.gather(*serving, return_exceptions=True)
+
     async def _forward(
         self, link: _Link, way: str, source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
