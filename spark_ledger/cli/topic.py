@@ -208,7 +208,9 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
 
 
 def _print_rows(part: "Rows", json: bool) -> None:
-    columns = (part.record_batch.column("key"), part.record_batch.column("value"))
+    from spark_ledger.topic.message_batch import KEY, VALUE, column_of
+
+    columns = (column_of(part.record_batch, KEY), column_of(part.record_batch, VALUE))
     pairs = zip(*(column.to_pylist() for column in columns), strict=True)
     for offset, (key, value) in enumerate(pairs, part.offset):
         if json:
