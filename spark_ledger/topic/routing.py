@@ -122,11 +122,13 @@ def key_hashes(keys: pa.Array) -> Hashes:
 
 
 def repeat(keys: pa.Array) -> bool:
-    """Whether, by a look at some, hashing each key once costs less than hashing each row's."""
-    if len(keys) < 4 * SAMPLE_ROWS:
+    """Whether, by a look at some, hashing each key once costs less than hashing each row's:
+    for 10,000 keys of 12 bytes it took 0.24 ms instead of 0.42 if 500 were different, 0.34 if
+    2,000 were, but 0.79 if all were; of 36 bytes 0.39, 0.61 and 1.6 instead of 1.06."""
+    if len(keys) < 8 * SAMPLE_ROWS:
         return False
     sample = keys.slice((len(keys) - SAMPLE_ROWS) // 2, SAMPLE_ROWS)
-    return len(sample.dictionary_encode().dictionary) <= SAMPLE_ROWS // 2
+    return len(sample.dictionary_encode().dictionary) <= SAMPLE_ROWS * 7 // 8
 
 
 def murmur3_32(keys: pa.Array) -> Hashes:
