@@ -12,6 +12,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     ANY_VERSION,
+    Check,
     Create,
     Delete,
     MetadataStore,
@@ -147,19 +148,19 @@ class SubscriptionNodes:
         value = subscription_records.encode_mark(stored(positions))
         return Create(self._marks(name, number), value)
 
-    async def renew_marks(
-        self, name: str, add: int | None, positions: Positions, forget: Sequence[int]
-    ) -> None:
-        """Make one mark and remove others. Losing a race or an answer is no error: who asks next
-        does it."""
+    async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
+        """Make a mark of where the subscription was seen, if it is there still (else it may have
+        gone back, and the mark would hide that), and remove others. Losing a race or an answer is
+        no error: who asks next does it."""
+        name, record = seen.name, seen.record
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget
         ]
         if add is not None:
-            operations.append(self.mark(name, add, positions))
+            operations.append(self.mark(name, add, record.floor))
         if operations:
             try:
-                await self.store.multi(operations)
+                await self.store.multi([Check(self.path(name), seen.version), *operations])
             except (MultiFailed, OutcomeUnknown):
                 return
 

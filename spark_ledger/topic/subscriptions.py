@@ -13,6 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -49,9 +50,12 @@ from spark_ledger.topic.topics import TopicInfo
 
 LEASE_S = 300.0
 SIGHTINGS_MAX = 10_000
+READS_AT_ONCE = 64
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+R = TypeVar("R")
 ReadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 
@@ -245,10 +249,12 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable("listing subscriptions"):
             await self.store.sync(nodes.folder)
-            found = [await nodes.read(name, fresh=False) for name in await nodes.names()]
+            names = await nodes.names()
+            found = await _each(names, lambda name: nodes.read(name, fresh=False))
             there = [seen for seen in found if seen is not None]
             read = self._position if exact else _floor
-            return [_info(seen, await read(nodes, seen)) for seen in there]
+            positions = await _each(there, lambda seen: read(nodes, seen))
+            return [_info(*one) for one in zip(there, positions, strict=True)]
 
     async def positions(self, topic_id: str, name: str) -> dict[int, int]:
         """Where the subscription is, from the record and its cursor ledger, without disturbing its
@@ -282,16 +288,24 @@ class Subscriptions:
         with reachable(f"reading the subscriptions of topic {topic_id}"):
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
-            for name in await nodes.names():
-                seen = await nodes.read(name, fresh=False)
-                if seen is None:
-                    continue
-                floor = seen.record.floor
-                found = cursor_marks.held(await nodes.marks(name), floor, now_ms, grace_ms)
-                await nodes.renew_marks(name, found.add, floor, found.forget)
-                for p, offset in moves.held(seen.record, found.positions, partitions).items():
-                    held[p] = min(offset, held.get(p, offset))
+            names = await nodes.names()
+            found = await _each(names, lambda name: self._held(nodes, name, now_ms, grace_ms))
+        for record, lowest in (one for one in found if one is not None):
+            for p, offset in moves.held(record, lowest, partitions).items():
+                held[p] = min(offset, held.get(p, offset))
         return Holds(held, Check(nodes.folder, version))
+
+    async def _held(
+        self, nodes: SubscriptionNodes, name: str, now_ms: int, grace_ms: int
+    ) -> tuple[SubscriptionRecord, Positions] | None:
+        """A subscription with its lowest position of the grace period; its marks are renewed."""
+        seen = await nodes.read(name, fresh=False)
+        if seen is None:
+            return None
+        marks = await nodes.marks(name)
+        found = cursor_marks.held(marks, seen.record.floor, now_ms, grace_ms)
+        await nodes.renew_marks(seen, found.add, found.forget)
+        return seen.record, found.positions
 
     async def cursor_ledgers(self, topic_id: str) -> builtins.list[int]:
         """The ledgers that the topic's subscriptions refer to now: whoever deletes ledgers asks
@@ -433,6 +447,14 @@ def _fitting(positions: dict[int, int]) -> dict[int, int]:
             "Let the query that uses the subscription move it.",
         )
     return positions
+
+
+async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> builtins.list[R]:
+    """What `ask` says of each, READS_AT_ONCE at a time."""
+    found: builtins.list[R] = []
+    for at in range(0, len(some), READS_AT_ONCE):
+        found += await asyncio.gather(*map(ask, some[at : at + READS_AT_ONCE]))
+    return found
 
 
 async def _floor(nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:

@@ -371,6 +371,33 @@ def test_a_trim_planned_before_a_subscription_came_or_went_back_fails(change):
     play(act)
 
 
+def test_no_mark_hides_a_step_back_that_came_between():
+    async def act(stage):
+        await fill(stage, 1000)
+        cursor = await opened(stage, start={0: 100})
+        await told(cursor, 900)
+        await asyncio.sleep(60)
+        asking = await of(stage)
+        multi = asking.store.multi
+
+        async def interposed(operations):
+            await told(cursor, 200)
+            return await multi(operations)
+
+        asking.store.multi = interposed
+        await asking.holds(stage.topic.id, 1, now_ms(), grace_ms=120_000)
+        asking.store.multi = multi
+        await asyncio.sleep(60)
+        await told(cursor, 950)
+        await asyncio.sleep(61)
+
+        held = await asking.holds(stage.topic.id, 1, now_ms(), grace_ms=120_000)
+
+        assert held.offsets[0] <= 200
+
+    play(act)
+
+
 def test_moving_on_does_not_disturb_a_trim():
     async def act(stage):
         await fill(stage, 1000)
