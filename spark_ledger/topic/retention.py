@@ -1,4 +1,4 @@
-"""Which rows a topic need not keep any longer, and which ledgers lose rows when they go. Pure.
+"""Which rows a topic need not keep any longer. Pure.
 
 Always true: whole segments go, oldest first, and none with a row at or after a partition's hold
 (what a subscription has not read yet); a point never lies below the partition's start. Time is the
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_ledger.topic.actions import Ledgers, Trim
 from spark_ledger.topic.intervals import Chunk, Interval
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.segment_table import SegmentTable
@@ -68,60 +67,6 @@ def trim_points(
     limits = _Limits.of(policies, now_ms)
     points = {held.number: _point(held, limits, holds, read) for held in state.partitions}
     return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
-
-
-def chunks_trimmed(state: TopicState, points: Points) -> list[Chunk]:
-    """The chunks that `trim` needs."""
-    cut = ((state.partitions[p], offset) for p, offset in sorted(points.items()))
-    found = (held.chunks_between(held.start_offset, offset) for held, offset in cut)
-    return list(dict.fromkeys(chunk for some in found for chunk in some))
-
-
-def trim(state: TopicState, points: Points, read: Tables = UNREAD) -> Trim:
-    """The action that lets the rows below the points go, with the ledgers that they are in.
-    Points beyond a partition's end, or that change nothing, are cut to what there is."""
-    offsets: list[tuple[int, int]] = []
-    dropped: dict[int, None] = {}
-    for p, wanted in sorted(points.items()):
-        held = state.partitions[p]
-        offset = min(wanted, held.end_offset)
-        if offset > held.start_offset:
-            offsets.append((p, offset))
-            dropped |= dict.fromkeys(ledgers_between(held, held.start_offset, offset, read))
-    return Trim(tuple(offsets), tuple(sorted(dropped)))
-
-
-def ledgers_between(held: PartitionState, lo: int, hi: int, read: Tables = UNREAD) -> Ledgers:
-    """The ledgers with a row of [lo, hi), ascending. `read` has the chunks of these rows."""
-    tables = (part.table.ledger_ids() for part in held.stretches(lo, hi, read))
-    return tuple(sorted({ledger: None for some in tables for ledger in some}))
-
-
-def first_after(held: PartitionState, at_ms: int, read: Tables = UNREAD) -> int:
-    """The first offset committed at or after `at_ms` (the store's clock), the end if there is
-    none. `read` has the chunk of `chunk_at`."""
-    one = _reached(held, at_ms)
-    if one is None:
-        return held.end_offset
-    if one.first_ms >= at_ms:
-        return one.lo
-    part = _table(one, read).between(held.number, one.lo, one.hi)
-    late = np.flatnonzero(part.commits_ms >= at_ms)
-    return max(int(part.bases[late[0]]), one.lo) if len(late) else one.hi
-
-
-def chunk_at(held: PartitionState, at_ms: int) -> list[Chunk]:
-    """The chunk that `first_after` needs."""
-    one = _reached(held, at_ms)
-    if one is None or one.first_ms >= at_ms or not isinstance(one.source, Chunk):
-        return []
-    return [one.source]
-
-
-def _reached(held: PartitionState, at_ms: int) -> Interval | None:
-    """The first interval with rows committed at or after the time, None if there is none."""
-    kept = (one for one in held.intervals if one.source is not None)
-    return next((one for one in kept if one.last_ms >= at_ms), None)
 
 
 def _edge(held: PartitionState, limits: _Limits, holds: Points) -> tuple[int, Interval | None, int]:

@@ -7,7 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
-from spark_ledger.topic import retention
+from spark_ledger.topic.actions import Trim
 from spark_ledger.topic.deleted_topics import remove_topic
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.janitor import Janitor
@@ -349,7 +349,7 @@ def test_what_a_topic_dropped_goes_after_the_delete_delay_and_not_before():
 async def trimmed(stage):
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
     system = await stage.client.intents.open_system_intent("trim", "t")
-    action = retention.trim(state, state.end_offsets())
+    action = Trim(tuple(state.end_offsets().items()))
     await stage.client.commit_actions(stage.topic.id, [action], system, finish_intent=True)
 
 
@@ -503,5 +503,34 @@ def test_what_a_late_writer_makes_after_its_end_is_found_too():
         report = await janitor.clean()
 
         assert report.deleted == (late.ledger_id,)
+
+    play(act)
+
+
+def test_versions_that_are_committed_while_a_pass_looks_are_seen_with_what_they_refer_to():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        await stage.client.cache.close()
+        in_flight = await stage.written(intent, [b"b"])
+        await stage.client.cache.close()
+        janitor = await janitor_of(stage, lease_s=10_000)
+        await janitor.clean()
+        await asyncio.sleep(4000)
+        get = janitor.store.get
+
+        async def interposed(path, watch=None):
+            if path.startswith(paths.TXNS):
+                janitor.store.get = get
+                await stage.commit(intent, 1, in_flight)
+                await stage.commit(intent, 2, await stage.written(intent, [b"c"]))
+                await janitor.store.sync()
+            return await get(path, watch)
+
+        janitor.store.get = interposed
+        report = await janitor.clean()
+
+        assert (report.deleted, ledger_of(in_flight) in report.kept) == ((), True)
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
 
     play(act)

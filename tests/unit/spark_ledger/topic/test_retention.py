@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.topic import retention, state
-from spark_ledger.topic.actions import Append, Hole, Trim
+from spark_ledger.topic.actions import Append, Hole
 from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import Commit
@@ -123,29 +123,3 @@ def test_segments_in_chunks_and_in_memory_are_let_go_alike(steps, age_ms, bytes_
     left = topic.partitions[0].bytes_between(points.get(0, 0), len(times) * 10)
     old = [time < now_ms - age_ms for time in times]
     assert all(old[: points.get(0, 0) // 10]) or left >= bytes_max
-
-
-def test_the_action_names_every_ledger_that_loses_rows_and_cuts_points_to_what_there_is():
-    topic = topic_of([0, 0, 0], partitions=2)
-    stored, read = in_one_chunk(topic)
-    points = {0: 15, 1: 999}
-
-    assert retention.trim(topic, points) == Trim(((0, 15), (1, 30)), (0, 1, 100, 101, 102))
-    assert list(read) == retention.chunks_trimmed(stored, points)
-    assert retention.trim(stored, points, read) == retention.trim(topic, points)
-    trimmed = after(topic, 5, retention.trim(topic, points))
-    assert trimmed.start_offsets() == {0: 15, 1: 30}
-    assert retention.trim(trimmed, points).offsets == ()
-
-
-@pytest.mark.parametrize(
-    ("at_ms", "offset"), [(0, 0), (1, 10), (100, 10), (150, 20), (200, 20), (201, 30)]
-)
-def test_a_time_means_the_first_row_committed_at_or_after_it(at_ms, offset):
-    topic = topic_of([0, 100, 200])
-    stored, read = in_one_chunk(topic)
-    held, chunked = topic.partitions[0], stored.partitions[0]
-
-    assert retention.first_after(held, at_ms) == offset
-    needed = {chunk: read[chunk] for chunk in retention.chunk_at(chunked, at_ms)}
-    assert retention.first_after(chunked, at_ms, needed) == offset

@@ -1,0 +1,295 @@
+"""Merging small segments: their rows are read, written to another ledger, and put in their place.
+
+Always true: a row keeps its offset, its columns, its timestamp and its commit time: an entry has
+one timestamp, so entries of different times are copied and not joined, whatever their segments
+become. A merge is a commit of `replace` actions, refused if anything but appends came to its
+partitions since it was planned; then it is planned again. What was written for nothing is under an
+intent that ends with the merging, and so is the janitor's. Ended at any moment and begun again, it
+goes on with what is left.
+
+`plan_round`, `merge` and `commit_round` are the parts: a job may run the second on many machines.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.actions import Replace
+from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.entry_sender import EntrySender
+from spark_ledger.topic.intents import HEARTBEAT_S, Intent
+from spark_ledger.topic.merge_plan import Merge, MergeLimits, chunks_to_plan, plan_merges
+from spark_ledger.topic.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    TYPED_NAMES,
+    VALUE,
+    column_of,
+)
+from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
+from spark_ledger.topic.routing import Router, Routing
+from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.topics import TopicInfo
+
+COMPRESSION = "zstd"
+ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
+ROUND_MERGES_MAX = 500
+CONFLICTS_MAX = 10
+CHUNKS_MOVED_MAX = 5
+GATHER_BYTES_MAX = 4 << 20
+ONE_TASK = Cutting(task_bytes=1 << 62)
+_BESIDE = frozenset(TYPED_NAMES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """A merge with what is to be read for it. Picklable."""
+
+    merge: Merge
+    read: ReadTask
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge that was written: its rows are in `segments`, not committed yet. Picklable."""
+
+    merge: Merge
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Merges that one commit makes, planned on the commits below `snapshot`. `since` is where the
+    next round goes on, by partition."""
+
+    snapshot: int
+    tasks: tuple[MergeTask, ...]
+    since: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What merging a topic did: so many segments became so many, by so many commits; about so many
+    bytes were copied."""
+
+    segments: int = 0
+    merged: int = 0
+    bytes: int = 0
+    commits: int = 0
+
+    def plus(self, done: Sequence[Merged]) -> "Compacted":
+        return Compacted(
+            self.segments + sum(one.merge.segments for one in done),
+            self.merged + sum(len(one.segments) for one in done),
+            self.bytes + sum(one.merge.bytes for one in done),
+            self.commits + 1,
+        )
+
+
+async def compact(
+    client: TopicClient,
+    name: str,
+    *,
+    limits: MergeLimits | None = None,
+    bytes_per_s: float | None = None,
+    compression: str = COMPRESSION,
+) -> Compacted:
+    """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
+
+    Raises errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again and again),
+    errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable, errors.Unavailable.
+    """
+    info = await client.topics.open(name)
+    pace = _Pace(bytes_per_s)
+    done, since, conflicts = Compacted(), dict[int, int](), 0
+    intent: Intent | None = None
+    try:
+        while (planned := await plan_round(client, info, since, limits)).tasks:
+            intent = intent or await client.intents.open_system_intent("compact", info.name.full)
+            merged = []
+            for task in planned.tasks:
+                merged.append(await merge(client, info, intent, task, compression=compression))
+                await pace.keep(client, intent, task.merge.bytes)
+            try:
+                await commit_round(client, info, intent, planned, merged)
+            except errors.TxnConflict:
+                conflicts += 1
+                if conflicts >= CONFLICTS_MAX:
+                    raise
+                continue
+            done, since = done.plus(merged), dict(planned.since)
+    finally:
+        if intent is not None:
+            await _ended(client, intent)
+    return done
+
+
+async def plan_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    since: Mapping[int, int],
+    limits: MergeLimits | None = None,
+) -> Round:
+    """The next merges, of offsets from `since` on (by partition; from the start where it has
+    none). Without tasks: nothing is left to merge. Raises as TopicLog.fold."""
+    for tries in range(CHUNKS_MOVED_MAX):
+        with reachable(f"reading topic '{topic.name}'"):
+            state = await client.log(topic.id).fold(fresh=True)
+        tasks: list[MergeTask] = []
+        reached = dict(since)
+        try:
+            for held in state.partitions:
+                lo = reached.get(held.number, 0)
+                read = await client.chunks.load(chunks_to_plan(held, lo, held.end_offset))
+                for one in plan_merges(held, lo, held.end_offset, limits, read):
+                    if _full(tasks):
+                        return Round(state.next, tuple(tasks), reached)
+                    ranges = {one.partition: (one.start, one.end)}
+                    (task,) = plan_read(state, ranges, cutting=ONE_TASK, read=read)
+                    tasks.append(MergeTask(one, task))
+                    reached[held.number] = one.end
+            return Round(state.next, tuple(tasks), reached)
+        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            if tries == CHUNKS_MOVED_MAX - 1:
+                raise
+    raise AssertionError("the last try raises or returns")
+
+
+async def merge(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    task: MergeTask,
+    *,
+    compression: str = COMPRESSION,
+) -> Merged:
+    """Read the rows and write them under the intent. Raises what reading and writing do."""
+    sender = client.sender(topic, intent)
+    encoding: _Encoding | None = None
+    try:
+        async for rows in client.read(task.read):
+            if encoding is None or not encoding.takes(rows):
+                await _send(sender, () if encoding is None else encoding.flush())
+                encoding = _Encoding(rows, client.ledgers.config.entry_bytes_max, compression)
+            await _send(sender, encoding.add(rows))
+        await _send(sender, () if encoding is None else encoding.flush())
+        segments, _ = await sender.finish()
+    except BaseException:
+        await sender.abort()
+        raise
+    written = sum(segment.rows for segment in segments)
+    assert written == task.merge.end - task.merge.start, "a merge holds the same rows"
+    return Merged(task.merge, segments)
+
+
+async def commit_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    planned: Round,
+    merged: Sequence[Merged],
+) -> None:
+    """Put what was written in the place of what it was read from, all or nothing; the intent goes
+    on. Raises errors.TxnConflict: what was planned on has changed, plan again."""
+    replaced = [
+        Replace(
+            partition=one.merge.partition,
+            start=one.merge.start,
+            end=one.merge.end,
+            segments=one.segments,
+            snapshot=planned.snapshot,
+            committed_ms=(one.merge.committed_ms,) * len(one.segments),
+        )
+        for one in merged
+    ]
+    await client.commit_actions(topic.id, replaced, intent)
+
+
+class _Encoding:
+    """Rows of one time and kind on their way to entries, by the encoder that tasks have."""
+
+    def __init__(self, first: Rows, entry_bytes_max: int, compression: str) -> None:
+        self._first = first
+        self._encoder = BatchEncoder(
+            Router(Routing.SPARK, first.partition + 1, first.partition),
+            lambda: first.written_ms,
+            compression=compression,
+            entry_bytes_max=entry_bytes_max,
+            gather_bytes_max=GATHER_BYTES_MAX,
+            key_filters=True,
+            schema_version=first.schema_version,
+        )
+
+    def takes(self, rows: Rows) -> bool:
+        """Whether the rows may be in an entry with the first."""
+        one = self._first
+        same = (one.written_ms, one.typed, one.schema_version) == (
+            *(rows.written_ms, rows.typed, rows.schema_version),
+        )
+        return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
+
+    def add(self, rows: Rows) -> Iterator[EncodedEntry]:
+        batch = rows.record_batch
+        beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
+        values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
+        return self._encoder.add(
+            beside[KEY], values, event_times=beside[EVENT_TIME], headers=beside[HEADERS]
+        )
+
+    def flush(self) -> Iterator[EncodedEntry]:
+        return self._encoder.flush()
+
+
+class _Pace:
+    """At most so many bytes a second, on average; None: as many as there are."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._began_s = asyncio.get_running_loop().time()
+        self._bytes = 0
+
+    async def keep(self, client: TopicClient, intent: Intent, copied: int) -> None:
+        """Wait as long as it takes, showing that the intent's owner is at work."""
+        self._bytes += copied
+        while self._bytes_per_s is not None:
+            due_s = self._began_s + self._bytes / self._bytes_per_s
+            left_s = due_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, HEARTBEAT_S))
+            await client.intents.heartbeat(intent)
+
+
+async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
+    for entry in entries:
+        await sender.send(entry)
+
+
+async def _ended(client: TopicClient, intent: Intent) -> None:
+    """What fails of it is the janitor's."""
+    with suppress(errors.LedgerError, StoreError):
+        await client.intents.finish(intent.id)
+
+
+def _full(tasks: Sequence[MergeTask]) -> bool:
+    size = sum(task.merge.bytes for task in tasks)
+    return len(tasks) >= ROUND_MERGES_MAX or size >= ROUND_BYTES_MAX
+
+
+def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
+    at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
+    return None if at < 0 else batch.column(at)
+
+
+def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The topic's own columns."""
+    return batch.select([name for name in batch.schema.names if name not in _BESIDE])
