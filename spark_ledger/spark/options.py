@@ -185,7 +185,7 @@ class _Given:
         not."""
         if self.has(name) and not self.has(other):
             raise OptionMissing(
-                f"{name} is given, but means nothing without {other}",
+                f"{other} is not given, and {name} means nothing without it",
                 f"Add {other}, or leave {name} out.",
             )
 
