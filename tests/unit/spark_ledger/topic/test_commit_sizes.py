@@ -163,6 +163,7 @@ def test_a_large_commit_that_loses_a_race_is_written_once():
 
         assert outcome.number == 1
         assert len(ledgers_made(stage)) == 1
+        assert records.decode_commit(node_of(stage, 1).value).body.first == 0
         assert (await state_of(stage)).end_offsets() == {0: 2003}
 
     play(act)
@@ -263,7 +264,7 @@ def test_payloads_are_written_once_though_the_race_is_lost_or_the_answer():
         stage.world.store.faults.unknown = 0.0
 
         ours = [p.segment for p in (await state_of(stage)).partitions[0].segments][1:]
-        assert len(ours) == 2
+        assert [one.entries for one in ours] == [((0, 4),), ((5, 9),)]
         assert [await entries_of(stage, one) for one in ours] == [
             [b"x" * 8000] * 5,
             [b"y" * 8000] * 5,
