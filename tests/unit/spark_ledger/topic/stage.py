@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from bookie_server.storage_config import StorageConfig
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.intents import Intent
@@ -13,6 +14,7 @@ from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
+from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
 
@@ -71,12 +73,16 @@ class Stage:
 
 
 def play(
-    act: Callable[[Stage], Coroutine[Any, Any, Any]], *, partitions: int = 1, seed: int = 0
+    act: Callable[[Stage], Coroutine[Any, Any, Any]],
+    *,
+    partitions: int = 1,
+    seed: int = 0,
+    storage: StorageConfig = STORAGE,
 ) -> Any:
     """Run `act` on a stage with 4 bookies and topic `t`."""
 
     async def main() -> Any:
-        world = World()
+        world = World(storage)
         await world.prepare(4)
         process = await world.client("main")
         client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
