@@ -196,7 +196,7 @@ class EntrySender:
                 if not self._sent:
                     await self._write_filters(ledger)
             elif self._sent and self._unacked_bytes + size > self._unacked_bytes_max:
-                await asyncio.wait([self._sent[0].acked])
+                await asyncio.gather(self._sent[0].acked, return_exceptions=True)
             else:
                 await ledger.writer.room()
                 if not self._failed():
@@ -304,7 +304,7 @@ class EntrySender:
             )
             ledger.bytes += len(payload)
             acked = ledger.writer.append([payload], 0)
-            await asyncio.wait([acked])
+            await asyncio.gather(acked, return_exceptions=True)
             if acked.exception() is None:
                 for made in due.values():
                     made.filter_entry = acked.result()

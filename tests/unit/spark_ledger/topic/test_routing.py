@@ -1,4 +1,6 @@
 import random
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -122,3 +124,11 @@ def test_keys_that_repeat_hash_as_they_do_alone(distinct):
     assert repeat(keys) == (distinct <= 1000)
     assert key_hashes(keys).tolist() == murmur3_32(keys).tolist()
     assert key_hashes(keys.slice(7)).tolist() == murmur3_32(keys).tolist()[7:]
+
+
+def test_the_page_on_topics_has_these_hashes():
+    page = (Path(__file__).parents[4] / "docs" / "topics.md").read_text()
+    listed = dict(re.findall(r"^\| (.*) \| `([0-9a-f]{8})` \|$", page, re.M))
+
+    named = {f"`{key.decode()}`" if key else "(empty)": f"{n:08x}" for key, n in VECTORS.items()}
+    assert listed == named
