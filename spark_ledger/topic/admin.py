@@ -217,9 +217,11 @@ class TopicAdmin:
         raise AssertionError("the last try raises or returns")
 
 
-async def retain(client: TopicClient, info: TopicInfo, intent: Intent, now_ms: int) -> Trimmed:
+async def retain(
+    client: TopicClient, info: TopicInfo, intent: Intent | None, now_ms: int
+) -> Trimmed:
     """Let go what the topic's retention does not keep, in one commit under the intent, which is
-    not ended. `now_ms` is by the store's clock.
+    not ended; without an intent only say what would go. `now_ms` is by the store's clock.
 
     Raises errors.TxnConflict when a subscription came or went back, or the policies were changed
     meanwhile: the next pass decides anew; what committing raises.
@@ -236,7 +238,7 @@ async def retain(client: TopicClient, info: TopicInfo, intent: Intent, now_ms: i
     needed = retention.chunks_needed(state, policies, now_ms, holds.offsets)
     read = await client.chunks.load(needed)
     points = retention.trim_points(state, policies, now_ms, holds.offsets, read)
-    if points:
+    if points and intent is not None:
         checks = [holds.check, Check(paths.topic(info.id), node.version)]
         await client.commit_actions(
             info.id, [Trim(tuple(sorted(points.items())))], intent, checks=checks

@@ -7,6 +7,7 @@ the ledger cache's key.
 """
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -95,3 +96,35 @@ def _least(name: str) -> int:
 def _allowed(name: str) -> str:
     or_none = ", or None to keep rows for ever" if name in OPTIONAL else ""
     return f"a number from {_least(name)} on{or_none}"
+
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_S = {unit: ms // 1000 for unit, ms in _UNITS_MS.items() if ms >= 1000}
+_UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
+
+
+def value_of_text(name: str, text: str) -> Any:
+    """A policy's value as a user types it: a number, with a unit where it is a time (500ms, 30s,
+    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB); `none` keeps rows for ever.
+
+    Raises errors.BadConfig. Whether the value holds is decided where it is used.
+    """
+    if name in TEXTS:
+        return text
+    if text.lower() == "none" and name in OPTIONAL:
+        return None
+    units = _units(name)
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None or (found[2] and found[2] not in units):
+        kinds = f"a number, or one with {', '.join(units)}" if units else "a number"
+        raise errors.BadConfig(f"{name} cannot be '{text}'", f"Give {kinds}.")
+    return int(found[1]) * (units[found[2]] if found[2] else 1)
+
+
+def _units(name: str) -> Mapping[str, int]:
+    if name.endswith("_ms"):
+        return _UNITS_MS
+    if name.endswith("_s_max"):
+        return _UNITS_S
+    return _UNITS_BYTES if "bytes" in name else {}

@@ -47,3 +47,36 @@ def test_changes_are_made_together():
 
     assert (changed.ensemble_size, changed.write_quorum, changed.ack_quorum) == (5, 5, 2)
     assert policies.changed(changed, {"retention_ms": None}) == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("retention_ms", "7d", 7 * 86_400_000),
+        ("retention_ms", "1500", 1500),
+        ("retention_ms", "None", None),
+        ("retention_bytes", "2 GiB", 2 << 30),
+        ("ledger_age_s_max", "90m", 5400),
+        ("ack_quorum", "2", 2),
+        ("durability", "synced", "synced"),
+    ],
+)
+def test_values_are_typed_as_people_say_them(name, text, value):
+    assert policies.value_of_text(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("retention_ms", "7 days"),
+        ("retention_ms", ""),
+        ("retention_bytes", "1GB"),
+        ("delete_delay_ms", "none"),
+        ("ledger_age_s_max", "10ms"),
+        ("ack_quorum", "2s"),
+        ("retention_ms", "-1d"),
+    ],
+)
+def test_a_value_that_is_none_is_an_error_that_names_it(name, text):
+    with pytest.raises(errors.BadConfig, match=f"{name} cannot be"):
+        policies.value_of_text(name, text)
