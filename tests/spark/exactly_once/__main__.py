@@ -1,6 +1,7 @@
 """The whole list again and again, in another order and at other moments each time.
 
     python -m tests.spark.exactly_once --rounds 20 --seed 7
+    python -m tests.spark.exactly_once --rounds 1 --seed 7 --first 13 --only zookeeper
 
 Each round has a cluster of its own. What is done, in which order and after how long follows from
 the seed and the round; what the machine does meanwhile does not.
@@ -12,6 +13,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from spark_ledger.local import LocalCluster
@@ -28,14 +30,19 @@ class Round:
         self._world = world
         self._folder = folder
 
-    def run(self, long_too: bool) -> None:
-        """Raises AssertionError if a row is lost, doubled or out of place, or a ledger is left."""
+    def run(self, only: str, long_too: bool) -> None:
+        """What has `only` in its name. Raises AssertionError if a row is lost, doubled or out of
+        place, or a ledger is left."""
         listed = [*cases.CASES, kills.kill_at_any_moment, *(cases.LONG_CASES if long_too else ())]
-        steps: list[Callable[[], None]] = [self._kills, self._speculation]
-        steps += [lambda case=case: self._case(case) for case in listed]  # type: ignore[misc]
-        self._world.rng.shuffle(steps)
-        for step in steps:
-            step()
+        steps: dict[str, Callable[[], None]] = {
+            "kill_at_each_point": self._kills,
+            "speculation": self._speculation,
+            **{case.__name__: partial(self._case, case) for case in listed},
+        }
+        names = [name for name in steps if only in name]
+        self._world.rng.shuffle(names)
+        for name in names:
+            steps[name]()
 
     def _case(self, case: cases.Case) -> None:
         began = time.monotonic()
@@ -60,7 +67,7 @@ class Round:
         print(f"  {time.monotonic() - began:6.1f} s  {rows:6,} rows  {what}", flush=True)
 
 
-def run(rounds: int, seed: int, first: int = 0) -> None:
+def run(rounds: int, seed: int, first: int = 0, only: str = "") -> None:
     for number in range(first, first + rounds):
         print(f"exactly once: seed {seed}, round {number}", flush=True)
         with (
@@ -70,7 +77,7 @@ def run(rounds: int, seed: int, first: int = 0) -> None:
             rng = random.Random(f"{seed}/{number}")
             world = World(cluster, Path(folder), f"round-{number}", rng)
             try:
-                Round(world, Path(folder)).run(long_too=number % LONG_EVERY == 0)
+                Round(world, Path(folder)).run(only, long_too=number % LONG_EVERY == 0)
             finally:
                 world.close()
 
@@ -80,8 +87,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 32))
     parser.add_argument("--first", type=int, default=0, help="the round to begin with")
+    parser.add_argument("--only", default="", help="cases with this in their name")
     options = parser.parse_args()
-    run(options.rounds, options.seed, options.first)
+    run(options.rounds, options.seed, options.first, options.only)
 
 
 if __name__ == "__main__":
