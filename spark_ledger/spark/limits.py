@@ -170,16 +170,15 @@ class _Admitted:
                 given = True
 
     def share_the_rest(self) -> None:
-        """By what each still has, again while something moves: what one cannot use, another can."""
+        """By what each still has, again while it is worth it: what one cannot use, another can."""
+        open_ = list(self._curves)
         for _ in range(ROUNDS_MAX):
-            open_ = [
-                slot for slot, curve in self._curves.items() if self.positions[slot] < curve.hi
-            ]
-            moves = self._shares(open_)
-            if not any(to > self.positions[slot] for slot, to in moves.items()):
-                break
-            for slot, to in moves.items():
+            open_ = [slot for slot in open_ if self.positions[slot] < self._curves[slot].hi]
+            before = self._rows_left
+            for slot, to in self._shares(open_).items():
                 self._move(slot, to)
+            if before - self._rows_left <= len(open_):
+                break
 
     def _shares(self, open_: list[Slot]) -> dict[Slot, int]:
         if min(self._rows_left, self._bytes_left) <= 0:
