@@ -195,8 +195,11 @@ def test_without_bookies_a_position_goes_into_the_record():
         for node in stage.world.nodes:
             node.kill("none")
 
-        await told(cursor, 2, 3)
+        await told(cursor, 2)
+        refused_s = asyncio.get_running_loop().time()
+        await told(cursor, 3)
 
+        assert asyncio.get_running_loop().time() - refused_s < 5
         assert (await listed(stage)).positions == {0: 3}
 
     play(act)

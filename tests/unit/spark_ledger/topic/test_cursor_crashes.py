@@ -8,11 +8,13 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic import cursor_ledger, records
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.cursor import Cursor
 from spark_ledger.topic.cursor_entry import CursorEntry
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.seek_target import End
-from tests.unit.spark_ledger.topic.stage import play
+from tests.simulation.loop import current
+from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     Doomed,
     fill,
@@ -123,6 +125,58 @@ def test_lost_answers_and_a_lagging_store_lose_no_position(seed):
         assert await last.recovered() == {0: told_last}
 
     play(act, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_that_die_among_bookies_and_a_store_that_fail_lose_no_position(seed):
+    async def act(stage):
+        rng = current().random_for("chaos")
+        await fill(stage, 10_000)
+        faults = stage.world.store.faults
+        faults.unknown, faults.lag_s = 0.05, 0.3
+
+        async def hurt():
+            while True:
+                await asyncio.sleep(rng.uniform(0.5, 8))
+                node = rng.choice(stage.world.nodes)
+                node.kill("random")
+                await asyncio.sleep(rng.uniform(0.5, 4))
+                await node.start()
+
+        hurting = asyncio.get_running_loop().create_task(hurt())
+        offset = confirmed = 0
+        for run in range(6):
+            process = await stage.world.client(f"run-{run}")
+            client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+            cursors = []
+            process.run(keep_opening(stage, client, f"r{run}", cursors))
+            for _ in range(rng.randrange(5, 30)):
+                offset += 1
+                for cursor in cursors:
+                    cursor.advance({0: offset})
+                await asyncio.sleep(rng.uniform(0.2, 2))
+            confirmed = max([confirmed, *(one.confirmed.get(0, 0) for one in cursors)])
+            process.kill()
+        hurting.cancel()
+        await asyncio.gather(hurting, return_exceptions=True)
+        stage.world.calm()
+        await asyncio.gather(*(node.start() for node in stage.world.nodes))
+
+        last = await opened(stage, run="last")
+
+        assert confirmed > 0
+        assert confirmed <= (await last.recovered())[0] <= offset
+
+    play(act, seed=seed)
+
+
+async def keep_opening(stage, client, run, cursors):
+    while not cursors:
+        try:
+            some = subscriptions_of(client)
+            cursors.append(await some.open(stage.topic, "s", "q", run, start=End.EARLIEST))
+        except errors.Unavailable:
+            await asyncio.sleep(0.5)
 
 
 @pytest.mark.parametrize("seed", range(8))
