@@ -19,6 +19,7 @@ settings have `schema_version(...)`. Read: `offered(...)` where the user declare
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
@@ -127,6 +128,27 @@ class ValueWriter:
         """
         rows = conformed(payload, self.schema if version is None else version.schema)
         return json_values.packed(rows) if self.value_format == JSON else rows
+
+    def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
+        """For each row why `values` refuses it, null for one that it takes; None if it takes all.
+        Good rows stay together: the bad ones are found by halving what is refused."""
+        reasons: dict[int, str] = {}
+        parts = [(0, payload.num_rows)]
+        while parts:
+            start, end = parts.pop()
+            try:
+                self.values(payload.slice(start, end - start), version)
+            except (SchemaIncompatible, SchemaTypeMismatch) as error:
+                half = (start + end) // 2
+                if end - start == 1:
+                    reasons[start] = str(error)
+                else:
+                    parts += [(start, half), (half, end)]
+        if not reasons:
+            return None
+        told = np.full(payload.num_rows, -1)
+        told[list(reasons)] = np.arange(len(reasons))
+        return pa.array(reasons.values(), pa.string()).take(pa.array(told, mask=told < 0))
 
     def schema_version(self, version: SchemaVersion | None) -> int:
         """What the entries say of their columns: TaskSettings.schema_version."""

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    DoubleType,
     IntegerType,
     LongType,
     NullType,
@@ -185,6 +186,26 @@ def test_a_null_is_not_written_where_somebody_registered_not_null():
             plan.values(batch([1, None], ["a", "b"]), version)
 
     play(act)
+
+
+def test_rows_that_cannot_be_written_are_told_apart_with_their_reasons():
+    payload = pa.RecordBatch.from_pydict({"d": [0.5, float("nan"), None, 1.0, -float("inf")]})
+    plan = ValueWriter.of("json", StructType([StructField("d", DoubleType())]), "none")
+
+    reasons = plan.misfits(payload, None)
+
+    says = "[LEDGER_SCHEMA.TYPE_MISMATCH] column 'd' has a NaN"
+    assert [row and row[: len(says)] for row in reasons.to_pylist()] == [
+        None,
+        says,
+        None,
+        None,
+        says,
+    ]
+    good = payload.filter(reasons.is_null())
+    assert plan.misfits(good, None) is None
+    assert plan.values(good, None).to_pylist() == [b'{"d":0.5}', b"{}", b'{"d":1}']
+    assert plan.misfits(payload.slice(0, 0), None) is None
 
 
 # -- reading --------------------------------------------------------------------------------------
