@@ -39,8 +39,9 @@ from pyspark.sql.types import (
 )
 
 from spark_ledger.errors import OptionConflict, SchemaIncompatible, SchemaTypeMismatch
+from spark_ledger.spark.schema import entry_columns
 from spark_ledger.topic import json_values, schema_rules
-from spark_ledger.topic.message_batch import TYPED_NAMES, VALUE, column_of
+from spark_ledger.topic.message_batch import VALUE, column_of
 from spark_ledger.topic.payload_columns import check_convertible, conformed
 from spark_ledger.topic.schema_records import UNREGISTERED, SchemaVersion, canonical
 from spark_ledger.topic.schema_registry import SchemaRegistry, TopicLike, not_registered
@@ -160,11 +161,12 @@ class ValueWriter:
 @dataclass(frozen=True, slots=True)
 class ValueReader:
     """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
-    in the order in which the columns are wanted; `stored` are their names in entries."""
+    in the order in which the columns are wanted; `stored` are their names in entries, None where
+    these may be spelled otherwise."""
 
     value_format: str
     payload: pa.Schema
-    stored: tuple[str, ...]
+    stored: tuple[str, ...] | None
 
     @classmethod
     def of(
@@ -181,9 +183,22 @@ class ValueReader:
             json_values.check_schema(wanted)
         elif registered is not None:
             check_convertible(registered, wanted)
-        known = {} if registered is None else {name.lower(): name for name in registered.names}
-        names = {name: None for asked in wanted.names for name in (asked, known.get(asked.lower()))}
-        return cls(value_format, wanted, tuple(name for name in names if name is not None))
+        if not len(wanted):
+            return cls(value_format, wanted, ())
+        if registered is None:
+            return cls(value_format, wanted, None)
+        asked = {name.lower() for name in wanted.names}
+        known = [name for name in registered.names if name.lower() in asked]
+        return cls(value_format, wanted, tuple(dict.fromkeys([*wanted.names, *known])))
+
+    def entry_columns(
+        self, declared: StructType, *, with_key: bool = False
+    ) -> frozenset[str] | None:
+        """What must be decoded of an entry for all the columns `declared`, the payload's among
+        them; None: everything. See schema.entry_columns."""
+        if self.stored is None:
+            return None
+        return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
 
     def columns(self, rows: Rows, topic: str) -> list[pa.Array]:
         """The payload's columns of the rows, in order. Raises errors.SchemaIncompatible."""
@@ -197,7 +212,7 @@ class ValueReader:
     def _read(self, rows: Rows) -> pa.RecordBatch:
         batch = rows.record_batch
         if rows.typed:
-            return conformed(_own(batch), self.payload)
+            return conformed(batch, self.payload)  # no name of a payload is one beside it
         if self.value_format == JSON:
             return json_values.parsed(column_of(batch, VALUE), self.payload)
         raise SchemaIncompatible(
@@ -218,20 +233,12 @@ async def registered_schema(
             if declared and value_format != SCHEMA:
                 return None
             raise not_registered(topic)
-    if declared and value_format == JSON:
-        return None  # JSON text has what it has
     try:
         return await schemas.for_read(topics)
     except SchemaIncompatible:
         if declared:
             return None
         raise
-
-
-def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The topic's own columns of a typed batch."""
-    beside = TYPED_NAMES.values()
-    return batch.select([name for name in batch.schema.names if name not in beside])
 
 
 def _placed(error: SchemaIncompatible, rows: Rows, topic: str) -> SchemaIncompatible:

@@ -20,6 +20,7 @@ from spark_ledger import errors
 from spark_ledger.spark import typed_values
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter
 from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.schema_records import Compatibility
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.unit.spark_ledger.topic.stage import play
@@ -88,7 +89,7 @@ def test_a_type_of_spark_that_no_topic_has_is_refused_with_its_column(kind):
 def test_a_projection_without_payload_reads_nothing_of_it():
     found = reader("json", "")
 
-    assert (len(found.payload), found.stored) == (0, ())
+    assert len(found.payload) == 0
     assert found.columns(untyped(b"no json"), "t") == []
 
 
@@ -272,8 +273,41 @@ def test_a_column_that_the_topics_do_not_have_is_refused_before_any_row():
         reader("arrow", "more INT", registered)
     with pytest.raises(errors.SchemaTypeMismatch, match="Declare it as string"):
         reader("arrow", "name INT", registered)
-    assert reader("json", "more INT", registered).stored == ("more",)
-    assert reader("arrow", "ID INT", registered).stored == ("ID", "id")
+    assert reader("json", "more INT", registered).columns(untyped(b"{}"), "t")[0].null_count == 1
+
+
+def test_of_an_entry_only_the_columns_asked_for_are_decoded_however_they_are_spelled():
+    registered = pa.schema([("id", pa.int32()), ("name", pa.string())])
+    declared = spark("__offset BIGINT, ID INT")
+
+    def decoded(value_format, payload, known):
+        return reader(value_format, payload, known).entry_columns(declared)
+
+    assert decoded("arrow", "ID INT", registered) >= {"id"}
+    assert "name" not in decoded("arrow", "ID INT", registered)
+    assert decoded("json", "ID INT", registered) >= {"id", "value"}
+    assert decoded("arrow", "ID INT", None) is None
+    only_beside = reader("json", "", None).entry_columns(spark("__key STRING"), with_key=True)
+    assert only_beside == {"key", "__key"}
+
+
+def test_declared_columns_are_read_where_others_have_no_one_type():
+    async def act(stage):
+        schemas = stage.client.schemas
+        await schemas.set_compatibility(stage.topic, Compatibility.NONE)
+        await writer("arrow").version(schemas, stage.topic)
+        await writer("arrow", "id STRING, name STRING", "evolve").version(schemas, stage.topic)
+
+        async def seen(declared):
+            return await typed_values.registered_schema(
+                schemas, [stage.topic], "arrow", declared=declared
+            )
+
+        with pytest.raises(errors.SchemaIncompatible, match="column 'id'"):
+            await seen(declared=False)
+        assert await seen(declared=True) is None
+
+    play(act)
 
 
 def test_a_declared_column_is_not_null_only_if_it_is():
