@@ -22,6 +22,7 @@ from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
@@ -187,7 +188,10 @@ class TopicWork:
         rng = executor.rng
         counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
         self.ghost.rows_of[name] = sum(counts)
-        writer = tasks.task_writer(info, intent, task_index=index, attempt=attempt)
+        settings = TaskSettings(inline_bytes_max=rng.choice((0, 0, INLINE_TASK_BYTES_MAX)))
+        writer = tasks.task_writer(
+            info, intent, task_index=index, attempt=attempt, settings=settings
+        )
         written = 0
         for count in counts:
             rows = range(written, written + count)
