@@ -27,6 +27,7 @@ chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
+	@$(VENV_PYTHON) -m tests.spark.exactly_once --rounds 20
 
 bench: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py bench

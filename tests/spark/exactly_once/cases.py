@@ -183,14 +183,16 @@ def janitor_during_tasks(world: World) -> None:
 
 
 def zookeeper_gone_after_the_write(world: World) -> None:
-    """For so long that commit gives up and says that it does not know."""
+    """For so long that commit gives up and says that it does not know. Spark's own error may hide
+    that, when abort fails too; its log has it."""
     query = world.moving(world.query)
     commits = world.commits(query)
     with world.proxy.trap(is_commit(world.topic_id(query)), hold="answer") as trap:
         step = query.feed()
         trap.wait()
         world.proxy.cut()
-    assert UNKNOWN in world.driver.wait_failed(query)
+    failed = world.driver.wait_failed(query)
+    assert UNKNOWN in failed + world.driver.log(), failed
     world.clean()
     world.proxy.heal()
     world.start(query)

@@ -110,6 +110,9 @@ class DriverProcess:
         (jvm,) = (pid for pid in below if command_line(pid).split(b"\0")[0].endswith(b"java"))
         os.kill(jvm, signal.SIGSTOP)
 
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def kill(self) -> None:
         """SIGKILL to all of it."""
         if not self.killed:
@@ -134,4 +137,4 @@ class DriverProcess:
                 self._answers.append(event)
 
     def _said(self) -> str:
-        return self._log.read_text(errors="replace")[-4000:]
+        return self.log()[-4000:]
