@@ -128,13 +128,15 @@ def parse_times(text: str, option: str, missing: str) -> AtTime:
     given = json_of(option, text, example)
     times: dict[str, dict[int, int]] = {}
     for key, by_partition in given.items() if isinstance(given, dict) else [("", None)]:
-        if not isinstance(by_partition, dict) or not all(map(_is_number, by_partition)):
+        named = by_partition if isinstance(by_partition, dict) else {"": 0}
+        good = all(map(_is_number, named))
+        topic = parse_topic(key).short if good else ""
+        if not good or topic in times:
             raise OptionInvalid(
-                f"{option} is {_quoted(text)}, not times by topic and partition number",
+                f"{option} is {_quoted(text)}, not times by topic and partition number, each once",
                 f"Give {option} as {example}.",
             )
-        topic = parse_topic(key).short
-        times[topic] = {int(p): _millis(at, option) for p, at in by_partition.items()}
+        times[topic] = {int(p): _millis(at, option) for p, at in named.items()}
     return AtTime(option, missing, by_partition=times)
 
 

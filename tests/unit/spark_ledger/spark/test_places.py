@@ -84,7 +84,17 @@ def test_times_by_partition_are_numbers_or_texts():
 
 @pytest.mark.parametrize(
     "text",
-    ["no", "7", '{"t":5}', '{"t":{"a":5}}', '{"t":{"0":-1}}', '{"t":{"0":true}}', '{"t":{"0":[]}}'],
+    [
+        "no",
+        "7",
+        '{"t":5}',
+        '{"t":{"a":5}}',
+        '{"t":{"0":-1}}',
+        '{"t":{"0":true}}',
+        '{"t":{"0":[]}}',
+        '{"t":{"0":5,"0":6}}',
+        '{"t":{"0":5},"public/default/t":{"0":6}}',
+    ],
 )
 def test_times_that_are_malformed_are_refused(text):
     with pytest.raises(OptionInvalid, match="startingOffsetsByTimestamp is"):
@@ -110,6 +120,8 @@ def test_partitions_are_assigned_by_topic():
         '{"t":[-1]}',
         '{"t":["0"]}',
         '{"t":[true]}',
+        '{"t":[0],"t":[1]}',
+        '{"t":[0],"public/default/t":[1]}',
     ],
 )
 def test_assignments_that_are_malformed_are_refused(text):
