@@ -174,6 +174,9 @@ class Cursor:
         except (_LostRace, errors.LedgerError, StoreError) as error:
             self._doubt = True
             _log.warning("subscription '%s' is written later: %r", self.name, error)
+        except Exception as error:  # a defect: it is told, and nothing more is written
+            _log.exception("the cursor of subscription '%s' ends", self.name)
+            self._fail(errors.LedgerError(f"subscription '{self.name}' has failed: {error!r}"))
         return False
 
     async def _round(self) -> None:
@@ -220,8 +223,8 @@ class Cursor:
         if (seen.record.owner, seen.record.epoch) != mine:
             raise _Overtaken(_fenced(self.name, seen.record))
         self._seen = seen
-        if self._ledger is not None and self._ledger.id != seen.record.ledger_id:
-            self._leave_ledger()
+        named = seen.record.ledger_id
+        assert self._ledger is None or self._ledger.id == named, "we left it before we unnamed it"
         intent = await around.intents.get(self._intent.id)
         if not intent.open:
             await self._renew_intent()

@@ -4,6 +4,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.topic import cursor as cursor_module
 from spark_ledger.topic import cursor_ledger, subscription_records
 from spark_ledger.topic.cursor_pace import IDLE_S
 from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, STALE
@@ -289,6 +290,23 @@ def test_a_query_whose_subscription_was_deleted_is_told():
         cursor.advance({0: 2})
 
         with pytest.raises(errors.SubscriptionNotFound, match="was deleted"):
+            await cursor.durable()
+
+    play(act)
+
+
+def test_a_defect_of_the_cursor_is_told_to_its_query(monkeypatch):
+    def broken(situation):
+        raise ZeroDivisionError("broken")
+
+    async def act(stage):
+        cursor = await opened(stage)
+        await cursor.durable()
+        monkeypatch.setattr(cursor_module, "next_step", broken)
+
+        cursor.advance({0: 1})
+
+        with pytest.raises(errors.LedgerError, match="has failed: ZeroDivisionError"):
             await cursor.durable()
 
     play(act)
