@@ -55,7 +55,7 @@ class TopicsRead:
             part = rows_between({topic: start[topic]}, end)
             ranges = {p: (at, end[topic][p]) for p, at in start[topic].items()}
             share = max(1, -(-min_partitions * part // rows))
-            read = self._cluster.run(self._cluster.client.tables(state, ranges))
+            state, read = self._cluster.run(self._cluster.client.readable(state, ranges))
             tasks += plan_read(state, ranges, topic=topic, cutting=Cutting(share), read=read)
         return self._readable(tasks, fail_on_data_loss)
 

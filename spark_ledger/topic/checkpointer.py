@@ -46,7 +46,7 @@ LOG_NODES_MAX = 2000
 UNFOLDED_MAX = 100  # so many more commits there may be than this process has folded
 DROPPED_LOOKED_AT = 64  # of the ledgers dropped longest ago, by each checkpoint
 PARTITIONS_AT_ONCE = 16  # made small between two turns of the event loop
-APP_ID = "checkpoints"
+PURPOSE = "checkpoint"
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Checkpointer:
             intent = await self._intents.get(intent_id)
             if intent.open:
                 return intent
-        return await self._intents.open_batch_intent(APP_ID, "", topic_id)
+        return await self._intents.open_system_intent(PURPOSE, topic_id)
 
     async def _publish(
         self, topic: _Topic, state: TopicState, newest: Checkpointed | None, intent: Intent

@@ -5,6 +5,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
+from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
 from spark_ledger.topic import slice_reader
@@ -213,6 +214,15 @@ class TopicClient:
     async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
         """What `plan_read(state, ranges, read=...)` needs of chunks. Raises as ChunkStore.load."""
         return await self.chunks.load(chunks_to_read(state, ranges))
+
+    async def readable(self, state: TopicState, ranges: Ranges) -> tuple[TopicState, Tables]:
+        """The state with its `tables`, folded again where a newer checkpoint took the place of a
+        chunk that is gone. Raises as TopicLog.fold and ChunkStore.load."""
+        try:
+            return state, await self.tables(state, ranges)
+        except NoSuchLedger:
+            newer, _ = await self.log(state.topic_id).fold_from_checkpoint()
+            return newer, await self.tables(newer, ranges)
 
     def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
         """See slice_reader.read_task."""

@@ -26,7 +26,7 @@ from spark_ledger.topic.store_calls import look_up
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
-FOLDED_MAX = 256
+FOLDED_MAX = 128  # two checkpoints: what a root names is dropped two checkpoints later
 LOOK_AGAIN = 64
 TRIES_MAX = 5
 

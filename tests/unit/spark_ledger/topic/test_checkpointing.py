@@ -9,7 +9,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, Set
 from spark_ledger.topic import checkpoint, checkpoint_record, checkpointer, records
-from spark_ledger.topic.actions import Append
+from spark_ledger.topic.actions import Append, Trim
 from spark_ledger.topic.blobs import pack
 from spark_ledger.topic.records import Commit, Head, Spilled
 from spark_ledger.topic.segments import INLINE, Segment
@@ -274,6 +274,29 @@ def test_a_large_topic_has_chunks_and_its_root_in_ledgers(small):
         assert len(states[-1].partitions[0].segments_between(0, 60, read)) == 20
         with pytest.raises(KeyError):
             states[-1].partitions[0].segments_between(0, 60)
+
+    play(act)
+
+
+def test_a_plan_on_a_state_whose_chunks_are_gone_is_made_on_the_newest_checkpoint(small):
+    async def act(stage):
+        intent = await stage.intent()
+        await commits(stage, intent, 5)
+        await stage.client.checkpoints.make(stage.topic.id, intent.id)
+        reader = await stage.another()
+        before = await folded_in(reader, stage)
+        (old,) = before.chunks()
+        await stage.client.cache.close()
+        trim = Trim(((0, 12),))
+        await stage.client.commit_actions(stage.topic.id, [trim], intent)
+        await stage.client.checkpoints.make(stage.topic.id, intent.id)
+        (chunk,) = (await folded(stage)).chunks()
+        assert chunk != old
+        await stage.client.ledgers.delete(old.pointer.ledger_id)
+
+        state, read = await reader.readable(before, {0: (13, 15)})
+
+        assert list(read) == [chunk] and state.start_offsets() == {0: 12}
 
     play(act)
 
