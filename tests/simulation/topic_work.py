@@ -329,9 +329,10 @@ class TopicWork:
         invariants.a_version_contributes_rows_at_most_once(self.world.ghost, key, ghost.times[key])
         for action in commit.actions:
             for segment in action.segments:
-                ghost.referenced[segment.ledger_id] = None
                 ghost.committed[ghost.attempt_of[segment]] = None
-                self._judge_segment(segment)
+                if not segment.inline:
+                    ghost.referenced[segment.ledger_id] = None
+                    self._judge_segment(segment)
 
     def _judge_segment(self, segment: Segment) -> None:
         """At the commit its ledger is there, and every entry of it was acked to its writer."""
