@@ -163,7 +163,7 @@ class _Commit:
             if loop.time() >= deadline:
                 raise self._gave_up(timeout_s, problem)
             await asyncio.sleep(pause_s(self._rng, tries))
-            tries = 0 if self._losses == LOSSES_MAX else tries + 1
+            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # its turn is short
 
     async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
         """Look, then send the multi once. None: a race was lost, nothing was changed."""

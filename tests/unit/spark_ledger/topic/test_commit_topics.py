@@ -14,7 +14,6 @@ from spark_ledger.topic.task_writer import TaskResult
 from tests.unit.spark_ledger.topic.stage import QUERY, play, segment
 
 ANY = "*"
-WITHIN_S = 0.6
 
 
 async def topics(stage, count):
@@ -219,7 +218,7 @@ def test_a_reader_of_several_topics_sees_each_commit_in_all_of_them_or_in_none(s
     play(act, seed=seed)
 
 
-async def beside_busy_writers(stage, count):
+async def beside_busy_writers(stage, count, timeout_s):
     """How many times each of `count` topics was written while one commit over all was made."""
     ids = await topics(stage, count)
     intent = await opened(stage.client)
@@ -239,7 +238,7 @@ async def beside_busy_writers(stage, count):
         await asyncio.sleep(0.05)
         try:
             by_topic = results(intent, 99_999, ids)
-            return await commit(stage.client, intent, 0, by_topic, timeout_s=WITHIN_S)
+            return await commit(stage.client, intent, 0, by_topic, timeout_s=timeout_s)
         finally:
             done.set()
 
@@ -250,7 +249,7 @@ async def beside_busy_writers(stage, count):
 
 def test_a_commit_over_many_busy_topics_gets_its_turn():
     async def act(stage):
-        outcome = await beside_busy_writers(stage, 5)
+        outcome = await beside_busy_writers(stage, 5, 20.0)
         assert outcome.kind is CommitKind.COMMITTED
 
     play(act)
@@ -260,7 +259,7 @@ def test_without_turns_a_commit_over_many_busy_topics_starves(monkeypatch):
     async def act(stage):
         monkeypatch.setattr("spark_ledger.topic.commit.LOSSES_MAX", 1_000_000)
         with pytest.raises(errors.CommitContended, match=r"lost every race for 0.6 s"):
-            await beside_busy_writers(stage, 5)
+            await beside_busy_writers(stage, 5, 0.6)
 
     play(act)
 
