@@ -27,9 +27,9 @@ class LedgerDataSource(DataSource):
         return DEFAULT_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_ledger.spark import batch, options
+        from spark_ledger.spark import batch_reader, options
 
-        return batch.LedgerBatchReader(options.batch_read_options(self.options), schema)
+        return batch_reader.LedgerBatchReader(options.batch_read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_ledger.spark import options, source
@@ -37,9 +37,10 @@ class LedgerDataSource(DataSource):
         return source.LedgerStreamReader(options.stream_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_ledger.spark import batch, options
+        from spark_ledger.spark import batch_writer, options
 
-        return batch.planned_writer(options.batch_write_options(self.options), schema, overwrite)
+        written = options.batch_write_options(self.options)
+        return batch_writer.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_ledger.spark import options, sink

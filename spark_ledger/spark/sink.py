@@ -13,11 +13,11 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark import tasks
+from spark_ledger.spark import write_tasks
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.spark.schema import check_written
 from spark_ledger.spark.target import open_target, results_of, target_name
-from spark_ledger.spark.tasks import Written
+from spark_ledger.spark.write_tasks import Written
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import TxnKey
 
@@ -41,8 +41,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         query_id, run_id = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID))
         assert query_id and run_id, "a stream is written by a streaming query"
         target = target_name(self.options)
-        intent = tasks.query_intent(self.options.service_url, query_id, run_id, target)
-        return tasks.write_rows(self.options, self.topic, intent, context, iterator)
+        intent = write_tasks.query_intent(self.options.service_url, query_id, run_id, target)
+        return write_tasks.write_rows(self.options, self.topic, intent, context, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark import limits, offsets, tasks
+from spark_ledger.spark import limits, offsets, read_tasks
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.offsets import Positions, TopicEnds
 from spark_ledger.spark.options import ReadOptions
@@ -93,7 +93,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return tasks.read_rows(self.options.service_url, partition.value, self.schema)
+        return read_tasks.read_rows(self.options.service_url, partition.value, self.schema)
 
     def _bounded(self, first: Positions, known: dict[str, TopicEnds]) -> Positions:
         """All there is, or the target of availableNow; never below `first`."""

@@ -6,7 +6,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_ledger.errors import OptionInvalid, TopicNotFound
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.tasks import Written
+from spark_ledger.spark.write_tasks import Written
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import TopicPolicies

@@ -1,4 +1,4 @@
-"""What runs inside a Spark task: rows out of ledgers, rows into a ledger.
+"""What runs inside a Spark task that writes: rows into a ledger.
 
 Always true: connections, open ledgers and the query's intent are kept from task to task in the
 Python worker (topic/blocking.py, which remembers its pid); a task that writes shows by heartbeats
@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from spark_ledger.spark import schema
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 
@@ -44,17 +41,6 @@ class _Kept:
 
 
 _intents: dict[tuple[str, str, str, str], _Kept] = {}
-
-
-def read_rows(
-    service_url: str, task: ReadTask | None, declared: StructType
-) -> Iterator[pa.RecordBatch]:
-    """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan."""
-    if task is None:
-        return
-    columns = to_arrow_schema(declared, timezone="UTC")
-    for rows in blocking.topics(service_url).read(task):
-        yield schema.to_spark(rows, task.topic, columns)
 
 
 def write_rows(

@@ -1,53 +1,23 @@
-"""Batch reads and writes.
-
-Always true: a read is planned after a sync, so it holds all that was committed before; a write is
-one commit under one (app id, version), made when every task has ended well; abort deletes nothing.
-"""
+"""Batch writes. Always true: a write is one commit under one (app id, version), made when every
+task has ended well; abort deletes nothing."""
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceReader,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark import offsets, tasks
-from spark_ledger.spark.driver_state import TopicsRead
-from spark_ledger.spark.options import ReadOptions, WriteOptions
-from spark_ledger.spark.schema import check_projection, check_written
+from spark_ledger.spark import write_tasks
+from spark_ledger.spark.options import WriteOptions
+from spark_ledger.spark.schema import check_written
 from spark_ledger.spark.target import open_target, results_of, target_name
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.topics import TopicInfo
-
-
-class LedgerBatchReader(DataSourceReader):
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_projection(schema)
-        self.options = options
-        self.schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        topics = TopicsRead(self.options.service_url, self.options.topics)
-        known = topics.fresh_ends()
-        start = offsets.resolve(self.options.starting, known)
-        end = offsets.resolve(self.options.ending, known)
-        offsets.check_order(start, end)
-        planned = topics.plan(
-            start, end, self.options.min_partitions or 1, self.options.fail_on_data_loss
-        )
-        return [InputPartition(task) for task in planned]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return tasks.read_rows(self.options.service_url, partition.value, self.schema)
 
 
 def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
@@ -75,7 +45,7 @@ class LedgerWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "a writer writes inside a Spark task"
-        return tasks.write_rows(self.options, self.topic, self.intent, context, iterator)
+        return write_tasks.write_rows(self.options, self.topic, self.intent, context, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         cluster, intent = blocking.topics(self.options.service_url), self.intent
