@@ -305,6 +305,9 @@ class TopicWork:
                 self._changed(change, commit.zxid)
         except Violation as violation:
             self.world.observers.violated(violation)
+        except Exception as error:  # the store must answer all the same
+            defect = Violation("no defect", f"judging write {commit.zxid} raised {error!r}")
+            self.world.observers.violated(defect)
 
     def _changed(self, change: Change, zxid: int) -> None:
         if change.path.startswith(paths.LEDGERS) and change.after is None:
