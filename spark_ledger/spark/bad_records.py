@@ -29,19 +29,21 @@ Mask = npt.NDArray[np.bool_]
 
 
 def misfits(
-    rows: WrittenRows, *, entry_bytes_max: int, partitions: int | None = None
+    rows: WrittenRows, *, entry_bytes_max: int | None, partitions: int | None = None
 ) -> pa.Array | None:
     """For each row why it cannot be written, null for a good one; None if all are good.
 
     `partitions` is how many the topic has; it is looked at where rows have a partition of their
-    own, and None while the topics of the rows are not told apart yet.
+    own, and None while the topics of the rows are not told apart yet. With `entry_bytes_max` None
+    the rows' sizes are not looked at.
     """
     found: list[tuple[Mask, str]] = []
     if rows.topics is not None:
         found += _by_topic(rows.topics)
     if rows.partitions is not None and partitions is not None:
         found.append(_by_partition(rows.partitions, partitions))
-    found.append(_by_size(rows, entry_bytes_max))
+    if entry_bytes_max is not None:
+        found.append(_by_size(rows, entry_bytes_max))
     found = [(mask, reason) for mask, reason in found if mask.any()]
     if not found:
         return None

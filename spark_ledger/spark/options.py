@@ -76,12 +76,13 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write and how. `topic` None: each row names its own. `partitions` is used when the
-    write creates a topic; of the quorums and the durability None means the topic's own."""
+    """Where to write and how. `topic` None: each row names its own. `partitions` is what a topic
+    that the write creates has (None: not given, one); of the quorums and the durability None means
+    the topic's own."""
 
     service_url: str
     topic: str | None
-    partitions: int = 1
+    partitions: int | None = None
     routing: str | None = None
     compression: str = "none"
     ensemble_size: int | None = None
@@ -235,7 +236,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
     return WriteOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
         topic=topic,
-        partitions=given["partitions"],
+        partitions=given["partitions"] if given.has("partitions") else None,
         routing=given["routing"],
         compression=given["compression"],
         ensemble_size=given["ensembleSize"],

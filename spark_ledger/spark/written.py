@@ -179,9 +179,9 @@ def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
         return
     codes = np.array([number[name] for name in names], np.int64)[encoded.indices.to_numpy()]
     ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
-    in_order = rest.take(pa.array(np.argsort(codes, kind="stable")))
+    order = np.argsort(codes, kind="stable")
     for name, start, end in zip(short, [0, *ends], ends, strict=False):
-        yield name, in_order.slice(start, end - start)
+        yield name, rest.take(pa.array(order[start:end]))  # rows kept keep no others in memory
 
 
 def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple[str, ...]]:

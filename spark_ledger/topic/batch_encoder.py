@@ -206,6 +206,11 @@ class BatchEncoder:
         self._unsorted_bytes = 0
         self.gathered_bytes = 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the rows that are in no entry yet."""
+        return self.gathered_bytes + self._unsorted_bytes
+
     def add(
         self,
         keys: MaybeColumn,
@@ -253,7 +258,7 @@ class BatchEncoder:
     def flush_small(self, bytes_max: int) -> list[EncodedEntry] | None:
         """All that the task wrote, if no entry has come out yet and it comes to so few bytes: one
         entry for each partition. Else None, and what is gathered stays."""
-        if self._emitted or self.gathered_bytes + self._unsorted_bytes > bytes_max:
+        if self._emitted or self.waiting_bytes > bytes_max:
             return None
         emitted = list(self._sort())
         assert not emitted, "so few bytes fill no entry"

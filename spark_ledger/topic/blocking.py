@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -145,15 +145,33 @@ class BlockingTaskWriter:
         ):
             self._hand_over(entry)
 
-    def finish(self) -> TaskResult:
-        """See TaskWriter.finish."""
-        small = self._encoder.flush_small(self._settings.inline_bytes_max)
-        if small is not None:
-            return self._identity.result(inline_segments(small), ())
+    @property
+    def held_bytes(self) -> int:
+        """Of the rows in memory, about: gathered, handed over, not acknowledged."""
+        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.unacked_bytes
+
+    def drain(self) -> None:
+        """Send what is gathered and wait for every ack; more may be written."""
         for entry in self._encoder.flush():
             self._hand_over(entry)
         self._wait_until(0)
-        return self._identity.result(*background_loop().run(self._sender.finish()))
+        background_loop().run(self._sender.drain())
+
+    def finish(self) -> TaskResult:
+        """See TaskWriter.finish."""
+        return self.finishing()()
+
+    def finishing(self) -> Callable[[], TaskResult]:
+        """Begin to finish; the function returned waits for the end: several may go on at once."""
+        small = self._encoder.flush_small(self._settings.inline_bytes_max)
+        if small is not None:
+            done = self._identity.result(inline_segments(small), ())
+            return lambda: done
+        for entry in self._encoder.flush():
+            self._hand_over(entry)
+        self._wait_until(0)
+        finished = background_loop().submit(self._sender.finish())
+        return lambda: self._identity.result(*finished.result())
 
     def abort(self) -> None:
         """See TaskWriter.abort."""

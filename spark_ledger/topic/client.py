@@ -3,7 +3,7 @@ use. Nothing is decided here; each part is in its own file."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
@@ -157,24 +157,27 @@ class TopicClient:
         txn: TxnKey,
         intent_id: str,
         *,
-        overwrite: bool = False,
+        overwrite: bool | Collection[str] = False,
         user_metadata: str = "",
         finish_intent: bool = False,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
 
-        With `overwrite` the rows take the place of all that the topics had when the intent was
-        made for overwriting them (Intents.open_...(overwrites=)) and of this app's own since; rows
-        of others since are errors.TxnConflict. With `finish_intent` the intent is done afterwards
+        With `overwrite`, or in those of the topics that it names by id, the rows take the place of
+        all that was there when the intent was made for overwriting them
+        (Intents.open_...(overwrites=)) and of this app's own since; rows of others since are
+        errors.TxnConflict. With `finish_intent` the intent is done afterwards
         in any case. Raises as Committer.commit; errors.TopicRecreated (results of another topic),
         errors.LedgerFenced (of another intent), ValueError for results that claim a task or an
         entry twice.
         """
         check_one_attempt(result for some in results.values() for result in some)
+        if isinstance(overwrite, bool):
+            overwrite = results if overwrite else ()
         drafts = {
-            topic_id: (_rows_action(ordered_segments(topic_id, intent_id, some), overwrite),)
-            for topic_id, some in results.items()
+            id_: (_rows_action(ordered_segments(id_, intent_id, some), id_ in overwrite),)
+            for id_, some in results.items()
         }
         wanted = Wanted(txn, intent_id, drafts, finish_intent, user_metadata=user_metadata)
         return await self._commit(wanted, timeout_s)

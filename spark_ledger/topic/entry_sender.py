@@ -135,6 +135,11 @@ class EntrySender:
         self._missing: list[MissingCopies] = []
         self._failures = 0
 
+    @property
+    def unacked_bytes(self) -> int:
+        """Of entries that were sent and not acknowledged yet, as far as was looked."""
+        return self._unacked_bytes
+
     async def send(self, entry: EncodedEntry) -> None:
         """Append the entry; returns when it is handed to the ledger's writer.
 
@@ -146,16 +151,16 @@ class EntrySender:
             await self._intents.heartbeat(self._intent)
             await self._send_waiting()
 
+    async def drain(self) -> None:
+        """Wait for every ack; more may be sent. Raises as `send`."""
+        async with self._turn:
+            await self._all_acked()
+
     async def finish(self) -> tuple[tuple[Segment, ...], tuple[MissingCopies, ...]]:
         """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
         to the cache. Raises as `send`."""
         async with self._turn:
-            await self._send_waiting()
-            while self._sent:
-                await self._all_decided()
-                if self._sent:
-                    await self._leave_failed_ledger()
-                    await self._send_waiting()
+            await self._all_acked()
             await self._leave_ledger()
         segments = (made.segment(place) for place, made in self._recorded.items())
         return tuple(segments), tuple(self._missing)
@@ -171,6 +176,14 @@ class EntrySender:
             if self._ledger is not None:
                 self._cache.discard(self._ledger)
                 self._ledger = None
+
+    async def _all_acked(self) -> None:
+        await self._send_waiting()
+        while self._sent:
+            await self._all_decided()
+            if self._sent:
+                await self._leave_failed_ledger()
+                await self._send_waiting()
 
     async def _send_waiting(self) -> None:
         while self._again:

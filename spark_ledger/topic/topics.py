@@ -79,15 +79,19 @@ class Topics:
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
         """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
+        found = await self.find(name, fresh=fresh)
+        if found is not None:
+            return found
+        known = [info.name.short for info in await self.list()]
+        raise self._not_found(parse_topic(name), known)
+
+    async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
+        """The topic of that name if there is one; with `fresh` as it was when this was called."""
         topic = parse_topic(name)
         with reachable(f"opening topic '{topic}'"):
             if fresh:
                 await self.store.sync(topic.path)
-            found = await self._find(topic)
-            if found is not None:
-                return found
-            known = [info.name.short for info in await self.list()]
-        raise self._not_found(topic, known)
+            return await self._find(topic)
 
     async def list(self) -> list[TopicInfo]:
         """Every topic, by full name."""
