@@ -132,6 +132,11 @@ def to_json(action: Action) -> dict[str, Any]:
     return {"action": _NAMES[type(action)], **_TO_JSON[type(action)](action)}
 
 
+def name_of(action: Action) -> str:
+    """As it is in a commit."""
+    return _NAMES[type(action)]
+
+
 def from_json(plain: Mapping[str, Any]) -> Action:
     """Raises errors.UnsupportedFormat for an action not known here; KeyError, TypeError or
     ValueError when `plain` is no action."""

@@ -9,7 +9,7 @@ unless the fold is `fresh`; a fold never goes back.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
@@ -22,7 +22,7 @@ from spark_ledger.topic.checkpoint import Root
 from spark_ledger.topic.checkpoint_record import CheckpointRecord, StoredRoot
 from spark_ledger.topic.records import Commit, Head, Spilled, TopicLife
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import look_up
+from spark_ledger.topic.store_calls import look_up, read
 
 READS_AT_ONCE = 64
 BODIES_AT_ONCE = 4  # each of some MiB
@@ -106,6 +106,18 @@ class TopicLog:
         """The newest checkpoint, None if there is none. Raises as `fold`."""
         await self.store.sync(self._head_path)
         return await self._newest()
+
+    async def commits(self) -> AsyncIterator[tuple[int, int, Commit]]:
+        """What is left of the log, oldest first: each commit's number, when the store made it (ms),
+        and the commit. Nothing is folded. Raises as `fold`."""
+        newest = await self.checkpointed()
+        first = 0 if newest is None else newest.record.trimmed
+        head = records.decode_head((await self._get(self._head_path)).value)
+        for number in range(first, head.next):
+            node = await read(self.store, paths.topic_log(self.topic_id, number))
+            if node is not None:  # a newer checkpoint took its place otherwise
+                commit = await self._commit(records.decode_commit(node.value))
+                yield number, node.created_ms, commit
 
     def note_trimmed(self, trimmed: int) -> None:
         """Commits below `trimmed` were deleted."""
