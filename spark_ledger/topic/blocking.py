@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -24,8 +24,10 @@ from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.slice_reader import FetchedPiece, Rows, fetch_task
+from spark_ledger.topic.slice_reader import FetchedPiece, Rows
+from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
     TaskIdentity,
@@ -100,14 +102,24 @@ class BlockingTopics:
         identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
         return BlockingTaskWriter(identity, encoder, self.run(make_sender()), settings)
 
-    def read(self, task: ReadTask) -> Iterator[Rows]:
-        """The task's rows in order, fetched ahead. Raises as slice_reader.read_task."""
+    def read(
+        self,
+        task: ReadTask,
+        columns: Collection[str] | None = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        lossy: bool = False,
+    ) -> Iterator[Rows]:
+        """The task's rows in order, fetched ahead. `columns` are those that are decoded, by their
+        names in entries (None: all). With `keys` some entries without any of these are left out.
+        Raises as task_reader.fetch_kept."""
         loop = background_loop()
-        ahead = _Ahead(fetch_task(self.client.ledgers, task))
+        hashes = None if keys is None else hashes_of(keys)
+        ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
         try:
             while handful := loop.run(ahead.next()):
                 for piece in handful:
-                    yield piece.rows()
+                    yield piece.rows(columns)
         finally:
             loop.run(ahead.close())
 

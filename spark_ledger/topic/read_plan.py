@@ -27,11 +27,13 @@ Ranges = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """Rows of a live segment: offsets [start, end) of the partition."""
+    """Rows of a live segment: offsets [start, end) of the partition, all of them in entries up to
+    `last_entry`, which is confirmed."""
 
     live: LiveSegment
     start: int
     end: int
+    last_entry: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -20,9 +20,12 @@ from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.topic.key_filter import KeyFilters
+from spark_ledger.topic.live import first_piece, piece_of
 from spark_ledger.topic.message_batch import decode_batch
-from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
+from spark_ledger.topic.routing import Hashes
 from spark_ledger.topic.segments import INLINE, NO_ENTRY, merge_ranges
 
 T = TypeVar("T")
@@ -85,12 +88,12 @@ class FetchedPiece:
 
 
 async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
-    """The rows of all slices of a task, in order. Raises errors.NoSuchLedger (fold again: it was
-    replaced or trimmed), errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch,
+    """The rows of a task, in order. Raises errors.NoSuchLedger (fold again: it was replaced or
+    trimmed), errors.RowsLost, errors.DataUnavailable, errors.DigestMismatch,
     errors.UnsupportedFormat."""
-    async with aclosing(read_slices(ledgers, task.slices_in_order())) as found:
-        async for rows in found:
-            yield rows
+    async with aclosing(fetch_task(ledgers, task)) as pieces:
+        async for fetched in pieces:
+            yield fetched.rows()
 
 
 async def read_slices(
@@ -102,23 +105,33 @@ async def read_slices(
             yield fetched.rows()
 
 
-def fetch_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[FetchedPiece, None]:
-    """The entries of all slices of a task, in order, not decoded yet. Raises as read_task."""
-    return fetch_slices(ledgers, task.slices_in_order())
+async def fetch_task(
+    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None
+) -> AsyncGenerator[FetchedPiece, None]:
+    """The entries of a task, in order, not decoded yet; with `keys` (their hashes) without those
+    that are known to have none of these keys. Raises as read_task."""
+    async with aclosing(fetch_slices(ledgers, task.slices_in_order(), keys)) as pieces:
+        async for fetched in pieces:
+            yield fetched
+    if task.live is not None:
+        async with aclosing(_fetch_live(ledgers, task.partition, task.live)) as pieces:
+            async for fetched in pieces:
+                yield fetched
 
 
 async def fetch_slices(
-    ledgers: LedgerStore, slices: Iterable[ReadSlice]
+    ledgers: LedgerStore, slices: Iterable[ReadSlice], keys: Hashes | None = None
 ) -> AsyncGenerator[FetchedPiece, None]:
     """The entries of the slices, in order, not decoded yet. Raises as read_task."""
+    filters = _Filters(keys)
     for planned in slices:
-        async with aclosing(_fetch_slice(ledgers, planned)) as pieces:
+        async with aclosing(_fetch_slice(ledgers, planned, filters)) as pieces:
             async for fetched in pieces:
                 yield fetched
 
 
 async def _fetch_slice(
-    ledgers: LedgerStore, planned: ReadSlice
+    ledgers: LedgerStore, planned: ReadSlice, filters: "_Filters"
 ) -> AsyncGenerator[FetchedPiece, None]:
     """The slice's entries in order, not decoded yet. Raises as read_task."""
     if planned.ledger_id == INLINE:
@@ -126,6 +139,9 @@ async def _fetch_slice(
             yield FetchedPiece(planned.partition, piece, _inline_entry(planned, piece.entry_id))
         return
     reader = await _open(ledgers, planned)
+    planned = await filters.applied(reader, planned)
+    if not planned.pieces:
+        return
     pieces = iter(planned.pieces)
     budget = ledgers.config.read_ahead_bytes
     async with aclosing(_read_ranges(reader, planned, budget)) as entries:
@@ -134,6 +150,65 @@ async def _fetch_slice(
             assert piece.entry_id == entry_id, "entries come in the order of the plan"
             yield FetchedPiece(planned.partition, piece, entry)
     assert next(pieces, None) is None, "a slice is read to its end"
+
+
+async def _fetch_live(
+    ledgers: LedgerStore, partition: int, wanted: LiveRows
+) -> AsyncGenerator[FetchedPiece, None]:
+    """The entries of a live segment that have the rows wanted, in order."""
+    live = wanted.live
+    reader = await ledgers.open(live.ledger_id, recover=False, min_version=live.metadata_version)
+    last = reader.record.last_entry
+    if last is not None and last < wanted.last_entry:
+        raise errors.RowsLost(
+            f"entries {last + 1} to {wanted.last_entry} of ledger {live.ledger_id}, with rows up to"
+            f" offset {wanted.end - 1} of partition {partition}, were confirmed and are gone",
+            partition=partition,
+        )
+    first, before = await first_piece(reader, wanted)
+    read = reader.read(first, wanted.last_entry, known_confirmed=wanted.last_entry)
+    async with aclosing(read) as entries:
+        async for _, entry in entries:
+            if before >= wanted.end - live.base:
+                return
+            piece = piece_of(wanted, entry.header, before)
+            before = entry.header.cumulative_rows
+            if piece.take > 0:
+                yield FetchedPiece(partition, piece, entry)
+
+
+class _Filters:
+    """What is known of the keys in entries; the filters read last are kept."""
+
+    def __init__(self, keys: Hashes | None) -> None:
+        self._keys = keys
+        self._place = (INLINE, NO_ENTRY)
+        self._read: KeyFilters | None = None
+
+    async def applied(self, reader: LedgerReader, planned: ReadSlice) -> ReadSlice:
+        """The slice without the entries that have none of the keys, as far as that is known."""
+        if self._keys is None or planned.filter_entry == NO_ENTRY:
+            return planned
+        filters = await self._of(reader, planned.filter_entry)
+        if filters is None:
+            return planned
+        entry_ids = [piece.entry_id for piece in planned.pieces]
+        may = filters.might_contain(planned.partition, entry_ids, self._keys).tolist()
+        kept = tuple(piece for piece, wanted in zip(planned.pieces, may, strict=True) if wanted)
+        size = planned.bytes * len(kept) // len(planned.pieces)
+        return replace(planned, pieces=kept, bytes=size)
+
+    async def _of(self, reader: LedgerReader, entry_id: int) -> KeyFilters | None:
+        """None where they cannot be read now: then every entry is."""
+        place = (reader.ledger_id, entry_id)
+        if place != self._place:
+            try:
+                found = await _collect(reader, entry_id, entry_id, entry_id)
+                self._read = KeyFilters(found[0][1].payload)
+            except (errors.DataUnavailable, errors.DigestMismatch, errors.NoSuchEntry):
+                self._read = None
+            self._place = place
+        return self._read
 
 
 def _inline_entry(planned: ReadSlice, entry_id: int) -> Entry:

@@ -53,4 +53,4 @@ def test_a_ledger_that_a_lagging_replica_does_not_show_yet_is_not_lost():
 
     ends = losses.LedgerEnds(Lagging())
     tasks = [task(7, range(2), 0), task(8, range(2), 20)]
-    assert asyncio.run(ends.of(tasks)) == {7: 4, 8: -1}
+    assert asyncio.run(ends.of(tasks)) == {7: 4, 8: losses.GONE}
