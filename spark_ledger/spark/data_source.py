@@ -22,14 +22,23 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
+        from spark_ledger.spark import listings, options
         from spark_ledger.spark.schema import DEFAULT_SCHEMA
 
-        return DEFAULT_SCHEMA
+        view = options.shape_options(self.options).metadata
+        return DEFAULT_SCHEMA if view is None else listings.schema_of(view)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_ledger.spark import batch_reader, options
+        from spark_ledger.spark import options
 
-        return batch_reader.LedgerBatchReader(options.batch_read_options(self.options), schema)
+        given = options.batch_read_options(self.options)
+        if given.metadata is not None:
+            from spark_ledger.spark import listings
+
+            return listings.ListingReader(given, schema)
+        from spark_ledger.spark import batch_reader
+
+        return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_ledger.spark import options, source
