@@ -2,59 +2,65 @@
 task has ended well; abort deletes nothing."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark import write_tasks
+from spark_ledger.spark import write_job
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.schema import check_written
-from spark_ledger.spark.target import open_target, results_of, target_name
+from spark_ledger.spark.target import WrittenTopic, find_or_make
+from spark_ledger.spark.topic_writers import Task
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.spark.write_tasks import TaskProperties, Written, commit_rows, write_rows
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.topics import TopicInfo
 
 
 def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
-    """The writer of one job, made in the driver: the topic exists, the intent is open."""
-    check_written(schema)
-    if overwrite:
-        raise OptionInvalid("a topic cannot be overwritten", "Use mode('append').")
+    """The writer of one job, made in the driver: everything is checked, the intent is open."""
+    job = WriteJob.of(options, schema, overwrite)
     cluster = blocking.topics(options.service_url)
-    topic = open_target(cluster, options)
+    known = cluster.run(write_job.check(cluster.client, job, fresh=True))
+    replaced = []
+    if overwrite:
+        topic = known.get(options.target) or cluster.run(
+            find_or_make(cluster.client, options, options.target, fresh=True)
+        )
+        known[options.target] = topic
+        replaced = [topic.info.id]
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
-    target = target_name(options)
-    intents = cluster.client.intents
-    intent = cluster.run(intents.open_batch_intent(app_id, secrets.token_hex(16), target))
-    return LedgerWriter(options, topic, intent)
+    opened = cluster.client.intents.open_batch_intent(
+        app_id, secrets.token_hex(16), options.txn_target, overwrites=replaced
+    )
+    return LedgerWriter(job, known, cluster.run(opened))
 
 
 class LedgerWriter(DataSourceArrowWriter):
     """Goes from the driver to the tasks and to the process that commits."""
 
-    def __init__(self, options: WriteOptions, topic: TopicInfo, intent: Intent) -> None:
-        self.options = options
-        self.topic = topic
+    def __init__(self, job: WriteJob, known: Mapping[str, WrittenTopic], intent: Intent) -> None:
+        self.job = job
+        self.known = known
         self.intent = intent
+        self.version = job.options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None, "a writer writes inside a Spark task"
-        return write_tasks.write_rows(self.options, self.topic, self.intent, context, iterator)
+        spark = TaskProperties.of(TaskContext.get())
+        task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
+        return write_rows(self.job, task, iterator, version=self.version, known=self.known)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        cluster, intent = blocking.topics(self.options.service_url), self.intent
-        txn = TxnKey(intent.app_id, intent.target, self.options.txn_version or 0, intent.run_id)
-        cluster.run(
-            cluster.client.commit(
-                self.topic.id, txn, intent.id, results_of(messages), finish_intent=True
-            )
-        )
+        written = [message for message in messages if isinstance(message, Written)]
+        commit_rows(self.job, self.intent, self.version, written, last=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+    def _about(self, spark: TaskProperties) -> Mapping[str, str]:
+        if self.job.options.txn_app_id is None:
+            return spark.about
+        txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
+        return {**spark.about, **txn}

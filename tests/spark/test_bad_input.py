@@ -144,11 +144,6 @@ def test_write_options_that_make_no_sense_are_refused(topics, topic, keyed, opti
     assert expected in error_of(lambda: topics.write(keyed(3), topic, **options))
 
 
-def test_overwriting_a_topic_is_refused(topics, topic, keyed):
-    said = error_of(lambda: topics.write(keyed(3), topic, mode="overwrite"))
-    assert "[LEDGER_OPTION.INVALID_VALUE] a topic cannot be overwritten" in said
-
-
 def test_a_row_larger_than_an_entry_is_refused_before_anything_is_sent(spark, topics, topic):
     rows = spark.range(0, 1, 1, 1).selectExpr("repeat('x', 17 * 1024 * 1024) AS value")
     small = spark.range(0, 1, 1, 1).selectExpr("'small' AS value")
