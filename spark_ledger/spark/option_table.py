@@ -283,7 +283,14 @@ WRITE_OPTIONS = (
         aliases=("path",),
         default_says="the column `topic`",
     ),
-    Option("partitions", WRITE, Whole(), "1", "of a topic that this write creates"),
+    Option(
+        "partitions",
+        WRITE,
+        Whole(),
+        "1",
+        "of a topic that this write makes; asking the topic of option `topic` for another"
+        " number than it has is an error",
+    ),
     Option(
         "routing",
         WRITE,
