@@ -22,11 +22,9 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        from spark_ledger.spark import listings, options
-        from spark_ledger.spark.schema import DEFAULT_SCHEMA
+        from spark_ledger.spark import shape
 
-        view = options.shape_options(self.options).metadata
-        return DEFAULT_SCHEMA if view is None else listings.schema_of(view)
+        return shape.offered(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_ledger.spark import options
@@ -38,7 +36,7 @@ class LedgerDataSource(DataSource):
             return listings.ListingReader(given, schema)
         from spark_ledger.spark import batch_reader
 
-        return batch_reader.LedgerBatchReader(given, schema)
+        return batch_reader.batch_reader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_ledger.spark import options, source
