@@ -15,7 +15,6 @@ adds them to the default or not; text and bytes of key and value may be either.
 
 from collections.abc import Iterable
 
-import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -44,7 +43,7 @@ HEADERS_TYPE = ArrayType(
 )
 RESERVED_PREFIX = "__"
 
-__all__ = ["DEFAULT_SCHEMA", "check_projection", "check_written", "key_and_value", "to_spark"]
+__all__ = ["DEFAULT_SCHEMA", "check_projection", "to_spark"]
 
 Kinds = tuple[DataType, ...]
 _BYTES: Kinds = (BinaryType(), StringType())
@@ -180,24 +179,6 @@ def entry_columns(
         found |= {name for name in stored if name.lower() in wanted}
         found |= {VALUE} if value_format == "json" and wanted - _TYPED_LOWER else set()
     return frozenset(found)
-
-
-def check_written(written: StructType) -> None:
-    """For a sink that takes key and value only (written.py knows the other columns). Raises an
-    error that names the first column which cannot be written, or `value` if it is missing."""
-    for column in written.fields:
-        if column.name.lower() not in ("key", "value"):
-            raise SchemaUnknownColumn(f"column {column.name!r} cannot be written to a topic")
-        check_type(column, (StringType(), BinaryType()))
-    check_named_once(written)
-    if "value" not in [name.lower() for name in written.names]:
-        raise SchemaMissingColumn("there is no column 'value' to write")
-
-
-def key_and_value(batch: pa.RecordBatch) -> tuple[pa.Array | None, pa.Array]:
-    """The two columns of a batch to be written, whatever their order and case."""
-    columns = {field.name.lower(): batch.column(i) for i, field in enumerate(batch.schema)}
-    return columns.get("key"), columns["value"]
 
 
 def check_type(column: StructField, allowed: Kinds) -> None:

@@ -15,7 +15,7 @@ from spark_ledger.errors import (
     SchemaUnknownColumn,
     TopicNameInvalid,
 )
-from spark_ledger.spark import schema, written
+from spark_ledger.spark import written
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.written import WrittenRows
 from tests.unit.spark_ledger.spark.test_columns import ddl
@@ -178,13 +178,3 @@ def test_every_row_goes_to_its_topic_once_and_in_order(names, typed):
         wanted.setdefault(name, []).append(str(i))
     assert found == wanted
     assert list(found) == list(wanted)
-
-
-def test_a_sink_of_key_and_value_finds_them_whatever_their_order_and_case():
-    batch = pa.record_batch({"VALUE": pa.array(["x", None]), "key": pa.array([b"k", None])})
-    key, value = schema.key_and_value(batch)
-    assert key is not None
-    assert (key.to_pylist(), value.to_pylist()) == ([b"k", None], ["x", None])
-    assert schema.key_and_value(batch.select(["VALUE"]))[0] is None
-    with pytest.raises(SchemaUnknownColumn, match="'topic'"):
-        schema.check_written(ddl("value STRING, topic STRING"))
