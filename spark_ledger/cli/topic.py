@@ -3,7 +3,6 @@ terminate|delete|compact|clean`."""
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +17,7 @@ from spark_ledger.cli.common import (
     readable,
     with_topics,
 )
+from spark_ledger.cli.places import offsets_of, time_ms
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -368,26 +368,8 @@ def _target(offsets: list[str], before: str | None) -> "SeekTarget":
             "it is not said up to where", "Give either --to-offset PARTITION=OFFSET or --before."
         )
     if before is not None:
-        return CommittedSince(_time_ms(before))
-    try:
-        pairs = [one.split("=") for one in offsets]
-        return {int(partition): int(offset) for partition, offset in pairs}
-    except ValueError as error:
-        raise BadConfig(
-            f"{' '.join(offsets)} is no place in a topic", "Give PARTITION=OFFSET, e.g. 0=1200."
-        ) from error
-
-
-def _time_ms(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise BadConfig(
-            f"'{text}' is no time", "Give ISO 8601, e.g. 2026-01-31T12:00:00Z, or milliseconds."
-        ) from error
-    return round((at if at.tzinfo else at.astimezone()).timestamp() * 1000)
+        return CommittedSince(time_ms(before))
+    return offsets_of(offsets)
 
 
 def _print_trimmed(name: str, trimmed: "Trimmed", json: bool) -> None:
