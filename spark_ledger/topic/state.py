@@ -186,10 +186,13 @@ class _Folding:
         self._partitions = list(before.partitions)
         self._terminated = before.terminated
         self._dropped = dict(before.dropped)
+        self._losing: dict[int, None] = {}
 
     def apply(self, action: Action) -> None:
+        self._losing.clear()
         _STEPS[type(action)](self, action)
-        for ledger_id in actions.dropped_of(action):
+        kept = {segment.ledger_id for segment in actions.segments_of(action)}
+        for ledger_id in sorted({*actions.dropped_of(action), *(self._losing.keys() - kept)}):
             self._dropped[ledger_id] = self._now_ms  # the last time counts: it may be in use again
 
     def result(self) -> TopicState:
@@ -240,6 +243,7 @@ class _Folding:
         start = max(action.start, held.start_offset)
         self._check(start < action.end <= held.end_offset, f"makes the hole {action}")
         hole = Interval(start, action.end, None, 0, self._now_ms, self._now_ms)
+        self._take_away(held, start, action.end)
         self._rearrange(held, held.intervals.with_instead(hole))
 
     def replace(self, action: Replace) -> None:
@@ -248,6 +252,7 @@ class _Folding:
         fits = held.start_offset <= action.start and action.end <= held.end_offset
         self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
         one = self._interval(action)
+        self._take_away(held, action.start, action.end)
         self._rearrange(held, held.intervals.with_instead(one))
 
     def grow(self, action: Grow) -> None:
@@ -320,7 +325,16 @@ class _Folding:
         held = self._at(partition)
         offset = min(offset, held.end_offset)
         if offset > held.start_offset:
+            self._take_away(held, held.start_offset, offset)
             self._rearrange(replace(held, start_offset=offset), held.intervals.since(offset))
+
+    def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
+        """Note which ledgers lose the rows: the action's author names what it saw, but where a
+        checkpoint has put rows since only who folds from it sees."""
+        for one in held.intervals.between(lo, hi):
+            if isinstance(one.source, SegmentTable):
+                part = one.source.between(held.number, max(lo, one.lo), min(hi, one.hi))
+                self._losing |= dict.fromkeys(part.ledger_ids())
 
     def _rearrange(self, held: PartitionState, intervals: Intervals) -> None:
         self._partitions[held.number] = replace(held, intervals=intervals, rearranged=self._number)

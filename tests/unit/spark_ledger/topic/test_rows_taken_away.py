@@ -4,7 +4,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic import actions, state
-from spark_ledger.topic.actions import Append, Overwrite, Replace, Trim
+from spark_ledger.topic.actions import Append, Hole, Overwrite, Replace, Trim
 from spark_ledger.topic.records import Commit
 from tests.unit.spark_ledger.topic.stage import segment
 
@@ -47,6 +47,34 @@ def test_a_ledger_that_was_used_again_is_dropped_when_it_last_lost_rows():
     topic = after(topic, 2_000, Trim(((0, 15),), (1,)))
 
     assert topic.dropped == {1: 2_000}
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        Trim(((0, 10),), (1,)),
+        Hole(0, 5, 10, (1,)),
+        Replace(0, 0, 10, (segment(9, 10),), 2, (1,)),
+        Overwrite((segment(9, 5),), 2, (1,)),
+    ],
+)
+def test_a_ledger_that_only_a_checkpoint_names_is_dropped_by_whoever_takes_its_rows(taken):
+    """Its author folded every commit, and so saw the rows where the first commit had put them."""
+    topic = topic_of(1)
+    moved_by_a_checkpoint = topic_of(7)
+
+    topic, moved_by_a_checkpoint = (
+        after(one, 1_000, taken) for one in (topic, moved_by_a_checkpoint)
+    )
+
+    assert topic.dropped == {1: 1_000}
+    assert moved_by_a_checkpoint.dropped == {1: 1_000, 7: 1_000}
+
+
+def test_a_ledger_that_an_action_takes_rows_of_and_puts_them_back_into_is_not_dropped():
+    topic = after(topic_of(1), 1_000, Replace(0, 0, 10, (segment(1, 10, first=1),), 1))
+
+    assert topic.dropped == {}
 
 
 def test_a_merge_is_read_back_as_it_was_written():
