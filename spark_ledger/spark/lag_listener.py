@@ -5,7 +5,9 @@
 
 Always true: what is told is made of the progress alone, nothing is asked of the cluster. Rows are
 counted between `endOffset`, what the query has read, and `latestOffset`, what there was; holes
-count. Bytes and time are the source's own figures. Of each query the last LAGS_KEPT are kept.
+count. The source tells bytes and time at the beginning of the batch: of the bytes the share of
+the rows that are left is told, the time as it was, both 0 where no row is left. Of each query the
+last LAGS_KEPT lags are kept.
 """
 
 import json
@@ -28,7 +30,7 @@ from spark_ledger.spark.places import IDS, split
 
 LAGS_KEPT = 1000
 QUERIES_KEPT = 100
-_BYTES, _MILLIS = "_bytesBehind", "_millisBehind"
+_ROWS, _BYTES, _MILLIS = "_rowsBehind", "_bytesBehind", "_millisBehind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,9 @@ def lags_of(progress: Mapping[str, Any]) -> list[QueryLag]:
                 minOffsetsBehindLatest=min(behind),
                 maxOffsetsBehindLatest=max(behind),
                 avgOffsetsBehindLatest=sum(behind) / len(behind),
-                estimatedTotalBytesBehindLatest=_whole(latest.get(_BYTES)),
+                estimatedTotalBytesBehindLatest=_left(latest.get(_BYTES), latest, sum(behind)),
                 rowsBehind=sum(behind),
-                millisBehind=_whole(latest.get(_MILLIS)),
+                millisBehind=0 if not any(behind) else _whole(latest.get(_MILLIS)),
             )
         )
     return found
@@ -152,6 +154,12 @@ def _object(offset: Any) -> Mapping[str, Any]:
         except ValueError:
             return {}
     return offset if isinstance(offset, Mapping) else {}
+
+
+def _left(size: Any, latest: Mapping[str, Any], rows: int) -> int | None:
+    """Of so many bytes those of the rows that are left, about."""
+    before = max(rows, _whole(latest.get(_ROWS)) or 0)
+    return None if size is None else int(size) * rows // max(1, before)
 
 
 def _whole(value: Any) -> int | None:

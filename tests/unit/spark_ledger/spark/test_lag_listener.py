@@ -47,6 +47,14 @@ def test_bytes_and_time_are_what_the_source_says():
     assert (lag.estimatedTotalBytesBehindLatest, lag.millisBehind) == (200, 40)
 
 
+def test_of_the_bytes_before_a_batch_those_that_it_left_are_told():
+    said = {"_rowsBehind": 10, "_bytesBehind": 1000, "_millisBehind": 40}
+    (some,) = lags_of(progress({"0": 6}, {"0": 10}, **said))
+    assert (some.estimatedTotalBytesBehindLatest, some.millisBehind) == (400, 40)
+    (none,) = lags_of(progress({"0": 10}, {"0": 10}, **said))
+    assert (none.estimatedTotalBytesBehindLatest, none.millisBehind) == (0, 0)
+
+
 def test_a_partition_that_the_query_has_not_met_counts_whole():
     (lag,) = lags_of(progress({"0": 5}, {"0": 5, "1": 8}))
     assert (lag.minOffsetsBehindLatest, lag.rowsBehind) == (0, 8)
