@@ -140,6 +140,25 @@ async def first_piece(reader: LedgerReader, wanted: LiveRows) -> tuple[int, int]
     return first, before
 
 
+async def lost_of_live(reader: LedgerReader, wanted: LiveRows) -> errors.RowsLost | None:
+    """What is wanted beyond the end of a ledger that was closed before it; None if it has all."""
+    last = reader.record.last_entry
+    if last is None or last >= wanted.last_entry:
+        return None
+    there = 0 if last < 0 else (await _header(reader, last, last)).cumulative_rows
+    start = max(wanted.start, wanted.live.base + there)
+    if start >= wanted.end:
+        return None
+    return errors.RowsLost(
+        f"{wanted.end - start} confirmed rows are gone: offsets {start} to {wanted.end - 1} of"
+        f" partition {wanted.live.partition} (ledger {wanted.live.ledger_id} ends at entry {last})",
+        rows=wanted.end - start,
+        start=start,
+        end=wanted.end,
+        last_entry=last,
+    )
+
+
 def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> EntryPiece:
     """What an entry has of the rows wanted; `before` rows of the ledger come before it."""
     base = wanted.live.base

@@ -21,7 +21,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.key_filter import KeyFilters
-from spark_ledger.topic.live import first_piece, piece_of
+from spark_ledger.topic.live import first_piece, lost_of_live, piece_of
 from spark_ledger.topic.message_batch import decode_batch
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
@@ -158,13 +158,9 @@ async def _fetch_live(
     """The entries of a live segment that have the rows wanted, in order."""
     live = wanted.live
     reader = await ledgers.open(live.ledger_id, recover=False, min_version=live.metadata_version)
-    last = reader.record.last_entry
-    if last is not None and last < wanted.last_entry:
-        raise errors.RowsLost(
-            f"entries {last + 1} to {wanted.last_entry} of ledger {live.ledger_id}, with rows up to"
-            f" offset {wanted.end - 1} of partition {partition}, were confirmed and are gone",
-            partition=partition,
-        )
+    lost = await lost_of_live(reader, wanted)
+    if lost is not None:
+        raise lost
     first, before = await first_piece(reader, wanted)
     read = reader.read(first, wanted.last_entry, known_confirmed=wanted.last_entry)
     async with aclosing(read) as entries:

@@ -52,7 +52,7 @@ async def fetch_kept(
             start, end = error.facts.get("start"), error.facts.get("end")
             if not lossy or not isinstance(start, int) or not isinstance(end, int):
                 raise
-            task = without(since(task, at), [(start, end)])
+            task = without(_live_until(since(task, at), start, error), [(start, end)])
 
 
 async def _folded_again(
@@ -95,6 +95,16 @@ def _still_live(
     if live is None or start >= end or held.live is None:
         return None
     return replace(live, start=max(start, live.start), end=end)
+
+
+def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
+    """The task without rows of its live segment from `start` on, if it is these that are lost."""
+    live, last = task.live, lost.facts.get("last_entry")
+    if live is None or not live.start <= start < live.end or not isinstance(last, int):
+        return task
+    return replace(
+        task, live=replace(live, end=start, last_entry=last) if start > live.start else None
+    )
 
 
 def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> ReadTask:

@@ -217,3 +217,18 @@ def test_a_task_that_reads_a_live_segment_reads_on_where_its_rows_were_put_after
         assert await read(stage.client, task) == numbered(12, 22)
 
     play(act)
+
+
+def test_confirmed_rows_that_a_closed_live_ledger_does_not_have_are_told_or_left_out():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7)
+        await owner.writer.close()
+        rows = LiveRows(live, 12, 30, 3)  # as if entries 2 and 3 had been heard of
+        task = ReadTask("t", stage.topic.id, 0, 12, 30, (), rows)
+
+        with pytest.raises(errors.RowsLost, match="8 confirmed rows are gone: offsets 22 to 29"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(12, 22)
+
+    play(act)
