@@ -135,7 +135,7 @@ class TopicWriters:
         settings = TaskSettings(
             compression=job.options.compression,
             routing=Routing.HASH if bad else Routing(job.plan.routing),
-            inflight_bytes_max=self._share_bytes(),
+            inflight_bytes_max=self._share_bytes(bad),
             policies=policies_of(job.options, topic.info.policies),
         )
         if job.values is not None and not bad:
@@ -151,10 +151,11 @@ class TopicWriters:
         )
         return _OneTopic(topic, writer, version)
 
-    def _share_bytes(self) -> int:
-        """What one topic's writer may hold; many that hold less are bounded together."""
+    def _share_bytes(self, bad: bool) -> int:
+        """What one topic's writer may hold; several are bounded together."""
         whole = self._job.options.max_in_flight_bytes
-        return whole if self._job.options.topic else max(INFLIGHT_BYTES_MIN, whole // 4)
+        alone = self._job.options.topic is not None and not bad
+        return whole if alone else max(INFLIGHT_BYTES_MIN, whole // 4)
 
     def _keep_in_bounds(self) -> None:
         """The topics that hold most are written and waited for, until all hold half of what they

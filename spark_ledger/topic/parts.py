@@ -6,8 +6,8 @@ only `foreach` may be used. Nobody promises that an epoch that is done again is 
 a part's number alone proves nothing: who took it for done could lose rows that now are in it.
 Always true: a part is left out only if the same content was committed as the last of its epoch.
 
-The transaction record (app id + part, target) has as version the epoch and a count of the commits
-made in it, as run the digest of the content.
+The transaction record (`app id#part-number`, target) has as version the epoch and a count of the
+commits made in it, as run the digest of the content.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ async def commit_part(
 ) -> CommitOutcome:
     """Commit what was written of the part, by topic id, under the intent of the run that does it.
     Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
-    app_id = f"{intent.app_id}/{part.number}"
+    app_id = f"{intent.app_id}#part-{part.number}"
     path = paths.txn(escape(app_id), escape(intent.target))
     for _ in range(TRIES_MAX):
         with reachable(f"looking for part {part.number} of epoch {part.epoch} of {intent.app_id}"):
