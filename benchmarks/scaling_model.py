@@ -19,6 +19,8 @@ ROLL_S = 3600.0  # policies.ledger_age_s_max
 GC_S, GC_READS_S = 60.0, 200.0  # bookie: a pass over its ledgers, and its pace
 COPIES = 3
 KEPT_S = 7 * 86_400.0  # retention, assumed
+AGE_S = 90 * 86_400.0  # since the queries began, assumed
+BLOCK_IDS = 8  # intents.py: ledger ids in a node that stays as long as the intent
 PASS_S = 60.0  # local/maintenance.py
 CURSOR_OFTEN_S, CURSOR_FLOOR_S = 30.0, 300.0  # cursor_pace.py
 ZOOKEEPER_WRITES_S, ZOOKEEPER_READS_S = 10_000.0, 50_000.0  # an ensemble of 5, assumed
@@ -55,6 +57,11 @@ class Size:
     def ledgers(self) -> float:
         """Each worker keeps one open and rolls it; they are kept as long as their rows are."""
         return self.queries * self.workers * KEPT_S / ROLL_S
+
+    @property
+    def ids(self) -> float:
+        """Of all ledgers that there ever were."""
+        return self.queries * self.workers * AGE_S / ROLL_S
 
 
 SIZES = (
@@ -93,8 +100,10 @@ def _of_zookeeper(size: Size, units: Units) -> list[Load]:
     )
     look = size.bookies + 2
     collected = min(GC_READS_S, COPIES * size.ledgers / size.bookies / GC_S) * size.bookies
-    upkeep = (units["upkeep_reads"] * size.topics + size.ledgers) / PASS_S
-    nodes = size.ledgers + size.topics * units["topic_nodes"] + size.processes
+    gone = size.ids - size.ledgers
+    intents = 2 * size.queries + size.ids / BLOCK_IDS + gone
+    upkeep = (units["upkeep_reads"] * size.topics + intents) / PASS_S
+    nodes = size.ledgers + size.topics * units["topic_nodes"] + intents - gone
     reads_s = ZOOKEEPER_READS_S
     return [
         Load("ZooKeeper: writes/s", writes, ZOOKEEPER_WRITES_S, "commits, heartbeats, ledgers"),
@@ -111,8 +120,18 @@ def _of_zookeeper(size: Size, units: Units) -> list[Load]:
             "every process hears of it and looks at every bookie",
         ),
         Load("ZooKeeper: reads/s, collection", collected, reads_s, "bookies ask for their ledgers"),
-        Load("ZooKeeper: reads/s, maintenance", upkeep, reads_s, "a pass over all each minute"),
-        Load("ZooKeeper: heap", nodes * units["zk_node_bytes"], ZOOKEEPER_HEAP, "ledgers' records"),
+        Load(
+            "ZooKeeper: reads/s, maintenance",
+            upkeep,
+            reads_s,
+            "a pass a minute over topics and all ids of open intents",
+        ),
+        Load(
+            "ZooKeeper: heap",
+            nodes * units["zk_node_bytes"],
+            ZOOKEEPER_HEAP,
+            "records of ledgers, blocks of their ids",
+        ),
         Load("ZooKeeper: sessions", size.processes + size.bookies, SESSIONS_MAX, "one a process"),
         Load(
             "ZooKeeper: bytes written/s by commits",
