@@ -6,6 +6,7 @@ invariant at every moment it was judged, and everything acked or committed was t
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import NAME, LimboWork
 from tests.simulation.loop import SimLoop, current, run
+from tests.simulation.topic_cursors import TopicCursors
+from tests.simulation.topic_limits import limited
+from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.waiting import a_reader_waits
 from tests.simulation.world import Client, World
@@ -75,6 +79,10 @@ class Scenario:
         self.world: World | None = None
 
     async def main(self) -> Outcome:
+        with ExitStack() as self._until_the_end:
+            return await self._main()
+
+    async def _main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         limits = TIGHT if self.plan.tight else STORAGE
@@ -134,15 +142,22 @@ class Scenario:
         return tasks
 
     async def _start_topics(self, world: World) -> list["asyncio.Task[Any]"]:
-        self.topics = TopicWork(world, self.plan)
+        work = self.topics = TopicWork(world, self.plan)
+        self._until_the_end.enter_context(limited(work.limits, work.noted))
+        upkeep = TopicUpkeep(work)
         reader, janitor = await world.client("reader"), await world.client("janitor")
+        maintainers = [await world.client("maintainer") for _ in range(upkeep.maintainers)]
         return [
             *(
-                asyncio.create_task(self.topics.supervise(query), name=f"supervisor of {query}")
-                for query in self.topics.queries
+                asyncio.create_task(work.supervise(query), name=f"supervisor of {query}")
+                for query in work.queries
             ),
-            reader.run(self.topics.read_often(reader), "reads"),
-            janitor.run(self.topics.clean(janitor), "cleans"),
+            reader.run(work.read_often(reader), "reads"),
+            janitor.run(upkeep.clean(janitor), "cleans"),
+            asyncio.create_task(
+                TopicCursors(work).supervise(), name="supervisor of a subscription"
+            ),
+            *(client.run(upkeep.maintain(client), "maintains") for client in maintainers),
         ]
 
     async def _finish(self, world: World, actors: list["asyncio.Task[Any]"]) -> None:

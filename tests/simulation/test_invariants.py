@@ -363,8 +363,8 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
     ),
     (
         *("T3", I.offsets_are_dense),
-        lambda g, x: (0, [0, 1], 2),
-        lambda g, x: (0, [0, 2], 3),
+        lambda g, x: (0, [0, 1], 0, 2),
+        lambda g, x: (0, [0, 2], 0, 3),
     ),
     (
         *("T3", I.a_tasks_rows_keep_their_order),
@@ -400,6 +400,71 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("T13", I.a_refused_token_decides_nothing),
         lambda g, x: (x, 3, 2, 1, 2),
         lambda g, x: (x, 3, 1, 1, 2),
+    ),
+    (
+        *("T1", I.commits_follow_one_another),
+        lambda g, x: ("t", 3, 3),
+        lambda g, x: ("t", 3, 2),
+    ),
+    (
+        *("T1", I.a_fold_is_that_of_all_commits_ever),
+        lambda g, x: (2, ((0, 5, 5, -1),), ((0, 5, 5, -1),)),
+        lambda g, x: (2, ((0, 5, 5, -1),), ((0, 4, 4, -1),)),
+    ),
+    (
+        *("T1", I.a_checkpoint_only_rises),
+        lambda g, x: ("t", (4, 0), (6, 0)),
+        lambda g, x: ("t", (4, 0), (3, 0)),
+    ),
+    (
+        *("T1", I.a_checkpoint_only_rises),
+        lambda g, x: ("t", (4, 0), (4, 2)),
+        lambda g, x: ("t", (4, 2), (4, 1)),
+    ),
+    (
+        *("T1", I.a_commit_goes_when_two_checkpoints_have_it),
+        lambda g, x: (1, 2),
+        lambda g, x: (2, 2),
+    ),
+    (
+        *("T3", I.a_row_is_where_its_commit_put_it),
+        lambda g, x: (("t", 0, 1), "a1", "a1"),
+        lambda g, x: (("t", 0, 1), "a1", "a2"),
+    ),
+    (
+        *("T4", I.what_was_dropped_stays_for_the_delete_delay),
+        lambda g, x: (1, 2_000, 2_000),
+        lambda g, x: (1, 1_999, 2_000),
+    ),
+    (
+        *("T9", I.topics_are_seen_together),
+        lambda g, x: ("c", {"t": True, "u": True}),
+        lambda g, x: ("c", {"t": True, "u": False}),
+    ),
+    (
+        *("T10", I.nothing_held_is_trimmed),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, 6, 5),
+    ),
+    (
+        *("T10", I.retention_goes_by_the_stores_time),
+        lambda g, x: (0, 9, 4_000, 4_000),
+        lambda g, x: (0, 9, 3_999, 4_000),
+    ),
+    (
+        *("T12", I.a_cursor_is_found_where_it_was_confirmed),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, 4, 5),
+    ),
+    (
+        *("T12", I.only_the_current_epoch_writes),
+        lambda g, x: ("s", 2, 2),
+        lambda g, x: ("s", 1, 2),
+    ),
+    (
+        *("T15", I.a_commit_writes_each_topic_twice),
+        lambda g, x: (2, 6),
+        lambda g, x: (2, 7),
     ),
     (
         *("T14", I.every_committer_ends),

@@ -1,4 +1,4 @@
-"""Topics: T1, T2, T3, T4, T5, T6, T14."""
+"""Topics: T1 to T6, T9, T10, T12, T14, T15."""
 
 from typing import Any
 
@@ -18,6 +18,34 @@ def a_commit_that_returned_is_in_the_log_once(
 def what_was_committed_is_all_there(ghost: Ghost, attempt: str, there: int, rows: int) -> None:
     """Every row of a committed task attempt is in the final fold, once."""
     require(there == rows, "T1", f"attempt {attempt}: {there} of {rows} committed rows")
+
+
+@invariant("T1")
+def commits_follow_one_another(ghost: Ghost, topic_id: str, wanted: int, number: int) -> None:
+    """Commits of a topic are numbered from 0, each number once, also after their nodes are gone."""
+    require(number == wanted, "T1", f"commit {number} of topic {topic_id} comes after {wanted - 1}")
+
+
+@invariant("T1")
+def a_fold_is_that_of_all_commits_ever(ghost: Ghost, commits: int, found: Any, wanted: Any) -> None:
+    """fold(checkpoint + tail) = fold(all actions ever): where each partition starts and ends, how
+    many rows it keeps, and when it was last rearranged."""
+    require(found == wanted, "T1", f"after {commits} commits {found} is folded, not {wanted}")
+
+
+@invariant("T1")
+def a_checkpoint_only_rises(
+    ghost: Ghost, topic_id: str, was: tuple[int, int], now: tuple[int, int]
+) -> None:
+    """A checkpoint's `next` and `trimmed` only rise (hazard 6)."""
+    rises = now != was and now[0] >= was[0] and now[1] >= was[1]
+    require(rises, "T1", f"the checkpoint of {topic_id} went from {was} to {now}")
+
+
+@invariant("T1")
+def a_commit_goes_when_two_checkpoints_have_it(ghost: Ghost, number: int, previous: int) -> None:
+    """A commit's node is deleted only when the checkpoint before the newest has it, too."""
+    require(number < previous, "T1", f"commit {number} is gone, two checkpoints go to {previous}")
 
 
 @invariant("T2")
@@ -44,12 +72,15 @@ def an_offset_is_one_row_for_ever(
 
 
 @invariant("T3")
-def offsets_are_dense(ghost: Ghost, partition: int, offsets: list[int], end: int) -> None:
-    """Offsets of a partition are 0 .. end-1, each once, in order."""
+def offsets_are_dense(
+    ghost: Ghost, partition: int, offsets: list[int], start: int, end: int
+) -> None:
+    """Offsets of a partition are start .. end-1, each once, in order."""
     require(
-        offsets == list(range(end)),
+        offsets == list(range(start, end)),
         "T3",
-        f"partition {partition} ends at {end} and reads as {len(offsets)} offsets {offsets[-5:]}",
+        f"partition {partition} is {start}..{end} and reads as {len(offsets)} offsets"
+        f" {offsets[-5:]}",
     )
 
 
@@ -59,9 +90,25 @@ def a_tasks_rows_keep_their_order(ghost: Ghost, partition: int, before: int, row
     require(row > before, "T3", f"partition {partition}: row {row} of a task after its {before}")
 
 
+@invariant("T3")
+def a_row_is_where_its_commit_put_it(ghost: Ghost, place: Any, attempt: str, wanted: str) -> None:
+    """Through checkpoint, trim and merge a row keeps the offset that its commit gave it."""
+    require(attempt == wanted, "T3", f"{place} read as a row of {attempt}, committed by {wanted}")
+
+
+@invariant("T4")
+def what_was_dropped_stays_for_the_delete_delay(
+    ghost: Ghost, ledger_id: int, since_ms: int, delay_ms: int
+) -> None:
+    """A ledger to which nothing refers any more is deleted after the delete delay (hazard 34)."""
+    what = f"ledger {ledger_id} was deleted {since_ms} ms after it was dropped"
+    require(since_ms >= delay_ms, "T4", f"{what}, the delay is {delay_ms} ms")
+
+
 @invariant("T4")
 def what_a_commit_names_is_there(ghost: Ghost, ledger_id: int, deleted: bool) -> None:
-    """No ledger reachable from a fold is ever deleted, before or after its commit."""
+    """No ledger reachable from a fold is ever deleted, before or after its commit: one with rows
+    that are kept, a body, a chunk, a root."""
     require(not deleted, "T4", f"ledger {ledger_id} is in a commit and was deleted")
 
 
@@ -80,6 +127,55 @@ def what_is_committed_was_acked(ghost: Ghost, ledger: LedgerGhost, last_entry: i
     require(last_entry <= ledger.acked, "T6", f"{what}, acked is {ledger.acked}")
     end = ledger.record.last_entry
     require(end is None or last_entry <= end, "T6", f"{what}, CLOSED at {end}")
+
+
+@invariant("T9")
+def topics_are_seen_together(ghost: Ghost, commit_id: str, seen: dict[str, bool]) -> None:
+    """A commit over several topics is seen by a read of them in all or in none."""
+    require(len(set(seen.values())) == 1, "T9", f"commit {commit_id} is seen as {seen}")
+
+
+@invariant("T10")
+def nothing_held_is_trimmed(
+    ghost: Ghost, name: str, partition: int, offset: int, ceiling: int | None
+) -> None:
+    """The trim point is at or below every subscription's position."""
+    free = ceiling is None or offset <= ceiling
+    what = f"partition {partition} was trimmed to {offset}, subscription {name} is at"
+    require(free, "T10", f"{what} {ceiling} at most")
+
+
+@invariant("T10")
+def retention_goes_by_the_stores_time(
+    ghost: Ghost, partition: int, offset: int, age_ms: int, retention_ms: int
+) -> None:
+    """Rows that retention lets go were committed that long ago, by the store's clock."""
+    what = f"row {offset - 1} of partition {partition} went {age_ms} ms after its commit"
+    require(age_ms >= retention_ms, "T10", f"{what}, retention is {retention_ms} ms")
+
+
+@invariant("T12")
+def a_cursor_is_found_where_it_was_confirmed(
+    ghost: Ghost, name: str, partition: int, found: int | None, confirmed: int
+) -> None:
+    """A recovered cursor is at or after the last confirmed write."""
+    there = found is not None and found >= confirmed
+    what = f"subscription {name}, partition {partition}, was confirmed at {confirmed}"
+    require(there, "T12", f"{what} and found at {found}")
+
+
+@invariant("T12")
+def only_the_current_epoch_writes(ghost: Ghost, name: str, epoch: int, current: int) -> None:
+    """What the owner of an earlier epoch writes after it was taken over is never confirmed."""
+    what = f"subscription {name}: epoch {epoch} confirmed what it was told in epoch {current}"
+    require(epoch >= current, "T12", what)
+
+
+@invariant("T15")
+def a_commit_writes_each_topic_twice(ghost: Ghost, topics: int, writes: int) -> None:
+    """ZooKeeper writes of a commit: head and log node of each topic, the transaction record and at
+    most the intent: they do not grow with partitions or segments."""
+    require(writes <= 2 * topics + 2, "T15", f"a commit to {topics} topics made {writes} writes")
 
 
 @invariant("T14")
