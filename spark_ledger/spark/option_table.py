@@ -252,7 +252,8 @@ READ_OPTIONS = (
         Flag(),
         "false",
         "filters on `offset`, `timestamp` and `partition` decide what is read; "
-        "needs `spark.sql.python.filterPushdown.enabled`",
+        "needs `spark.sql.python.filterPushdown.enabled`, and a `load` of its own for each query "
+        "(see Known limits)",
     ),
     Option(
         "metadata",
