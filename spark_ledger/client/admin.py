@@ -36,7 +36,8 @@ from spark_ledger.topic.topics import TopicInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+
+    from spark_ledger.spark.typed_values import StructType
 
 T = TypeVar("T")
 Place = str | datetime | Mapping[int, int]

@@ -17,13 +17,16 @@ from spark_ledger import errors
 from spark_ledger.bookies import bookie_listing
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store import NoNode
 from spark_ledger.topic import actions, segment_columns
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.lag import PartitionLag, topic_lag
-from spark_ledger.topic.records import Commit
+from spark_ledger.topic.names import parse_topic
+from spark_ledger.topic.records import Commit, decode_topic
 from spark_ledger.topic.segment_columns import OffsetRange
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.store_calls import read as read_node
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
@@ -153,7 +156,7 @@ Row = tuple[Any, ...]
 class Part:
     """Some of a view. Picklable. `topics` are those it is about; of segments `ranges` the offsets
     whose segments it has; of ledgers `ledgers` the ids to look at, and `only_topics` whether those
-    of other topics are left out."""
+    of other topics than `topics` are left out."""
 
     view: str
     topics: tuple[TopicInfo, ...] = ()
@@ -167,18 +170,20 @@ async def plan(client: TopicClient, view: str, names: Iterable[str] | None = Non
 
     Raises errors.TopicNotFound for a topic that is named, errors.Unavailable.
     """
+    with reachable(f"listing {view}"):
+        return await _planned(client, view, names)
+
+
+async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) -> list[Part]:
     if view == "bookies":
         return [Part(view)]
     topics = client.topics
-    named = None if names is None else [await topics.open(name) for name in names]
-    some = tuple(await topics.list() if named is None else named)
+    named = None if names is None else tuple([await topics.open(name) for name in names])
     if view == "ledgers":
-        with reachable("listing ledgers"):
-            ids = [ledger_id async for ledger_id in client.ledgers.list()]
-        return [
-            Part(view, some, ledgers=tuple(few), only_topics=named is not None)
-            for few in _runs(ids, LEDGERS_PER_PART)
-        ]
+        ids = [ledger_id async for ledger_id in client.ledgers.list()]
+        runs = _runs(ids, LEDGERS_PER_PART)
+        return [Part(view, named or (), (), tuple(few), named is not None) for few in runs]
+    some = tuple(await topics.list()) if named is None else named
     if view == "segments":
         planned = await _each(some, lambda info: _segment_parts(client, info))
         return [part for parts in planned for part in parts]
@@ -331,25 +336,34 @@ async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
 
 
 async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
+    await client.store.sync()
     alive = await bookie_listing.alive(client.store)
-    names = {info.id: info.name.short for info in part.topics}
 
-    async def one(ledger_id: int) -> Row | None:
+    async def record_of(ledger_id: int) -> LedgerRecord | None:
         try:
-            record = (await client.ledgers.record(ledger_id)).record
+            return (await client.ledgers.record(ledger_id)).record
         except errors.NoSuchLedger:  # deleted meanwhile
             return None
-        if part.only_topics and record.topic not in names:
-            return None
-        return _ledger_row(record, names, alive)
 
-    return [row for row in await _each(part.ledgers, one) if row is not None]
+    some = [one for one in await _each(part.ledgers, record_of) if one is not None]
+    if part.only_topics:
+        wanted = {info.id for info in part.topics}
+        some = [record for record in some if record.topic in wanted]
+    ids = [one for one in dict.fromkeys(record.topic for record in some) if one]
+    names = dict(zip(ids, await _each(ids, lambda one: _name_of(client, one)), strict=True))
+    return [_ledger_row(record, names, alive) for record in some]
+
+
+async def _name_of(client: TopicClient, topic_id: str) -> str:
+    """The topic's name, or its id if nothing is left of it."""
+    node = await read_node(client.store, paths.topic(topic_id))
+    return topic_id if node is None else parse_topic(decode_topic(node.value).name).short
 
 
 def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:
     bookies = (bookie for fragment in record.fragments for bookie in fragment.ensemble)
     return (
-        *(record.ledger_id, names.get(record.topic, record.topic or None), record.state.value),
+        *(record.ledger_id, names.get(record.topic), record.state.value),
         *(record.last_entry, record.rows, record.length_bytes),
         *(record.ensemble_size, record.write_quorum, record.ack_quorum, record.durability),
         *(len(record.fragments), list(record.last_fragment.ensemble)),
@@ -378,7 +392,7 @@ async def _there(asked: Awaitable[T]) -> T | None:
     """None for a topic that was deleted meanwhile."""
     try:
         return await asked
-    except (errors.TopicNotFound, errors.TopicDeleted):
+    except (errors.TopicNotFound, errors.TopicDeleted, NoNode):
         return None
 
 
