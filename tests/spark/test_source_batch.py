@@ -6,24 +6,10 @@ import time
 import pyspark.sql.functions as F
 import pytest
 
-from spark_ledger.topic import blocking
 from spark_ledger.topic.actions import Trim
+from tests.spark.by_hand import Cluster
 
 PLACE = "value STRING, partition INT, offset BIGINT"
-
-
-class Cluster:
-    """The topic layer beside Spark, for somebody who does what no option does."""
-
-    def __init__(self, service_url):
-        self._topics = blocking.topics(service_url)
-        self.client = self._topics.client
-        self.run = self._topics.run
-
-    def commit(self, topic, *actions):
-        info = self.run(self.client.topics.open(topic))
-        intent = self.run(self.client.intents.open_system_intent("by hand", info.id))
-        self.run(self.client.commit_actions(info.id, actions, intent))
 
 
 @pytest.fixture

@@ -2,34 +2,11 @@
 
 import json
 
-import pyarrow as pa
 import pytest
 
-from spark_ledger.topic import blocking
-from spark_ledger.topic.actions import Grow, OpenLive, SealLive, Trim
-from spark_ledger.topic.message_batch import Share, encode_batch
-from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.actions import Trim
+from tests.spark.by_hand import Cluster, Owner
 from tests.spark.topics import wait_until
-
-
-class Cluster:
-    """The topic layer beside Spark, for somebody who does what no option does."""
-
-    def __init__(self, service_url):
-        self._topics = blocking.topics(service_url)
-        self.client = self._topics.client
-        self.run = self._topics.run
-
-    def info(self, topic):
-        return self.run(self.client.topics.open(topic))
-
-    def commit(self, topic, *actions):
-        info = self.info(topic)
-        intent = self.run(self.client.intents.open_system_intent("by hand", info.id))
-        self.run(self.client.commit_actions(info.id, actions, intent))
-
-    def grow(self, topic, partitions):
-        self.commit(topic, Grow(partitions))
 
 
 @pytest.fixture
@@ -179,50 +156,6 @@ def test_typed_rows_are_streamed_by_their_columns(spark, topics, topic, tmp_path
     named = read.selectExpr("name AS key", "cast(id AS string) AS value")
     topics.copy(named, f"{topic}-copy", tmp_path / "checkpoint")
     assert topics.numbers(f"{topic}-copy") == list(range(10))
-
-
-class Owner:
-    """Appends rows to the open end of a topic's only partition, as a broker does."""
-
-    def __init__(self, by_hand, topic, base):
-        self._by_hand, self._topic, self._base = by_hand, topic, base
-        self._next, self._sizes = base, []
-        by_hand.run(self._open())
-
-    async def _open(self):
-        client = self._by_hand.client
-        self._info = await client.topics.open(self._topic)
-        self._intent = await client.intents.open_system_intent("own", self._topic)
-        self._writer = await client.ledgers.create(
-            3, 2, 2, intent=self._intent.id, topic=self._info.id, announce_lac=True
-        )
-        live = OpenLive(0, self._writer.ledger_id, 0, "owner", 1)
-        await client.commit_actions(self._info.id, [live], self._intent)
-
-    def append(self, rows):
-        self._by_hand.run(self._append(rows))
-
-    async def _append(self, rows):
-        values = [b"%d" % n for n in range(self._next, self._next + rows)]
-        batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
-        shares = [Share(0, rows, self._next - self._base)]
-        await self._writer.append(encode_batch(batch, shares, written_ms=1), rows=rows)
-        self._next += rows
-        self._sizes.append(rows)
-
-    def seal(self):
-        self._by_hand.run(self._seal())
-
-    async def _seal(self):
-        record = await self._writer.close()
-        known = await self._by_hand.client.ledgers.record(self._writer.ledger_id)
-        entries, rows = ((0, record.last_entry),), sum(self._sizes)
-        segment = Segment(
-            *(0, self._writer.ledger_id, known.version, entries, tuple(self._sizes), rows),
-            *(record.length_bytes, 1, 1),
-        )
-        sealed = SealLive(0, self._writer.ledger_id, segment)
-        await self._by_hand.client.commit_actions(self._info.id, [sealed], self._intent)
 
 
 def test_a_query_follows_a_live_segment_through_its_seal_without_a_row_lost_or_doubled(

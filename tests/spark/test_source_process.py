@@ -1,0 +1,149 @@
+"""The source's process as Spark talks to it, with a real cluster and no session of Spark."""
+
+import pytest
+
+from spark_ledger.errors import LedgerFenced, PartitionRemoved, RowsTrimmed, SubscriptionBusy
+from spark_ledger.spark.options import stream_read_options
+from spark_ledger.spark.schema import DEFAULT_SCHEMA
+from spark_ledger.spark.source import LedgerStreamReader
+from spark_ledger.topic.actions import Trim
+from tests.spark.by_hand import Cluster, Owner
+from tests.spark.topics import wait_until
+
+
+@pytest.fixture
+def by_hand(cluster) -> Cluster:
+    return Cluster(cluster.service_url)
+
+
+@pytest.fixture
+def source(cluster):
+    """Makes the source of one run; ends them all."""
+    made = []
+
+    def make(**options) -> LedgerStreamReader:
+        given = {"serviceUrl": cluster.service_url, "startingOffsets": "earliest", **options}
+        made.append(LedgerStreamReader(stream_read_options(given), DEFAULT_SCHEMA))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def poll(run, start):
+    return run.latestOffset(start, run.getDefaultReadLimit())
+
+
+def read(run, start, end):
+    found = []
+    for partition in run.partitions(start, end):
+        for batch in run.read(partition):
+            found += [int(value) for value in batch.column("value").to_pylist()]
+    return found
+
+
+def test_a_pattern_is_looked_at_again_when_a_run_begins(by_hand, source, topic):
+    by_hand.write(f"{topic}-a", range(5))
+    options = {"subscribePattern": f"{topic}-[ab]", "startingOffsets": "latest"}
+    first = source(**options)
+    start = first.initialOffset()
+    assert poll(first, start) is start
+    by_hand.write(f"{topic}-a", range(5, 10))
+    by_hand.write(f"{topic}-b", range(10, 15), partitions=2)
+    again = source(**options)
+    end = poll(again, start)
+    assert sorted(read(again, start, end)) == list(range(5, 15))
+    assert poll(again, end) is end
+
+
+def test_a_running_source_finds_topics_and_partitions_that_come(
+    by_hand, source, topic, monkeypatch
+):
+    monkeypatch.setattr("spark_ledger.spark.driver_state.RESCAN_S", 0.1)
+    by_hand.write(f"{topic}-a", range(5))
+    run = source(subscribePattern=f"{topic}-[ab]")
+    start = run.initialOffset()
+    end = poll(run, start)
+    by_hand.grow(f"{topic}-a", 3)
+    by_hand.write(f"{topic}-b", range(5, 9))
+    wait_until(lambda: len(poll(run, end).get(f"{topic}-a", {})) == 3 and poll(run, end) != end)
+    wait_until(lambda: f"{topic}-b" in poll(run, end))
+    assert sorted(read(run, start, poll(run, end))) == list(range(9))
+
+
+def test_a_subscription_is_at_the_end_when_an_available_now_run_is(by_hand, source, topic):
+    by_hand.write(topic, range(20))
+    run = source(subscribe=topic, subscription="mine", maxOffsetsPerTrigger="15")
+    run.prepareForTriggerAvailableNow()
+    first = poll(run, run.initialOffset())
+    last = poll(run, first)
+    assert poll(run, last) is last
+    topic_id = by_hand.info(topic).id
+    lag = by_hand.run(by_hand.client.subscriptions.lag(topic_id, "mine", 0))
+    assert (lag[0].position, lag[0].rows) == (20, 0)
+
+
+def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, topic):
+    by_hand.write(topic, range(20))
+    options = {"subscribe": topic, "subscription": "mine"}
+    old = source(**options)
+    start = old.initialOffset()
+    end = poll(old, start)
+    stranger = source(**options)
+    with pytest.raises(SubscriptionBusy, match=r"\[LEDGER_SUBSCRIPTION.BUSY\]"):
+        poll(stranger, stranger.initialOffset())
+    new = source(**options)
+    assert poll(new, end) is end
+
+    def fenced():
+        try:
+            poll(old, end)
+        except LedgerFenced:
+            return True
+        return False
+
+    wait_until(fenced, 60)
+    assert poll(new, end) is end
+
+
+def test_a_live_segment_is_followed_through_its_seal(by_hand, source, topic):
+    by_hand.write(topic, range(25))
+    run = source(subscribe=topic)
+    start = poll(run, run.initialOffset())
+    owner = Owner(by_hand, topic, 25)
+    owner.append(5)
+    wait_until(lambda: poll(run, start) is not start)
+    middle = poll(run, start)
+    assert read(run, start, middle) == list(range(25, 30))
+    owner.append(7)
+    wait_until(lambda: poll(run, middle) is not middle)
+    owner.seal()
+    by_hand.write(topic, range(37, 40))
+    wait_until(lambda: poll(run, middle)[topic] == {"0": 40})
+    end = poll(run, middle)
+    assert read(run, middle, end) == list(range(30, 40))
+    assert read(run, start, end) == list(range(25, 40))
+
+
+def test_rows_trimmed_before_they_were_read_are_told_with_their_number_or_left_out(
+    by_hand, source, topic
+):
+    by_hand.write(topic, range(20))
+    run = source(subscribe=topic)
+    start = run.initialOffset()
+    end = poll(run, start)
+    by_hand.commit(topic, Trim(((0, 14),)))
+    again = source(subscribe=topic)
+    with pytest.raises(RowsTrimmed, match="14 rows to be read were removed"):
+        again.partitions(start, end)
+    lossy = source(subscribe=topic, failOnDataLoss="false")
+    assert read(lossy, start, end) == list(range(14, 20))
+
+
+def test_a_partition_that_an_offset_names_and_nobody_reads_any_more_is_told(by_hand, source, topic):
+    by_hand.write(topic, range(20), partitions=2)
+    both = source(subscribe=topic)
+    end = poll(both, both.initialOffset())
+    with pytest.raises(PartitionRemoved, match="partition 1"):
+        poll(source(assign='{"%s":[0]}' % topic), end)  # noqa: UP031
