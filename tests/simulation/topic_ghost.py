@@ -65,6 +65,8 @@ class LogGhost:
     spans: dict[int, list[Span]] = field(default_factory=dict)
     """By partition, rising."""
     checkpoint: CheckpointRecord | None = None
+    previous: int = 0
+    """How far the checkpoint before the newest went."""
     short: TopicState | None = None
     """Folded from the checkpoint that counts, where its root is in its record."""
     ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -261,6 +263,8 @@ class TopicJudge:
         self._world.ghost.meet("checkpoint trims" if was[0] == now[0] else "checkpoint")
         invariants.a_checkpoint_only_rises(self._world.ghost, log.topic_id, was, now)
         log.checkpoint = record
+        if was[0] != now[0]:
+            log.previous = was[0]
         if isinstance(record.root, bytes) and was[0] != now[0]:
             log.short = checkpoint.decode_root(record.root).state
             self.compared(log.topic_id, log.short)
@@ -275,8 +279,9 @@ class TopicJudge:
         """A commit's node is deleted: two checkpoints have it."""
         if log.state.deleted:
             return
-        previous = 0 if log.checkpoint is None else log.checkpoint.previous
-        invariants.a_commit_goes_when_two_checkpoints_have_it(self._world.ghost, number, previous)
+        invariants.a_commit_goes_when_two_checkpoints_have_it(
+            self._world.ghost, number, log.previous
+        )
 
     def compared(self, topic_id: str, folded: TopicState) -> None:
         """A fold, from wherever it began, is that of all commits ever (T1)."""
