@@ -224,5 +224,4 @@ SOUGHT = (
         *(drops_what_it_keeps, LONG),
     ),
 )
-"""Rules taken out that no seed tried so far has caught, so they are not among the mutants: each asks
-for runs that are wilder, or judged more sharply."""
+"""Rules taken out that no seed tried so far has caught, so they are not among the mutants."""
