@@ -78,7 +78,7 @@ class Chaos:
             if node.stopping or node.doomed or node.degraded:
                 node.kill("all")
             await node.start()
-            if node.degraded:  # it was about to start when all was well again
+            if node.degraded or not node.running:  # it was starting, and met a fault of before
                 node.kill("all")
                 await node.start()
         for node in self.world.nodes:
