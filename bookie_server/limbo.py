@@ -32,6 +32,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import blake2b
 
 from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
@@ -101,6 +102,7 @@ class Limbo:
         self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
         self._told: dict[int, None] = {}  # in this run, since damage was found last
         self._wake = asyncio.Event()
+        self._run = 0  # the first session of this run
         self._forget_at = 0.0  # when deleted ledgers are looked for again, by the loop's clock
 
     def wake(self) -> None:
@@ -268,11 +270,13 @@ class Limbo:
         handle = await self._ledgers.meet(ledger_id)
         if not handle.allows("recover", request.token):
             return ClearLimboResponse(Status.UNAUTHORIZED)
-        limbo, revision = self._ledgers.limbo(ledger_id)
+        if not self._run:
+            self._run = self._metadata.session_id
+        limbo, revision = self._state_told(ledger_id)
         if limbo and ledger_id not in self._told:
             self._told[ledger_id] = None
             await self._ledgers.renew(ledger_id)
-            limbo, revision = self._ledgers.limbo(ledger_id)
+            limbo, revision = self._state_told(ledger_id)
         if not request.clear or not limbo:
             return ClearLimboResponse(Status.OK, limbo, revision)
         if request.revision != revision:
@@ -282,3 +286,11 @@ class Limbo:
         await self._ledgers.clear_limbo(ledger_id)
         self._wake.set()
         return ClearLimboResponse(Status.OK)
+
+    def _state_told(self, ledger_id: int) -> tuple[str, int]:
+        """The ledger's limbo, and its revision as it is told: that of another run is another
+        number. Revisions by themselves begin anew when an index was lost, and meet what a run
+        before it told; no two runs have the same session."""
+        limbo, revision = self._ledgers.limbo(ledger_id)
+        told = blake2b(f"{self._run} {revision}".encode(), digest_size=8).digest()
+        return limbo, int.from_bytes(told, "little")
