@@ -475,8 +475,8 @@ class BookieNode:
             for result in answer.results:
                 served[at] = result.status.name
                 at += 1
-        if self.bookie.failed.done():
-            return  # it is about to exit, and knows nothing: the next start is asked
+        if self.bookie.failed.done() or self.stopping:
+            return  # it is about to exit, and says nothing any more: the next start is asked
         for entry_id in entries:
             status = served.get(entry_id, answer.status.name)
             if not self.world.ghost.bookie(self.bookie_id).rotten:
