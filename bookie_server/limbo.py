@@ -102,7 +102,7 @@ class Limbo:
         self._listed: dict[int, str] | None = None  # as the store has it; None: not looked yet
         self._told: dict[int, None] = {}  # in this run, since damage was found last
         self._wake = asyncio.Event()
-        self._run = 0  # the first session of this run
+        self._run = 0  # a session of this run; 0: there was none yet
         self._forget_at = 0.0  # when deleted ledgers are looked for again, by the loop's clock
 
     def wake(self) -> None:
@@ -270,8 +270,10 @@ class Limbo:
         handle = await self._ledgers.meet(ledger_id)
         if not handle.allows("recover", request.token):
             return ClearLimboResponse(Status.UNAUTHORIZED)
+        self._run = self._run or self._metadata.session_id
         if not self._run:
-            self._run = self._metadata.session_id
+            reason = "the node has no session yet: what it told could be taken for another run's"
+            return ClearLimboResponse(Status.LIMBO, reason=reason)
         limbo, revision = self._state_told(ledger_id)
         if limbo and ledger_id not in self._told:
             self._told[ledger_id] = None

@@ -499,3 +499,16 @@ def test_a_comparison_of_before_another_loss_clears_nothing_though_revisions_beg
         assert (await ask(node, CLOSED, revisions[1])).status is OK
 
     on_a_node(test)
+
+
+def test_a_node_without_a_session_yet_tells_nothing_that_could_be_another_runs():
+    async def test(node):
+        node.bookie._storage.quarantine(OPEN, 0, "a bad block")
+        session = node.bookie._limbo._metadata
+        known, session._id = session.session_id, 0
+        told = await ask(node, OPEN)
+        assert (told.status, told.revision) == (LIMBO, 0)
+        session._id = known
+        assert (await ask(node, OPEN)).status is OK
+
+    on_a_node(test)
