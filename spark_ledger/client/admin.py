@@ -37,7 +37,7 @@ from spark_ledger.topic.topics import TopicInfo
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_ledger.spark.typed_values import StructType
+    from spark_ledger.spark.typed_values import SparkSchema
 
 T = TypeVar("T")
 Place = str | datetime | Mapping[int, int]
@@ -220,7 +220,7 @@ class Admin:
 
         return self._run(work())
 
-    def register_schema(self, topic: str, schema: "StructType | pa.Schema") -> SchemaVersion:
+    def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
         """Make these columns (Spark's or Arrow's) a version of the topic's schema, or find the
         version that is exactly these. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
@@ -311,7 +311,7 @@ def _check_same(facts: TopicFacts, partitions: int | None, policies: Mapping[str
             )
 
 
-def _arrow(schema: "StructType | pa.Schema") -> "pa.Schema":
+def _arrow(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
     """Raises TypeError for what is neither."""
     import pyarrow as pa
 

@@ -18,6 +18,7 @@ settings have `schema_version(...)`. Read: `offered(...)` where the user declare
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,8 @@ JSON, ARROW, SCHEMA = "json", "arrow", "schema"
 TYPED_FORMATS = (ARROW, SCHEMA)
 NO_SCHEMA = "none"
 """The schemaMode that neither registers nor compares columns."""
+SparkSchema: TypeAlias = StructType
+"""For those who name Spark's schema in an annotation without loading Spark."""
 
 _SIMPLE = (
     BinaryType,
