@@ -165,6 +165,7 @@ def test_a_query_follows_a_live_segment_through_its_seal_without_a_row_lost_or_d
     owner = Owner(by_hand, topic, 10)
     owner.append(5)
     copy = f"{topic}-copy"
+    by_hand.run(by_hand.client.topics.create(copy, 1))
     rows = stream(topics, subscribe=topic, startingOffsets="earliest")
     query = topics.start_copy(rows, copy, tmp_path / "checkpoint", once=False)
     try:
