@@ -67,9 +67,7 @@ class Onlooker:
 
     def __init__(self, service_url: str) -> None:
         self._topics: BlockingTopics = blocking.topics(service_url)
-        self._janitor = Janitor(
-            self._topics.client.store, self._topics.client.ledgers, random.Random(0)
-        )
+        self._janitor = self._new_janitor()
         self._turn = asyncio.Lock()
         self._cleaning = background_loop().submit(self._keep_cleaning())
 
@@ -109,6 +107,7 @@ class Onlooker:
     def check_ledgers(self, topic: str) -> None:
         """Nobody writes to the topic any more: its runs are over."""
         topic_id = self.topic_id(topic)
+        self._janitor = self._new_janitor()  # this one looks again at ids that were without ledger
         self.clean(self.open_intents(topic))
         there = self._topics.run(self._ledgers_of(topic_id))
         referred = set(self.state(topic_id).ledgers())
@@ -117,6 +116,10 @@ class Onlooker:
         assert referred <= set(there), f"ledgers {sorted(referred - set(there))} are deleted"
         still = [ledger for ledger, closed in there.items() if not closed]
         assert not still, f"ledgers {still} of ended runs are open"
+
+    def _new_janitor(self) -> Janitor:
+        client = self._topics.client
+        return Janitor(client.store, client.ledgers, random.Random(0))
 
     async def _keep_cleaning(self) -> None:
         """A tenth of the time."""
