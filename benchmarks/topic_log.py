@@ -78,7 +78,10 @@ def placed_segments(partition: int, count: int) -> SegmentTable:
     sizes = BYTES_OF_A_SEGMENT + chance.integers(-500, 500, count)
     written_ms = EPOCH_MS + 1000 * at + chance.integers(0, 900, count)
     offsets, twice = (np.arange(0, n * count + 1, n, dtype=np.int32) for n in (1, 2))
-    none = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], pa.binary()))
+    none, no_times = (
+        pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], kind))
+        for kind in (pa.binary(), pa.int64())
+    )
     columns: dict[str, Any] = {
         "partition": np.full(count, partition),
         "base": at * ROWS_OF_A_SEGMENT,
@@ -99,6 +102,7 @@ def placed_segments(partition: int, count: int) -> SegmentTable:
         "shared": np.zeros(count, bool),
         "filter_entry": np.full(count, -1),
         "inline": none,
+        "times": no_times,
     }
     arrays = [pa.array(columns[field.name]).cast(field.type) for field in SCHEMA]
     return SegmentTable(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))

@@ -420,14 +420,14 @@ def _print_rows(part: "Rows", json: bool) -> None:
     from spark_ledger.topic.message_batch import KEY, VALUE, column_of
 
     columns = (column_of(part.record_batch, KEY), column_of(part.record_batch, VALUE))
-    pairs = zip(*(column.to_pylist() for column in columns), strict=True)
-    for offset, (key, value) in enumerate(pairs, part.offset):
+    each = zip(*(column.to_pylist() for column in columns), part.each_ms().tolist(), strict=True)
+    for offset, (key, value, written_ms) in enumerate(each, part.offset):
         if json:
             print_json(
                 {
                     "partition": part.partition,
                     "offset": offset,
-                    "timestamp_ms": part.written_ms,
+                    "timestamp_ms": written_ms,
                     "key": None if key is None else readable(key),
                     "value": None if value is None else readable(value),
                 }

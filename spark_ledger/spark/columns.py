@@ -112,8 +112,7 @@ def _counted(rows: Rows, first: int, kind: pa.DataType) -> pa.Array:
 
 
 def _times(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    count = rows.record_batch.num_rows
-    return pa.array(np.full(count, rows.written_ms * 1000, dtype=np.int64)).view(kind)
+    return pa.array(rows.each_ms() * 1000).view(kind)
 
 
 def _message_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:

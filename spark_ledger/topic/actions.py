@@ -6,13 +6,13 @@ is an error, never skipped (hazard 17). Whether an action still holds is decided
 state it follows, what it does in state.py. docs/topics.md shows each.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.topic import segments
-from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.segments import CommitTimes, Segment
 
 Ledgers = tuple[int, ...]
 
@@ -29,8 +29,8 @@ class Replace:
     """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
     (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
     then nothing but appends may have come to the partition. `dropped` are the ledgers that held
-    these rows. `committed_ms` is, for each segment, the commit time of the last of its rows (the
-    store's clock), which a merge does not change; empty: the commit's own time."""
+    these rows. `committed` is, for each segment, when its rows were committed (the store's clock),
+    which a merge does not change; empty: by this commit."""
 
     partition: int
     start: int
@@ -38,7 +38,7 @@ class Replace:
     segments: tuple[Segment, ...]
     snapshot: int
     dropped: Ledgers = ()
-    committed_ms: tuple[int, ...] = ()
+    committed: tuple[CommitTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "segments": _segments(a.segments),
         "snapshot": a.snapshot,
         "dropped": list(a.dropped),
-        "committed_ms": list(a.committed_ms),
+        "committed": [[list(run) for run in times] for times in a.committed],
     },
     Trim: lambda a: {
         "offsets": {str(partition): offset for partition, offset in a.offsets},
@@ -207,7 +207,7 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
         _segments_of_json(plain),
         plain["snapshot"],
         tuple(plain["dropped"]),
-        tuple(plain.get("committed_ms", ())),
+        _times_of_json(plain.get("committed", ())),
     ),
     "trim": lambda plain: Trim(
         tuple(sorted((int(p), int(offset)) for p, offset in plain["offsets"].items())),
@@ -233,6 +233,10 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
     ),
     "terminate": lambda plain: Terminate(),
 }
+
+
+def _times_of_json(plain: Sequence[Sequence[Sequence[int]]]) -> tuple[CommitTimes, ...]:
+    return tuple(tuple((int(rows), int(ms)) for rows, ms in times) for times in plain)
 
 
 def _segments(some: tuple[Segment, ...]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.topic import message_batch, row_columns
 from spark_ledger.topic.key_filter import key_filter
-from spark_ledger.topic.message_batch import EVENT_TIME, KEY, TYPED_NAMES, Share
+from spark_ledger.topic.message_batch import EVENT_TIME, KEY, TYPED_NAMES, Share, TimeRuns
 from spark_ledger.topic.routing import Counts, Hashes, Router, key_hashes
 from spark_ledger.topic.row_columns import MaybeColumn, Sizes
 
@@ -51,13 +51,15 @@ class EncodedShare:
 class EncodedEntry:
     """Rows of one partition, or of several in rising order, ready to be sent; `body` is the
     payload without its header, whose first rows depend on the segments that the entry becomes
-    part of."""
+    part of. `times` are the times its rows were written at, the last of them at `written_ms`;
+    empty: all then."""
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
     body: memoryview
     typed: bool = False
     schema_version: int = 0
+    times: TimeRuns = ()
 
     @property
     def rows(self) -> int:
@@ -67,6 +69,10 @@ class EncodedEntry:
     def payload_bytes(self) -> int:
         return sum(share.bytes for share in self.shares)
 
+    @property
+    def first_written_ms(self) -> int:
+        return min((ms for _, ms in self.times), default=self.written_ms)
+
     def payload(self, first_rows: Sequence[int]) -> list[bytes | memoryview]:
         """The payload's buffers for an entry whose shares begin at these rows of their segments."""
         shares = [
@@ -74,7 +80,11 @@ class EncodedEntry:
             for one, first_row in zip(self.shares, first_rows, strict=True)
         ]
         header = message_batch.encode_header(
-            shares, self.written_ms, typed=self.typed, schema_version=self.schema_version
+            shares,
+            self.written_ms,
+            typed=self.typed,
+            schema_version=self.schema_version,
+            times=self.times,
         )
         return [header, self.body]
 

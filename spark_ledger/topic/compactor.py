@@ -1,20 +1,21 @@
 """Merging small segments: their rows are read, written to another ledger, and put in their place.
 
-Always true: a row keeps its offset, its columns, its timestamp and its commit time: an entry has
-one timestamp, so entries of different times are copied and not joined, whatever their segments
-become. A merge is a commit of `replace` actions, refused if anything but appends came to its
-partitions since it was planned; then it is planned again. What was written for nothing is under an
-intent that ends with the merging, and so is the janitor's. Ended at any moment and begun again, it
-goes on with what is left.
+Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
+of many commits become one entry. A merge is a commit of `replace` actions, refused if anything but
+appends came to its partitions since it was planned; then it is planned again. What was written for
+nothing is under an intent that ends with the merging, and so is the janitor's. Ended at any moment
+and begun again, it goes on with what is left.
 
 `plan_round`, `merge` and `commit_round` are the parts: a job may run the second on many machines.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from spark_ledger import errors
@@ -43,9 +44,12 @@ from spark_ledger.topic.topics import TopicInfo
 COMPRESSION = "zstd"
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
+ROUND_SEGMENTS_MAX = 50_000  # each has a time in the commit
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
 GATHER_BYTES_MAX = 4 << 20
+TIMES_MAX = 4096  # of rows that wait to be an entry
+TIME_PART = 256  # of an entry's bytes there is one time at most
 ONE_TASK = Cutting(task_bytes=1 << 62)
 _BESIDE = frozenset(TYPED_NAMES.values())
 
@@ -200,25 +204,30 @@ async def commit_round(
 ) -> None:
     """Put what was written in the place of what it was read from, all or nothing; the intent goes
     on. Raises errors.TxnConflict: what was planned on has changed, plan again."""
-    replaced = [
-        Replace(
-            partition=one.merge.partition,
-            start=one.merge.start,
-            end=one.merge.end,
-            segments=one.segments,
-            snapshot=planned.snapshot,
-            committed_ms=(one.merge.committed_ms,) * len(one.segments),
-        )
-        for one in merged
-    ]
+    replaced = [_replace(planned.snapshot, one) for one in merged]
     await client.commit_actions(topic.id, replaced, intent)
 
 
+def _replace(snapshot: int, one: Merged) -> Replace:
+    times = _Runs(one.merge.committed)
+    return Replace(
+        partition=one.merge.partition,
+        start=one.merge.start,
+        end=one.merge.end,
+        segments=one.segments,
+        snapshot=snapshot,
+        committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
+    )
+
+
 class _Encoding:
-    """Rows of one time and kind on their way to entries, by the encoder that tasks have."""
+    """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
+    of one partition's rows, so entries are given the rows' times in that order."""
 
     def __init__(self, first: Rows, entry_bytes_max: int, compression: str) -> None:
         self._first = first
+        self._times = _Runs()
+        self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
         self._encoder = BatchEncoder(
             Router(Routing.SPARK, first.partition + 1, first.partition),
             lambda: first.written_ms,
@@ -232,21 +241,59 @@ class _Encoding:
     def takes(self, rows: Rows) -> bool:
         """Whether the rows may be in an entry with the first."""
         one = self._first
-        same = (one.written_ms, one.typed, one.schema_version) == (
-            *(rows.written_ms, rows.typed, rows.schema_version),
-        )
+        same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
+        if len(self._times) >= self._times_max:
+            return False
         return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
 
     def add(self, rows: Rows) -> Iterator[EncodedEntry]:
         batch = rows.record_batch
         beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
         values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
-        return self._encoder.add(
-            beside[KEY], values, event_times=beside[EVENT_TIME], headers=beside[HEADERS]
+        self._times.add(rows)
+        return map(
+            self._timed,
+            self._encoder.add(
+                beside[KEY], values, event_times=beside[EVENT_TIME], headers=beside[HEADERS]
+            ),
         )
 
     def flush(self) -> Iterator[EncodedEntry]:
-        return self._encoder.flush()
+        return map(self._timed, self._encoder.flush())
+
+    def _timed(self, entry: EncodedEntry) -> EncodedEntry:
+        times = self._times.taken(entry.rows)
+        return replace(entry, written_ms=max(ms for _, ms in times), times=times)
+
+
+class _Runs:
+    """So many rows of one time each, taken from the front."""
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._runs = deque(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, rows: Rows) -> None:
+        times = rows.each_ms()
+        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        counts = np.diff(firsts, append=len(times))
+        for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
+            if self._runs and self._runs[-1][1] == ms:
+                count += self._runs.pop()[0]
+            self._runs.append((count, ms))
+
+    def taken(self, rows: int) -> list[tuple[int, int]]:
+        """The runs of the next so many rows."""
+        found = []
+        while rows:
+            count, ms = self._runs.popleft()
+            if count > rows:
+                self._runs.appendleft((count - rows, ms))
+            found.append((min(count, rows), ms))
+            rows -= found[-1][0]
+        return found
 
 
 class _Pace:
@@ -282,7 +329,9 @@ async def _ended(client: TopicClient, intent: Intent) -> None:
 
 def _full(tasks: Sequence[MergeTask]) -> bool:
     size = sum(task.merge.bytes for task in tasks)
-    return len(tasks) >= ROUND_MERGES_MAX or size >= ROUND_BYTES_MAX
+    times = sum(task.merge.segments for task in tasks)
+    many = len(tasks) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
+    return many or size >= ROUND_BYTES_MAX
 
 
 def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:

@@ -66,11 +66,11 @@ class _Recorded:
     metadata_version: int = 0
     filter_entry: int = NO_ENTRY
 
-    def add(self, entry_id: int, share: EncodedShare, written_ms: int) -> None:
+    def add(self, entry_id: int, share: EncodedShare, entry: EncodedEntry) -> None:
         assert not self.ids or self.ids[-1] < entry_id, "acks come in the order of entries"
         self.ids.append(entry_id)
         self.rows.append(share.rows)
-        self.written_ms.append(written_ms)
+        self.written_ms += (entry.first_written_ms, entry.written_ms)
         self.event_ms += share.event_ms or ()
         self.bytes += share.bytes
         if share.key_filter is not None:
@@ -245,7 +245,7 @@ class EntrySender:
         for share in entry.shares:
             place = _Place(writer.ledger_id, self._part, share.partition)
             made = self._recorded.setdefault(place, _Recorded())
-            made.add(entry_id, share, entry.written_ms)
+            made.add(entry_id, share, entry)
             made.shared = made.shared or len(entry.shares) > 1
             made.metadata_version = max(made.metadata_version, writer.version)
             self._filter_bytes += len(share.key_filter or b"")

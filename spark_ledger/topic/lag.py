@@ -75,7 +75,8 @@ def _about(one: Interval, offset: int) -> int:
 
 
 def _at(table: SegmentTable, partition: int, offset: int) -> int:
-    return int(table.between(partition, offset, offset + 1).commits_ms[0])
+    _, times = table.between(partition, offset, offset + 1).commit_times(offset, offset + 1)
+    return int(times[0])
 
 
 def spark_metrics(lags: Iterable[PartitionLag]) -> dict[str, str]:

@@ -2,10 +2,9 @@
 
 Always true: a merge covers consecutive offsets without a hole, of at least `segments_min` whole
 segments, all of them small, of about `bytes_max` bytes at most, and committed within one slot of
-`slot_ms` by the store's clock: what is merged goes under retention together, and a time is found
-again as exactly as the slot is long. Slots do not move, so what was merged is not merged again for
-being a little later. The first segment may be cut by the partition's start: then what is kept of
-it counts.
+`slot_ms` by the store's clock: what is merged goes under retention together. Slots do not move, so
+what was merged is not merged again for being a little later. The first segment may be cut by the
+partition's start: then what is kept of it counts.
 """
 
 import itertools
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.segment_table import Longs, Stretch
+from spark_ledger.topic.segments import CommitTimes
 from spark_ledger.topic.state import UNREAD, PartitionState, Tables
 
 MERGED_BYTES = 64 << 20
@@ -42,7 +42,7 @@ class MergeLimits:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Offsets [start, end) of a partition, now in so many segments, of about so many bytes, in
-    these ledgers; the last of their rows was committed at `committed_ms`."""
+    these ledgers; `committed` is when its rows were."""
 
     partition: int
     start: int
@@ -50,7 +50,7 @@ class Merge:
     segments: int
     bytes: int
     ledgers: tuple[int, ...]
-    committed_ms: int
+    committed: CommitTimes
 
 
 def chunks_to_plan(held: PartitionState, lo: int, hi: int) -> list[Chunk]:
@@ -93,11 +93,13 @@ def _of_stretch(partition: int, one: Stretch, limits: MergeLimits) -> Iterator[M
     for first, last in _alike(sizes < limits.small_bytes, times // limits.slot_ms):
         for i, j in _packed(first, last, before, limits.bytes_max):
             if j - i >= limits.segments_min:
+                start, end, part = int(starts[i]), int(ends[j - 1]), table.part(i, j)
+                rows, committed = part.commit_times(start, end)
                 yield Merge(
-                    *(partition, int(starts[i]), int(ends[j - 1]), j - i),
+                    *(partition, start, end, j - i),
                     int(before[j] - before[i]),
-                    tuple(table.part(i, j).ledger_ids()),
-                    int(times[j - 1]),
+                    tuple(part.ledger_ids()),
+                    tuple(zip(rows.tolist(), committed.tolist(), strict=True)),
                 )
 
 

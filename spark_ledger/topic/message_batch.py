@@ -10,15 +10,21 @@
     | "SLM1" | ver | flags | schema   | shares    |    | partition | rows   | first row |  ...
     +--------+-----+-------+----------+-----------+ -  +-----------+--------+-----------+---------
 
-Little-endian; schema unsigned 16-bit, partition, rows and shares unsigned 32-bit, first row and
-written ms signed 64-bit. `first row` counts from the first row of the partition's segment, `written
-ms` is the writer's clock. What follows is an Arrow IPC *stream* of one record batch, its buffers
-compressed or not as the stream says.
+    flag TIMES, after that:  +------+----------+------+---+------------+  (16 bytes each)
+                             | runs | 12 bytes | rows | 0 | written ms |  ...
+                             +------+----------+------+---+------------+
+
+Little-endian; schema unsigned 16-bit, partition, rows, shares and runs unsigned 32-bit, first row
+and written ms signed 64-bit. `first row` counts from the first row of the partition's segment,
+`written ms` is the writer's clock. What follows is an Arrow IPC *stream* of one record batch, its
+buffers compressed or not as the stream says.
 
 Flags: 1 SHARED: rows of several partitions, each partition's together; the header counts the shares
 and all rows, its first row is 0; an index follows, a share each, partitions strictly rising, rows
 in the order of the stream. 2 TYPED: the topic's own columns in place of `value`, by the topic's
-schema of the version `schema` (0: of none that is registered). A reader refuses other flags.
+schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
+several times, as merging puts them together: runs of the stream's rows, in order, with the time of
+each; the header has the last of these times. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -45,7 +51,8 @@ MAGIC = b"SLM1"
 VERSION = 2
 HEADER_BYTES = 32
 SHARE_BYTES = 16
-SHARED, TYPED = 1, 2
+TIMES_BYTES = 16
+SHARED, TYPED, TIMES = 1, 2, 4
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 
@@ -62,12 +69,19 @@ TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messagePrope
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = SHARED | TYPED
+_FLAGS = SHARED | TYPED | TIMES
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
+_COUNT = struct.Struct("<I12x")
+_RUN = np.dtype([("rows", "<u4"), ("zero", "<u4"), ("ms", "<i8")])
 _TYPED_TYPES = {TYPED_NAMES[name]: kind for name, kind in TYPES.items() if name != VALUE}
 assert _HEADER.size == HEADER_BYTES
 assert _SHARE.itemsize == SHARE_BYTES
+assert _COUNT.size == _RUN.itemsize == TIMES_BYTES
+
+TimeRuns = Sequence[tuple[int, int]]
+"""So many rows, written at so many milliseconds each; together the rows of an entry."""
+Longs = npt.NDArray[np.int64]
 
 
 class Share(NamedTuple):
@@ -81,9 +95,10 @@ class Share(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
     """What is said before the Arrow stream, which begins at `body_at`; `index` has the partition,
-    rows and first_row of each share."""
+    rows and first_row of each share, `times` rows and ms of each run, None without TIMES."""
 
     index: npt.NDArray[np.void]
+    times: npt.NDArray[np.void] | None
     written_ms: int
     shared: bool
     typed: bool
@@ -103,7 +118,8 @@ class Header:
 class MessageBatch:
     """A partition's rows of an entry, the first of which is row `first_row` of the partition's
     segment. `record_batch` has what the entry has of the columns asked for, and its number of
-    rows even without one; see `column_of`."""
+    rows even without one; see `column_of`. `times_ms` is when each row was written, None where all
+    were at `written_ms`."""
 
     partition: int
     first_row: int
@@ -111,6 +127,7 @@ class MessageBatch:
     record_batch: pa.RecordBatch
     typed: bool = False
     schema_version: int = 0
+    times_ms: Longs | None = None
 
     @property
     def rows(self) -> int:
@@ -133,27 +150,45 @@ def encode_batch(
     compression: str = "none",
     typed: bool = False,
     schema_version: int = 0,
+    times: TimeRuns = (),
 ) -> list[Buffer]:
     """The payload's buffers, in order; their concatenation is the payload."""
-    header = encode_header(shares, written_ms, typed=typed, schema_version=schema_version)
+    header = encode_header(
+        shares, written_ms, typed=typed, schema_version=schema_version, times=times
+    )
     return [header, encode_body(record_batch, compression)]
 
 
 def encode_header(
-    shares: Sequence[Share], written_ms: int, *, typed: bool = False, schema_version: int = 0
+    shares: Sequence[Share],
+    written_ms: int,
+    *,
+    typed: bool = False,
+    schema_version: int = 0,
+    times: TimeRuns = (),
 ) -> bytes:
-    """What comes before the Arrow stream: with an index where the shares are several."""
+    """What comes before the Arrow stream: with an index where the shares are several, with `times`
+    where these are."""
     assert shares, "an entry has rows"
-    flags = TYPED if typed else 0
+    rows = sum(share.rows for share in shares)
+    flags, runs = TYPED if typed else 0, b""
+    if len(times) > 1:
+        flags, runs = flags | TIMES, _encode_times(times)
+        assert sum(count for count, _ in times) == rows, "every row has its time"
+        assert written_ms == max(ms for _, ms in times), "the header has the last time"
     if len(shares) == 1:
         (one,) = shares
-        return _HEADER.pack(MAGIC, VERSION, flags, schema_version, *one, written_ms)
-    rows = sum(share.rows for share in shares)
+        return _HEADER.pack(MAGIC, VERSION, flags, schema_version, *one, written_ms) + runs
     index = np.array([tuple(share) for share in shares], dtype=_SHARE)
     assert bool((np.diff(index["partition"].astype(np.int64)) > 0).all()), "partitions rise"
     counts = (len(shares), rows, 0)
     head = _HEADER.pack(MAGIC, VERSION, flags | SHARED, schema_version, *counts, written_ms)
-    return head + index.tobytes()
+    return head + index.tobytes() + runs
+
+
+def _encode_times(times: TimeRuns) -> bytes:
+    runs = np.array([(rows, 0, ms) for rows, ms in times], dtype=_RUN)
+    return _COUNT.pack(len(runs)) + runs.tobytes()
 
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> memoryview:
@@ -184,13 +219,18 @@ def decode_header(payload: Buffer) -> Header:
             f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
             " a message batch was expected"
         )
-    typed = bool(flags & TYPED)
-    if not flags & SHARED:
-        only = np.array([(partition, rows, first_row)], dtype=_SHARE)
-        return Header(only, written_ms, False, typed, schema, HEADER_BYTES)
-    body_at = HEADER_BYTES + partition * SHARE_BYTES
-    index = _index(view[HEADER_BYTES:body_at], partition, rows)
-    return Header(index, written_ms, True, typed, schema, body_at)
+    typed, shared = bool(flags & TYPED), bool(flags & SHARED)
+    body_at = HEADER_BYTES
+    if shared:
+        body_at += partition * SHARE_BYTES
+        index = _index(view[HEADER_BYTES:body_at], partition, rows)
+    else:
+        index = np.array([(partition, rows, first_row)], dtype=_SHARE)
+    times = None
+    if flags & TIMES:
+        times = _times(view[body_at:], rows)
+        body_at += TIMES_BYTES * (1 + len(times))
+    return Header(index, times, written_ms, shared, typed, schema, body_at)
 
 
 def decode_batch(
@@ -218,7 +258,33 @@ def decode_batch(
         record_batch,
         header.typed,
         header.schema_version,
+        _times_of(header, at, share.rows),
     )
+
+
+def _times_of(header: Header, at: int, rows: int) -> Longs | None:
+    """The times of `rows` of the stream's rows from `at` on."""
+    runs = header.times
+    if runs is None:
+        return None
+    each: Longs = np.repeat(runs["ms"], runs["rows"])[at : at + rows]
+    return each
+
+
+def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
+    """The runs of which `view` begins with the count."""
+    if len(view) < TIMES_BYTES:
+        raise errors.UnsupportedFormat("a damaged message batch: no count of its times")
+    (count,) = _COUNT.unpack_from(view)
+    found = view[TIMES_BYTES : TIMES_BYTES * (1 + count)]
+    if not count or len(found) != TIMES_BYTES * count:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {count} times")
+    runs = np.frombuffer(found, dtype=_RUN)
+    if not runs["rows"].all() or int(runs["rows"].sum(dtype=np.int64)) != rows:
+        raise errors.UnsupportedFormat(
+            f"a damaged message batch: {count} times that are not of {rows} rows"
+        )
+    return runs
 
 
 def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:

@@ -63,7 +63,12 @@ def offset_since(held: PartitionState, ms: int, read: Tables = UNREAD) -> int:
     assert table is not None, "a hole has no row"
     part = table.between(held.number, one.lo, one.hi)
     late = np.flatnonzero(part.commits_ms >= ms)
-    return max(one.lo, int(part.bases[late[0]])) if len(late) else one.hi
+    if not len(late):
+        return one.hi
+    first = int(late[0])
+    base, end = int(part.bases[first]), int(part.ends[first])
+    rows, times = part.part(first, first + 1).commit_times(base, end)
+    return max(one.lo, base + int(rows[times < ms].sum()))
 
 
 def _first_since(held: PartitionState, ms: int) -> Interval | None:

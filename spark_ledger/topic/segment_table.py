@@ -37,6 +37,7 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
     ("shared", pa.bool_()),
     ("filter_entry", pa.int64()),
     ("inline", pa.list_(pa.binary())),
+    ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged one
 )
 JOINED_MAX = 4096  # segments of a stretch that is made by joining
 OBJECTS_AT_ONCE = 1024
@@ -114,6 +115,23 @@ class SegmentTable:
     @cached_property
     def commits_ms(self) -> Longs:
         return self._numbers("commit_ms")
+
+    def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
+        """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
+        together, and when, in order; neighbours have different times."""
+        column = self.batch.column("times")
+        offsets = column.offsets.to_numpy()
+        flat = column.values.to_numpy()[offsets[0] : offsets[-1]]
+        own = np.diff(offsets) // 2
+        each = np.maximum(own, 1)
+        rows, times = np.repeat(self.rows, each), np.repeat(self.commits_ms, each)
+        several = np.repeat(own > 0, each)
+        rows[several], times[several] = flat[::2], flat[1::2]
+        ends = int(self.bases[0]) + np.cumsum(rows)
+        rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
+        rows, times = rows[rows > 0], times[rows > 0]
+        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        return np.add.reduceat(rows, firsts), times[firsts]
 
     @cached_property
     def ledgers(self) -> Longs:
@@ -215,7 +233,8 @@ def _placed(row: dict[str, Any]) -> PlacedSegment:
         event_max_ms=row["event_max_ms"],
         inline=inline,
     )
-    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"])
+    times = tuple(zip(row["times"][::2], row["times"][1::2], strict=True))
+    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"], times)
 
 
 def _row(placed: PlacedSegment) -> tuple[Any, ...]:
@@ -239,6 +258,7 @@ def _row(placed: PlacedSegment) -> tuple[Any, ...]:
         one.shared,
         one.filter_entry,
         one.inline,
+        [number for run in placed.times for number in run],
     )
 
 

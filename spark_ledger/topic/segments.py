@@ -21,6 +21,8 @@ NO_ENTRY = -1
 NO_MS = -1
 
 Payload = bytes
+CommitTimes = tuple[tuple[int, int], ...]
+"""So many rows each, and when they were committed (ms, the store's clock); never falling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +81,14 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
-    number that brought it in, `commit_ms` that commit's time by the store's clock."""
+    number that brought it in, `commit_ms` that commit's time by the store's clock. Of a merged one
+    it is the last of the times in `times`, which has those of its rows; empty: all then."""
 
     segment: Segment
     base: int
     commit: int
     commit_ms: int
+    times: CommitTimes = ()
 
     @property
     def end(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
@@ -22,7 +23,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.key_filter import KeyFilters
 from spark_ledger.topic.live import first_piece, lost_of_live, piece_of
-from spark_ledger.topic.message_batch import decode_batch
+from spark_ledger.topic.message_batch import Longs, decode_batch
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
 from spark_ledger.topic.routing import Hashes
@@ -35,8 +36,9 @@ RANGES_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a partition; the first has offset `offset`; all were written at
-    `written_ms` (the row's timestamp, as Kafka's CreateTime). `record_batch` has what there is of
+    """Consecutive rows of a partition; the first has offset `offset`; they were written at
+    `times_ms` each, None: all at `written_ms`, which no time is beyond (the row's timestamp, as
+    Kafka's CreateTime). `record_batch` has what there is of
     the columns asked for (message_batch.py: `column_of` gives nulls for one that there is not); a
     `typed` one has the topic's own columns, of that version of its schema. The rows are in entry
     `entry_id` of the ledger (INLINE: of the commit), where the first is the partition's row
@@ -51,6 +53,13 @@ class Rows:
     ledger_id: int = INLINE
     entry_id: int = 0
     entry_row: int = 0
+    times_ms: Longs | None = None
+
+    def each_ms(self) -> Longs:
+        """When each row was written."""
+        if self.times_ms is not None:
+            return self.times_ms
+        return np.full(self.record_batch.num_rows, self.written_ms, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class FetchedPiece:
                 f" says otherwise: {piece}, partition {self.partition}"
             )
         kept = batch.record_batch.slice(piece.skip, piece.take)
+        times = batch.times_ms
         return Rows(
             self.partition,
             piece.offset,
@@ -84,6 +94,7 @@ class FetchedPiece:
             self.entry.header.ledger_id,
             piece.entry_id,
             piece.skip,
+            None if times is None else times[piece.skip : piece.skip + piece.take],
         )
 
 

@@ -301,18 +301,24 @@ class _Folding:
         end, size = int(table.ends[-1]), int(table.sizes.sum())
         one_partition = bool((table.partitions == action.partition).all())
         self._check(one_partition, "replaces another partition")
-        first_ms, last_ms = int(table.commits_ms[0]), int(table.commits_ms[-1])
+        _, times = table.commit_times(action.start, end)
+        first_ms, last_ms = int(times[0]), int(times[-1])
         return Interval(action.start, end, table, size, first_ms, last_ms)
 
     def _replacing(self, action: Replace) -> list[PlacedSegment]:
         """The new segments in their places, with the commit times that their rows have."""
         placed = self._placed(action.start, action.segments)
-        times = action.committed_ms
-        if not times:
+        if not action.committed:
             return placed
-        rising = list(times) == sorted(times) and times[-1] <= self._now_ms
-        self._check(len(times) == len(placed) and rising, "gives rows times that cannot be theirs")
-        return [replace(one, commit_ms=ms) for one, ms in zip(placed, times, strict=True)]
+        fits = [sum(rows for rows, _ in times) for times in action.committed]
+        found = [ms for times in action.committed for _, ms in times]
+        rising = found == sorted(found) and found[-1] <= self._now_ms
+        rows = [one.segment.rows for one in placed]
+        self._check(fits == rows and rising, "gives rows times that cannot be theirs")
+        return [
+            replace(one, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
+            for one, times in zip(placed, action.committed, strict=True)
+        ]
 
     def _placed(self, base: int, segments: Iterable[Segment]) -> list[PlacedSegment]:
         placed = []

@@ -12,6 +12,7 @@ from spark_ledger.topic.admin import TopicAdmin
 from spark_ledger.topic.compactor import Compacted, compact
 from spark_ledger.topic.merge_plan import MergeLimits
 from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.seek_target import offset_since
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
 
@@ -32,8 +33,9 @@ async def seen(stage, partition=0):
     found = []
     for task in plan_read(state, ranges, read=await client.tables(state, ranges)):
         async for rows in client.read(task):
-            for at, row in enumerate(rows.record_batch.to_pylist()):
-                found.append((rows.offset + at, rows.written_ms, row))
+            each = zip(rows.each_ms().tolist(), rows.record_batch.to_pylist(), strict=True)
+            for at, (written_ms, row) in enumerate(each, rows.offset):
+                found.append((at, written_ms, row))
     return found
 
 
@@ -54,7 +56,71 @@ def test_many_small_segments_become_one_and_every_row_stays_as_it_was():
         assert await seen(stage) == before
         (merged,) = await segments(stage)
         assert (merged.base, merged.end, merged.commit_ms) == (0, 8, max(times))
+        assert (merged.segment.min_ms, merged.segment.max_ms) == (NOW_MS, NOW_MS + 3)
         assert await compact(stage.client, "t") == Compacted()
+
+    play(act)
+
+
+def test_rows_of_many_commits_become_one_entry_with_the_time_of_each():
+    async def act(stage):
+        intent = await stage.intent()
+        for version in range(30):
+            stage.client._now_ms = lambda at=version: NOW_MS + at % 7  # clocks go back, too
+            await asyncio.sleep(1)
+            await stage.commit(intent, version, await stage.written(intent, [b"%d" % version]))
+        last_ms = (await segments(stage))[-1].commit_ms
+        times = range(last_ms - 32_000, last_ms + 1_000, 500)
+        before, since = await seen(stage), await found_by_time(stage, times)
+        assert len(set(since.values())) == 31
+
+        await compact(stage.client, "t")
+
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (30,)
+        assert await seen(stage) == before
+        assert await found_by_time(stage, times) == since
+
+    play(act)
+
+
+async def found_by_time(stage, times):
+    """The first offset committed since each of the times."""
+    (held,) = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions
+    return {ms: offset_since(held, ms) for ms in times}
+
+
+def test_what_is_merged_can_be_merged_again_with_what_came_since():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c")
+        await compact(stage.client, "t")
+        await stage.commit(intent, 9, await stage.written(intent, [b"d"]))
+        trimming = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], trimming)
+        before = await seen(stage)
+
+        done = await compact(stage.client, "t")
+
+        assert (done.segments, done.merged) == (2, 1)
+        assert await seen(stage) == before
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (6,)
+
+    play(act)
+
+
+def test_times_that_are_too_many_for_an_entry_make_another(monkeypatch):
+    monkeypatch.setattr(compactor, "TIMES_MAX", 3)
+
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, *[b"%d" % n for n in range(8)])
+        before = await seen(stage)
+        await compact(stage.client, "t")
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (6, 6, 4)
+        assert await seen(stage) == before
 
     play(act)
 

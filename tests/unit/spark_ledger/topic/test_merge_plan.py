@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.topic import state
-from spark_ledger.topic.actions import Append, Hole, Trim
+from spark_ledger.topic.actions import Append, Hole, Replace, Trim
 from spark_ledger.topic.merge_plan import MergeLimits, plan_merges
 from spark_ledger.topic.records import Commit
 from tests.unit.spark_ledger.topic.stage import segment
@@ -40,7 +40,21 @@ def test_a_merge_says_what_it_takes_away():
     merge = plan_merges(topic_of(1, 2, 3, at_ms=7).partitions[0], 0, 6, LIMITS)[0]
 
     assert (merge.partition, merge.segments, merge.bytes) == (0, 3, 600)
-    assert (merge.ledgers, merge.committed_ms) == ((0, 1, 2), 7)
+    assert (merge.ledgers, merge.committed) == ((0, 1, 2), ((6, 7),))
+
+
+def test_a_merge_says_when_each_row_was_committed_also_of_segments_that_were_merged_before():
+    topic = state.empty("id", 1)
+    for number, at_ms in enumerate([100, 200, 200, 300]):
+        topic = after(topic, at_ms, Append((segment(number, 2),)))
+    merge = Replace(0, 0, 4, (segment(9, 4),), 4, (), (((2, 100), (2, 200)),))
+    once = after(after(topic, 400, merge), 500, Trim(((0, 1),)))
+
+    (first,) = plan_merges(topic.partitions[0], 0, 8, LIMITS)
+    (again,) = plan_merges(once.partitions[0], 0, 8, LIMITS)
+
+    assert first.committed == ((2, 100), (4, 200), (2, 300))
+    assert (again.start, again.committed) == (1, ((1, 100), (4, 200), (2, 300)))
 
 
 def test_a_merge_is_no_larger_than_it_may_be():

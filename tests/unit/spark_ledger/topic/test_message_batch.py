@@ -202,6 +202,47 @@ def test_the_header_and_index_of_a_shared_entry_have_these_bytes():
     )
 
 
+def test_the_header_of_rows_written_at_several_times_has_these_bytes():
+    assert encode_header([Share(3, 2, 70)], 1000, times=[(1, 999), (1, 1000)]).hex() == (
+        "534c4d310204000003000000020000004600000000000000e803000000000000"
+        "02000000000000000000000000000000"
+        "0100000000000000e703000000000000"
+        "0100000000000000e803000000000000"
+    )
+
+
+def test_each_row_has_the_time_it_was_written_at():
+    times = [(1, 400), (3, 1000), (2, 700)]
+    assert decode_batch(encoded(six_rows(), times=times)).times_ms.tolist() == [
+        *(400, 1000, 1000, 1000, 700, 700),
+    ]
+    payload = encoded(six_rows(), shares=SHARES, times=times)
+    found = [decode_batch(payload, partition=share.partition) for share in SHARES]
+    assert [one.times_ms.tolist() for one in found] == [[400, 1000], [1000], [1000, 700, 700]]
+    assert {one.written_ms for one in found} == {1000}
+
+
+def test_rows_that_were_written_at_one_time_have_no_times():
+    payload = encoded(six_rows(), times=[(6, 1000)])
+    assert payload == encoded(six_rows())
+    assert decode_batch(payload).times_ms is None
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, 0), (0, 1), (0, 0xFFFFFFFF), (16, 0), (16, 3), (32, 0xFFFFFFFF)],
+    ids=["none", "fewer", "too many", "of no rows", "of more rows", "of rows beyond 32 bits"],
+)
+@pytest.mark.parametrize("shares", [None, SHARES])
+def test_damaged_times_are_refused(at, value, shares):
+    payload = bytearray(encoded(six_rows(), shares=shares, times=[(2, 1000), (4, 1)]))
+    first = HEADER_BYTES + SHARE_BYTES * len(shares or ())
+    struct.pack_into("<I", payload, first + at, value)
+
+    with pytest.raises(errors.UnsupportedFormat, match=r"damaged message batch: .*times"):
+        decode_batch(payload, partition=300)
+
+
 @pytest.mark.parametrize("shares", [None, SHARES])
 def test_what_follows_the_header_is_an_arrow_stream_that_any_client_reads(shares):
     payload = encoded(six_rows(), shares=shares)
@@ -213,7 +254,7 @@ def test_what_follows_the_header_is_an_arrow_stream_that_any_client_reads(shares
     assert table.column("value").to_pylist() == [b"v%d" % n for n in range(6)]
 
 
-@pytest.mark.parametrize(("at", "bits"), [(0, 0xFF), (4, 0xFF), (5, 4), (5, 0x80)])
+@pytest.mark.parametrize(("at", "bits"), [(0, 0xFF), (4, 0xFF), (5, 8), (5, 0x80)])
 def test_another_magic_version_or_flag_is_refused(at, bits):
     payload = bytearray(encoded(batch([b"k"], [b"v"])))
     payload[at] ^= bits

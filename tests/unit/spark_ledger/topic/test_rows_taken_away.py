@@ -6,7 +6,10 @@ from spark_ledger import errors
 from spark_ledger.topic import actions, state
 from spark_ledger.topic.actions import Append, Hole, Overwrite, Replace, Trim
 from spark_ledger.topic.records import Commit
+from spark_ledger.topic.segment_table import SegmentTable
 from tests.unit.spark_ledger.topic.stage import segment
+
+TIMES = (((10, 0), (10, 100)),)
 
 
 def after(topic, at_ms, *done):
@@ -25,14 +28,39 @@ def topic_of(*ledgers):
 def test_rows_that_a_merge_moves_keep_the_time_they_were_committed_at():
     topic = topic_of(1, 2, 3)
 
-    topic = after(topic, 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), (100,)))
+    topic = after(topic, 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), TIMES))
 
     held = topic.partitions[0]
-    assert [(p.end, p.commit_ms) for p in held.segments] == [(20, 100), (30, 200)]
-    assert [(one.first_ms, one.last_ms) for one in held.intervals] == [(100, 100), (200, 200)]
+    assert [(p.end, p.commit_ms, p.times) for p in held.segments] == [
+        (20, 100, ((10, 0), (10, 100))),
+        (30, 200, ()),
+    ]
+    assert [(one.first_ms, one.last_ms) for one in held.intervals] == [(0, 100), (200, 200)]
 
 
-@pytest.mark.parametrize("times", [(100, 50), (100,), (0, 10_000)])
+def test_the_times_of_merged_rows_are_stored_with_their_segment():
+    topic = after(topic_of(1, 2, 3), 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (), TIMES))
+    held = SegmentTable.of(topic.partitions[0].segments)
+
+    found = SegmentTable.decode(held.encode())
+
+    assert list(found) == topic.partitions[0].segments
+    rows, times = found.part(0, 2).commit_times(5, 25)
+    assert (rows.tolist(), times.tolist()) == ([5, 10, 5], [0, 100, 200])
+    rows, times = found.part(1, 2).commit_times(20, 21)
+    assert (rows.tolist(), times.tolist()) == ([1], [200])
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        (((10, 100),), ((10, 50),)),
+        (((10, 0), (10, 100)),),
+        (((10, 0),), ((10, 10_000),)),
+        (((9, 0),), ((11, 100),)),
+    ],
+    ids=["falling", "of one segment", "to come", "of other rows"],
+)
 def test_times_that_rows_cannot_have_are_refused(times):
     pair = segment(9, 10), segment(9, 10, first=1)
     with pytest.raises(errors.UnsupportedFormat, match="times that cannot be theirs"):
@@ -78,9 +106,9 @@ def test_a_ledger_that_an_action_takes_rows_of_and_puts_them_back_into_is_not_dr
 
 
 def test_a_merge_is_read_back_as_it_was_written():
-    merge = Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), (100,))
+    merge = Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), TIMES)
     plain = actions.to_json(merge)
 
     assert actions.from_json(plain) == merge
-    del plain["committed_ms"]
-    assert actions.from_json(plain).committed_ms == ()
+    del plain["committed"]
+    assert actions.from_json(plain).committed == ()
