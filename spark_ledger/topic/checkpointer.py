@@ -32,6 +32,7 @@ from spark_ledger.topic.checkpoint_record import (
     CheckpointRecord,
     StoredRoot,
 )
+from spark_ledger.topic.chunk_losses import with_losses
 from spark_ledger.topic.chunks import ChunkStore
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.intervals import Chunk
@@ -187,6 +188,8 @@ class Checkpointer:
         self, state: TopicState, newest: Checkpointed | None, held: HeldLedgers
     ) -> TopicState:
         """The state as the new root has it, what it names newly stored in the held ledgers."""
+        if newest is not None:
+            state = await with_losses(state, newest.root.state, self._chunks)
         read_again = await self._chunks.load(checkpoint.sparse_chunks(state))
         parts: ByPartition = []
         for partition in state.partitions:

@@ -8,7 +8,7 @@ ends the look at all topics.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_ledger import errors
@@ -16,6 +16,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.topic import checkpoint, records, subscription_records
+from spark_ledger.topic.chunk_losses import with_losses
 from spark_ledger.topic.chunks import ChunkStore
 from spark_ledger.topic.garbage import TopicSeen
 from spark_ledger.topic.policies import TopicPolicies
@@ -31,11 +32,13 @@ READS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """The ledgers of a topic's rows and log as of a state and a checkpoint."""
+    """The ledgers of a topic's rows and log as of a state and a checkpoint, and which ledgers it
+    dropped when."""
 
     next: int
     checkpoint: int
     ledgers: frozenset[int]
+    dropped: Mapping[int, int]
 
 
 class References:
@@ -99,24 +102,25 @@ class References:
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint took its place
                 continue
             cursors = await self._of_subscriptions(topic_id)
-            return TopicSeen(topic_id, policies, rows | cursors, dict(state.dropped))
+            return TopicSeen(topic_id, policies, rows.ledgers | cursors, rows.dropped)
         raise errors.DataUnavailable(f"chunks of topic {topic_id} are not there")
 
     async def _of_rows(
         self, topic_id: str, state: TopicState, newest: Checkpointed | None
-    ) -> frozenset[int]:
+    ) -> _Folded:
         version = -1 if newest is None else newest.version
         before = self._folded.get(topic_id)
         if before is not None and (before.next, before.checkpoint) == (state.next, version):
-            return before.ledgers
+            return before
         found = {*state.bodies, *checkpoint.chunk_ledgers(state)}
         found.update(state.ledgers(await self._chunks.load(state.chunks())))
         if newest is not None:
             found.update(newest.record.root_ledgers(), newest.root.before)
             found.update(checkpoint.chunk_ledgers(newest.root.state))
-        made = _Folded(state.next, version, frozenset(found))
+            state = await with_losses(state, newest.root.state, self._chunks)
+        made = _Folded(state.next, version, frozenset(found), dict(state.dropped))
         self._folded[topic_id] = made
-        return made.ledgers
+        return made
 
     async def _of_subscriptions(self, topic_id: str) -> frozenset[int]:
         """The cursor ledgers."""
