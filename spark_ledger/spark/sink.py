@@ -4,15 +4,21 @@ Always true: a micro-batch becomes visible by one commit under (query id, target
 replay adds nothing; the driver's writer object is a new one each time and learns the query and
 the run from its tasks' messages only; abort deletes nothing. In complete mode the rows of a batch
 take the place of all that the topic had when the run began, and of the run's own.
+
+Spark makes a writer for commit, and another for abort when commit failed; if that cannot be made,
+Spark hides why commit failed. So making one asks nobody: what the cluster has to say against a
+batch is asked for when the writer is sent to its tasks, and they raise it.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from spark_ledger.errors import LedgerError
 from spark_ledger.spark import write_job
 from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import WriteOptions
@@ -38,13 +44,20 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.job = WriteJob.of(options, schema, overwrite)
-        key = (options, schema.json(), overwrite)
-        if _checked.get(key) is None:
-            cluster = blocking.topics(options.service_url)
-            cluster.run(write_job.check(cluster.client, self.job, fresh=True))
-            _checked.put(key, True)
+        self.refusal: LedgerError | None = None
+        self._key = (options, schema.json(), overwrite)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the tasks."""
+        if self.refusal is None and _checked.get(self._key) is None:
+            self.refusal = _refusal(self.job)
+            if self.refusal is None:
+                _checked.put(self._key, True)
+        return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        if self.refusal is not None:
+            raise self.refusal
         spark = TaskProperties.of(TaskContext.get())
         assert spark.query_id and spark.run_id, "a stream is written by a streaming query"
         assert spark.batch_id is not None, "a micro-batch has a number"
@@ -59,3 +72,13 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+
+def _refusal(job: WriteJob) -> LedgerError | None:
+    """Why the batch cannot be written, as far as can be told before its rows are seen."""
+    try:
+        cluster = blocking.topics(job.options.service_url)
+        cluster.run(write_job.check(cluster.client, job, fresh=True))
+    except LedgerError as error:
+        return error
+    return None
