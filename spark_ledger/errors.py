@@ -427,7 +427,10 @@ class SubscriptionBusy(LedgerError):
 
     error_class = "LEDGER_SUBSCRIPTION.BUSY"
     sql_state = "55006"
-    remedy = "Stop the other query, wait until its lease is over, or choose another name."
+    remedy = (
+        "Stop the other query, wait until its lease is over, or choose another name; a query that"
+        " reads a topic twice needs two names."
+    )
 
 
 class SubscriptionTypeMismatch(LedgerError):

@@ -1,11 +1,14 @@
 """The subscription that follows a streaming query: `subscription=`.
 
 Spark tells a source neither its query's id nor its run's. So the query is a token that its first
-offset carries (`_query`) and every later one takes over: it is in Spark's checkpoint, and a restart
-from there is the same query; a run is a process of the source. Always true: a cursor is opened
-once for each topic, advanced only to positions that Spark says are done, and never waited for,
-but at the end of an availableNow run (Spark may kill the process then), so that rowsBehind is 0
-after it.
+offset carries (`_query`) and every later one takes over; a run is a process of the source. Always
+true: a subscription is claimed only by a token that is in Spark's checkpoint, so whoever restarts
+from there is the same query and has it at once, whenever the run before was killed; until then it
+is only looked at, whether it is free, and made, used by nobody, so that the rows to be read stay. A
+cursor is opened once for each topic, advanced only to positions that Spark says are done, and never
+waited for, but at the end of an availableNow run (Spark may kill the process then), so that
+rowsBehind is 0 after it. Two sources have two tokens: the same subscription twice in one query is
+LEDGER_SUBSCRIPTION.BUSY.
 """
 
 import secrets
@@ -26,6 +29,8 @@ class QueryCursor:
         self._name = name
         self._run_id = secrets.token_hex(16)
         self._query_id: str | None = None
+        self._kept = False
+        self._reserved: dict[str, None] = {}
         self._cursors: dict[str, BlockingCursor] = {}
         self._over = False
 
@@ -36,15 +41,31 @@ class QueryCursor:
         self._query_id = self._query_id or secrets.token_hex(16)
         return dict(sorted({**offset, QUERY: self._query_id}.items()))
 
-    def at(self, topics: TopicsRead, start: Mapping[str, Any], positions: Positions) -> None:
-        """All before `positions` is done; `start` is the offset that they are from. Raises
+    def wanted(self, topics: TopicsRead, positions: Positions) -> None:
+        """The query is to read from there on; Spark keeps nothing of it yet. Raises
+        SubscriptionBusy, SubscriptionTypeMismatch."""
+        if self._name is None:
+            return
+        for topic, parts in positions.items():
+            if topic not in self._reserved:
+                info, assigned = topics.infos[topic], _assigned(topics, topic)
+                reserving = topics.cluster.client.subscriptions.reserve(
+                    info, self._name, start=dict(parts), partitions=assigned
+                )
+                topics.cluster.run(reserving)
+                self._reserved[topic] = None
+
+    def at(self, topics: TopicsRead, kept: Mapping[str, Any], positions: Positions) -> None:
+        """All before `positions` is done; `kept` is an offset in Spark's checkpoint. Raises
         SubscriptionBusy, SubscriptionTypeMismatch, LedgerFenced (a newer run has it)."""
         if self._name is None or self._over:
             return
-        signed = start.get(QUERY)
-        if self._query_id is None and isinstance(signed, str):
-            self._query_id = signed
-        self.signed({})
+        signed = kept.get(QUERY)
+        if isinstance(signed, str):
+            self._query_id, self._kept = signed, True
+        if not self._kept:
+            self.wanted(topics, positions)
+            return
         for topic, parts in positions.items():
             cursor = self._cursors.get(topic) or self._open(topics, topic, parts)
             cursor.check()
@@ -65,13 +86,17 @@ class QueryCursor:
     def _open(self, topics: TopicsRead, topic: str, positions: Mapping[int, int]) -> BlockingCursor:
         assert self._name is not None
         assert self._query_id is not None
-        assigned = topics.options.assigned
         made = open_cursor(
             topics.cluster,
             topics.infos[topic],
             *(self._name, self._query_id, self._run_id),
             start=dict(positions),
-            partitions=None if assigned is None else assigned[topic],
+            partitions=_assigned(topics, topic),
         )
         self._cursors[topic] = made
         return made
+
+
+def _assigned(topics: TopicsRead, topic: str) -> tuple[int, ...] | None:
+    assigned = topics.options.assigned
+    return None if assigned is None else assigned[topic]

@@ -5,9 +5,10 @@ there is nothing new; an idle poll is answered from memory; the first poll of a 
 offset and the target of availableNow are read after a sync.
 
 Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
-batch, also after a restart, when "latest" is further on. So batch 0 reads no further than what
-was there when the first offset was found: a partition that begins at "latest" has no row in it,
-and its end in batch 0 is where it begins, whatever the first offset is by then.
+batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
+says where the batch begins (`_first`; without it there is no row in it), and batch 0 reads no
+further than what was there when the first offset was found: a partition that begins at "latest" has
+no row in it.
 """
 
 import time
@@ -23,10 +24,11 @@ from spark_ledger.spark import limits, offsets, read_tasks
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.offsets import Ends, Positions
 from spark_ledger.spark.options import ReadOptions
-from spark_ledger.spark.query_cursor import QueryCursor
+from spark_ledger.spark.query_cursor import QUERY, QueryCursor
 from spark_ledger.spark.schema import check_projection
 from spark_ledger.topic.lag import spark_metrics
 
+FIRST = "_first"
 LAG_AGAIN_S = 1.0
 
 
@@ -77,7 +79,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offsets.check_within(first, known, "the query's offset")
         if first is not self._behind:
             self._behind = first
-            self._cursor.at(self._opened(), start, first)
+            self._tell_cursor(start, first)
         self._cursor.check()
         there = self._bounded(first, known)
         if there == first:
@@ -89,7 +91,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end == first:
             return start
         self._gave_s = time.monotonic()
-        return self._cursor.signed(offsets.encode(end, known))
+        given = offsets.encode(end, known)
+        if start == self._initial:
+            given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
+        return self._cursor.signed(given)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         known, behind, now_s = self._known(), self._behind, time.monotonic()
@@ -109,15 +114,16 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         known = self._known()
+        if start == self._initial:
+            start = end.get(FIRST, end)
         first, last = self._decode(start, known), self._decode(end, known)
         if not offsets.within(last, known):
             known = self._opened().fresh_ends()
             first, last = self._decode(start, known), self._decode(end, known)
             offsets.check_within(last, known, "the offset to be read to")
-        if start == self._initial:
-            first = offsets.nearest(first, last)
         offsets.check_order(first, last)
         topics = self._opened()
+        self._cursor.at(topics, end, first)
         tasks = topics.plan(first, last)
         return read_tasks.partitions_of(tasks, topics.values(self.schema))
 
@@ -135,6 +141,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._topics.close()
 
     # -- offsets --------------------------------------------------------------------------------
+
+    def _tell_cursor(self, start: dict[str, Any], first: Positions) -> None:
+        """All before `first` is done. Spark keeps the offsets it passes, but for the first."""
+        if start == self._initial:
+            self._cursor.wanted(self._opened(), first)
+        else:
+            self._cursor.at(self._opened(), start, first)
 
     def _bounded(self, first: Positions, known: Ends) -> Positions:
         """All there is, or the target of availableNow; never below `first`."""

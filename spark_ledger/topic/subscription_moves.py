@@ -1,7 +1,7 @@
 """What may become of a subscription's record: taken over, moved, released. Pure.
 
     (absent) -> LIVE epoch 1           a query creates and opens it
-    (absent) -> RELEASED epoch 0       somebody creates it
+    (absent) -> RELEASED epoch 0       somebody creates it, or a query that has no id yet
     LIVE or RELEASED -> LIVE epoch+1   its own query opens it (at once), or another one when its
                                        owner is gone or released it; else LEDGER_SUBSCRIPTION.BUSY
     LIVE -> LIVE, same epoch           its owner moves the position or the cursor ledger
@@ -44,6 +44,16 @@ def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
         1,
         SubscriptionLife.LIVE,
         *(claim.query_id, claim.run_id, claim.owner, claim.intent),
+        floor=stored(positions),
+        partitions=claim.partitions,
+    )
+
+
+def reserved(claim: Claim, positions: Positions) -> SubscriptionRecord:
+    """A subscription that a query made which cannot own it yet."""
+    return SubscriptionRecord(
+        SubscriptionKind.QUERY,
+        owner=claim.owner,
         floor=stored(positions),
         partitions=claim.partitions,
     )

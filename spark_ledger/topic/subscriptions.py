@@ -160,6 +160,42 @@ class Subscriptions:
                 await asyncio.sleep(pause_s(self._rng, tries))
         raise errors.CommitContended(f"others took subscription '{name}' again and again")
 
+    async def reserve(
+        self,
+        topic: TopicInfo,
+        name: str,
+        *,
+        start: SeekTarget,
+        partitions: tuple[int, ...] | None = None,
+    ) -> None:
+        """For a query that has no id yet: whether it could have the subscription. If there is none,
+        it is made at `start`, used by nobody, and holds the rows from there on.
+
+        Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.TopicNotFound,
+        errors.TopicDeleted.
+        """
+        nodes = SubscriptionNodes(self.store, topic.id)
+        claim = Claim("", "", self._token(), partitions=partitions)
+        nodes.path(name)
+        with reachable(f"looking for subscription '{name}' of topic '{topic.name}'"):
+            await nodes.ensure_folder()
+            for tries in range(TRIES_MAX):
+                seen = await nodes.read(name)
+                if seen is not None:
+                    alive = await self._alive(seen.record)
+                    moves.check_free(name, seen.record, claim, alive=alive)
+                    return
+                resolved = await self._resolve(topic.id, start)
+                read = {
+                    p: at for p, at in resolved.items() if partitions is None or p in partitions
+                }
+                made = await nodes.create(name, moves.reserved(claim, read))
+                if made is not None:
+                    await self._clip(nodes, made)
+                    return
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"others took subscription '{name}' again and again")
+
     async def close(self) -> None:
         """Give up every cursor that is open, as a crash would; release them before."""
         await asyncio.gather(*(cursor.abandon() for cursor in list(self._cursors)))

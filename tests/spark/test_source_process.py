@@ -22,7 +22,9 @@ def source(cluster):
     made = []
 
     def make(**options) -> LedgerStreamReader:
-        given = {"serviceUrl": cluster.service_url, "startingOffsets": "earliest", **options}
+        given = {"serviceUrl": cluster.service_url, **options}
+        if "startingSubscription" not in given:
+            given.setdefault("startingOffsets", "earliest")
         made.append(LedgerStreamReader(stream_read_options(given), DEFAULT_SCHEMA))
         return made[-1]
 
@@ -69,15 +71,18 @@ def test_a_running_source_finds_topics_and_partitions_that_come(
     by_hand.write(f"{topic}-b", range(5, 9))
     wait_until(lambda: len(poll(run, end).get(f"{topic}-a", {})) == 3 and poll(run, end) != end)
     wait_until(lambda: f"{topic}-b" in poll(run, end))
-    assert sorted(read(run, start, poll(run, end))) == list(range(9))
+    assert sorted(read(run, start, end) + read(run, end, poll(run, end))) == list(range(9))
 
 
 def test_a_subscription_is_at_the_end_when_an_available_now_run_is(by_hand, source, topic):
     by_hand.write(topic, range(20))
     run = source(subscribe=topic, subscription="mine", maxOffsetsPerTrigger="15")
     run.prepareForTriggerAvailableNow()
-    first = poll(run, run.initialOffset())
+    start = run.initialOffset()
+    first = poll(run, start)
+    assert read(run, start, first) == list(range(15))
     last = poll(run, first)
+    assert read(run, first, last) == list(range(15, 20))
     assert poll(run, last) is last
     topic_id = by_hand.info(topic).id
     lag = by_hand.run(by_hand.client.subscriptions.lag(topic_id, "mine", 0))
@@ -90,6 +95,7 @@ def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, 
     old = source(**options)
     start = old.initialOffset()
     end = poll(old, start)
+    assert read(old, start, end) == list(range(20))
     stranger = source(**options)
     with pytest.raises(SubscriptionBusy, match=r"\[LEDGER_SUBSCRIPTION.BUSY\]"):
         poll(stranger, stranger.initialOffset())
@@ -105,6 +111,78 @@ def test_a_subscription_has_one_query_and_of_it_the_newest_run(by_hand, source, 
 
     wait_until(fenced, 60)
     assert poll(new, end) is end
+
+
+def killed(run):
+    """The run's process is gone without a word."""
+    cursors = list(run._cursor._cursors.values())
+    for cursor in cursors:
+        run._topics.cluster.run(cursor._cursor.abandon())
+    run._cursor._cursors.clear()
+
+
+def test_a_query_killed_before_spark_kept_an_offset_of_it_has_its_subscription_at_once_again(
+    by_hand, source, topic
+):
+    by_hand.write(topic, range(20))
+    options = {"subscribe": topic, "subscription": "mine"}
+    first = source(**options)
+    poll(first, first.initialOffset())
+    killed(first)
+    again = source(**options)
+    start = again.initialOffset()
+    end = poll(again, start)
+    assert read(again, start, end) == list(range(20))
+
+
+def test_a_query_killed_in_its_batch_0_has_its_subscription_at_once_again(by_hand, source, topic):
+    by_hand.write(topic, range(20))
+    options = {"subscribe": topic, "subscription": "mine"}
+    first = source(**options)
+    start = first.initialOffset()
+    end = poll(first, start)
+    assert read(first, start, end) == list(range(20))
+    killed(first)
+    again = source(**options)
+    assert read(again, again.initialOffset(), end) == list(range(20))
+    assert poll(again, end) is end
+
+
+def test_rows_are_held_for_a_query_with_a_subscription_before_its_first_batch(
+    by_hand, source, topic
+):
+    by_hand.write(topic, range(20))
+    run = source(subscribe=topic, subscription="mine", startingOffsets="latest")
+    start = run.initialOffset()
+    assert poll(run, start) is start
+    client, topic_id = by_hand.client, by_hand.info(topic).id
+    (held,) = by_hand.run(client.subscriptions.list(topic_id))
+    assert (held.name, held.live, held.positions) == ("mine", False, {0: 20})
+
+
+def test_of_two_sources_with_one_subscription_the_second_that_has_rows_is_refused(
+    by_hand, source, topic
+):
+    by_hand.write(topic, range(20))
+    options = {"subscribe": topic, "subscription": "mine"}
+    one, other = source(**options), source(**options)
+    starts = [run.initialOffset() for run in (one, other)]
+    ends = [poll(run, start) for run, start in zip((one, other), starts, strict=True)]
+    assert read(one, starts[0], ends[0]) == list(range(20))
+    with pytest.raises(SubscriptionBusy, match="a query that reads a topic twice needs two names"):
+        other.partitions(starts[1], ends[1])
+
+
+def test_batch_0_begins_where_a_subscription_was_although_its_owner_went_on(by_hand, source, topic):
+    by_hand.write(topic, range(20))
+    client, topic_id = by_hand.client, by_hand.info(topic).id
+    by_hand.run(client.subscriptions.create(topic_id, "theirs", {0: 5}))
+    options = {"subscribe": topic, "startingSubscription": "theirs"}
+    first = source(**options)
+    end = poll(first, first.initialOffset())
+    by_hand.run(client.subscriptions.seek(topic_id, "theirs", {0: 18}))
+    again = source(**options)
+    assert read(again, again.initialOffset(), end) == list(range(5, 20))
 
 
 def test_a_live_segment_is_followed_through_its_seal(by_hand, source, topic):

@@ -85,17 +85,26 @@ def test_a_partition_that_begins_at_latest_has_no_row_in_batch_0_and_all_later_o
     start = polled.initialOffset()
     topics.true = topics.seen = (9, 9)
     end = polled.latestOffset(start, ReadAllAvailable())
-    assert end == offset(5, 7)
+    assert end == {**offset(5, 7), "_first": start}
     assert polled.latestOffset(end, ReadAllAvailable()) == offset(9, 9)
 
 
-def test_batch_0_planned_again_after_a_restart_ends_where_the_query_began():
+def test_batch_0_planned_again_after_a_restart_begins_and_ends_where_it_did():
     topics = TopicsInATest(9, 9)
     again = reader(topics, startingOffsets='{"t": {"0": -1, "1": 3}}')
+    end = {**offset(5, 7), "_first": offset(5, 1)}
+    again.partitions(again.initialOffset(), end)
+    (planned,) = topics.planned
+    assert planned[:2] == ({"t": {0: 5, 1: 1}}, {"t": {0: 5, 1: 7}})
+    assert again.latestOffset(end, ReadAllAvailable()) == offset(9, 9)
+
+
+def test_batch_0_of_a_query_whose_other_sources_had_rows_has_none_of_this_one_after_a_restart():
+    topics = TopicsInATest(9, 9)
+    again = reader(topics)
     again.partitions(again.initialOffset(), offset(5, 7))
     (planned,) = topics.planned
-    assert planned[:2] == ({"t": {0: 5, 1: 3}}, {"t": {0: 5, 1: 7}})
-    assert again.latestOffset(offset(5, 7), ReadAllAvailable()) == offset(9, 9)
+    assert planned[:2] == ({"t": {0: 5, 1: 7}}, {"t": {0: 5, 1: 7}})
 
 
 def test_an_idle_poll_returns_the_very_start_without_a_round_trip():

@@ -46,6 +46,23 @@ async def start_offset(stage):
 # -- whose it is -------------------------------------------------------------------------------
 
 
+def test_what_a_query_reserves_holds_rows_from_there_and_is_anybodys_until_it_is_opened():
+    async def act(stage):
+        await fill(stage, 20)
+        some = await of(stage)
+        await some.reserve(stage.topic, NAME, start={0: 7})
+        await some.reserve(stage.topic, NAME, start={0: 12})
+        held = await some.holds(stage.topic.id, 1, now_ms())
+        assert held.offsets == {0: 7}
+        assert not (await listed(stage)).live
+
+        await opened(stage, "q2", "r1")
+        with pytest.raises(errors.SubscriptionBusy):
+            await some.reserve(stage.topic, NAME, start={0: 7})
+
+    play(act)
+
+
 def test_a_second_query_is_refused_while_the_first_lives_and_the_first_may_restart_at_once():
     async def act(stage):
         await opened(stage, "q1", "r1")
