@@ -23,8 +23,8 @@ OWN_ROLL_S_MAX = 4 * 3600
 """Roll age at most of what else writes: cursors."""
 LATER_VERSIONS = 2
 UNPUBLISHED_MS = 3600 * 1000
-"""Checkpoints are written beside the versions: by far the longest that one takes from its first
-entry in a ledger until the record that names it is published, or it is given up."""
+"""Checkpoints are written beside the versions: so long at least one may take from its first entry
+in a ledger until the record that names it is published. One that takes longer has to begin anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,15 @@ class LedgerSeen:
 
 @dataclass(frozen=True, slots=True)
 class TopicSeen:
-    """A topic as it was folded: what it refers to, what it dropped when. `deleted_ms`: when it
-    was deleted. `problem`: why nothing can be said of it, which keeps everything."""
+    """A topic as it was folded: what it refers to, what it dropped when; `checkpoint` is the
+    version that its checkpoint's node had before (None: there was none). `deleted_ms`: when it was
+    deleted. `problem`: why nothing can be said of it, which keeps everything."""
 
     id: str
     policies: TopicPolicies = field(default_factory=TopicPolicies)
     referred: Container[int] = frozenset()
     dropped: Mapping[int, int] = field(default_factory=dict)
+    checkpoint: int | None = None
     deleted_ms: int | None = None
     problem: str = ""
 

@@ -4,8 +4,10 @@ needed by none.
 Always true: a stale intent is condemned by compare-and-set first; then ledgers are closed; then the
 store is synced and the topics are folded; and only what fate_of (garbage.py) lets go *then* is
 deleted. Every commit checks its intent in its multi, so either the commit or the janitor loses
-(hazard 4). Any listing that fails ends the pass with nothing more deleted; a ledger that cannot be
-closed, or a topic that cannot be read, keeps what is theirs and is said. Two janitors may run.
+(hazard 4). A checkpoint may come under an open intent at any time: there a ledger goes only in a
+multi that checks that none came since the fold. Any listing that fails ends the pass with nothing
+more deleted; a ledger that cannot be closed, or a topic that cannot be read, keeps what is theirs
+and is said. Two janitors may run.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState
-from spark_ledger.topic import garbage, records, staleness
+from spark_ledger.topic import garbage, ledger_removal, records, staleness
 from spark_ledger.topic.deleted_topics import remove_topic
 from spark_ledger.topic.garbage import (
     Fate,
@@ -247,17 +249,43 @@ class Janitor:
         refused = "" if force else _refused(len(never), len(a_pass.ledgers))
         going = [one.ledger for one in verdicts if one.fate is Fate.RECLAIMED]
         going = sorted(going if refused else [*going, *never])[:DELETED_PER_PASS]
+        waiting = {one.ledger: one.why for one in verdicts if one.fate is Fate.WAITS}
         if not report.dry_run:
-            await each(self._ledgers.delete, going, DELETING_AT_ONCE)
-            self._inventory.forget(going)
+            going = await self._deleted(a_pass, topics, going, waiting)
         a_pass.gone(going)
         return replace(
             report,
             deleted=tuple(going),
             kept=tuple(one.ledger for one in verdicts if one.fate is Fate.KEPT),
-            waiting={one.ledger: one.why for one in verdicts if one.fate is Fate.WAITS},
+            waiting=waiting,
             refused=refused,
         )
+
+    async def _deleted(
+        self,
+        a_pass: "_Pass",
+        topics: Mapping[str, TopicSeen],
+        going: Sequence[int],
+        waiting: dict[int, str],
+    ) -> list[int]:
+        """Those of `going` that went; the others are put to those that wait."""
+
+        async def gone(ledger_id: int) -> bool:
+            one = a_pass.ledgers[ledger_id]
+            topic = topics[one.topic]
+            if a_pass.intents[one.intent].open and topic.deleted_ms is None:
+                return await ledger_removal.remove_unpublished(
+                    self.store, ledger_id, topic.id, topic.checkpoint
+                )
+            await self._ledgers.delete(ledger_id)
+            return True
+
+        outcomes = await each(gone, going, DELETING_AT_ONCE)
+        went = [ledger for ledger, is_gone in zip(going, outcomes, strict=True) if is_gone]
+        self._inventory.forget(went)
+        for ledger_id in sorted({*going} - {*went}):
+            waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
+        return went
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
         """Of topics deleted long enough ago, that have no ledger any more, their trees."""

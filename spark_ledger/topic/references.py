@@ -36,7 +36,7 @@ class _Folded:
     dropped when."""
 
     next: int
-    checkpoint: int
+    checkpoint: int | None
     ledgers: frozenset[int]
     dropped: Mapping[int, int]
 
@@ -102,13 +102,14 @@ class References:
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint took its place
                 continue
             cursors = await self._of_subscriptions(topic_id)
-            return TopicSeen(topic_id, policies, rows.ledgers | cursors, rows.dropped)
+            referred = rows.ledgers | cursors
+            return TopicSeen(topic_id, policies, referred, rows.dropped, rows.checkpoint)
         raise errors.DataUnavailable(f"chunks of topic {topic_id} are not there")
 
     async def _of_rows(
         self, topic_id: str, state: TopicState, newest: Checkpointed | None
     ) -> _Folded:
-        version = -1 if newest is None else newest.version
+        version = None if newest is None else newest.version
         before = self._folded.get(topic_id)
         if before is not None and (before.next, before.checkpoint) == (state.next, version):
             return before
