@@ -151,7 +151,7 @@ class TopicJudge:
             return
         if len(parts) == 3 and after is not None:
             self._topic(parts[2], after)
-        elif parts[3:] == ["checkpoint"] and after is not None:
+        elif parts[3:] == ["checkpoint"] and after is not None and after.value:
             self._checkpoint(self._ghost.logs[parts[2]], after)
         elif parts[3] == "log" and len(parts) == 5 and after is None:
             self._trimmed(self._ghost.logs[parts[2]], int(parts[4]))
