@@ -1,23 +1,16 @@
 """Batch reads. Always true: a read is planned after a sync, so it holds all that was committed
-before; filters that were pushed down only leave out what Spark would (filters.py)."""
+before. No filter is taken from Spark (options.py says why)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_ledger.spark import offsets, read_tasks
 from spark_ledger.spark.driver_state import TopicsRead
-from spark_ledger.spark.filters import Bounds, bounds_of
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.schema import check_projection
-
-
-def batch_reader(options: ReadOptions, schema: StructType) -> "LedgerBatchReader":
-    """Spark refuses every read of a class with pushFilters unless push-down is enabled."""
-    made = FilteredBatchReader if options.filter_pushdown else LedgerBatchReader
-    return made(options, schema)
 
 
 class LedgerBatchReader(DataSourceReader):
@@ -25,7 +18,6 @@ class LedgerBatchReader(DataSourceReader):
         check_projection(schema, options.value_format)
         self.options = options
         self.schema = schema
-        self.bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         topics = TopicsRead(self.options)
@@ -33,18 +25,8 @@ class LedgerBatchReader(DataSourceReader):
         start = topics.positions(self.options.starting, known)
         end = topics.positions(self.options.ending, known)
         offsets.check_order(start, end)
-        start, end = self.bounds.clipped(start, end)
-        tasks = self.bounds.pruned(topics.plan(start, end))
+        tasks = topics.plan(start, end)
         return read_tasks.partitions_of(tasks, topics.values(self.schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_tasks.read_rows(self.options, partition.value, self.schema)
-
-
-class FilteredBatchReader(LedgerBatchReader):
-    """With filters on offset, timestamp and partition that decide what is read."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """All of them are still to be applied by Spark."""
-        self.bounds = bounds_of(filters)
-        return filters

@@ -36,7 +36,7 @@ class LedgerDataSource(DataSource):
             return listings.ListingReader(given, schema)
         from spark_ledger.spark import batch_reader
 
-        return batch_reader.batch_reader(given, schema)
+        return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_ledger.spark import options, source

@@ -251,9 +251,8 @@ READ_OPTIONS = (
         (Use.BATCH_READ,),
         Flag(),
         "false",
-        "filters on `offset`, `timestamp` and `partition` decide what is read; "
-        "needs `spark.sql.python.filterPushdown.enabled`, and a `load` of its own for each query "
-        "(see Known limits)",
+        "`true` is refused, as Spark 4.2.0 would give other queries the rows of one query's "
+        "filters (see Known limits)",
     ),
     Option(
         "metadata",

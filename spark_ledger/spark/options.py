@@ -61,7 +61,6 @@ class ReadOptions:
     include_headers: bool = False
     include_metadata: bool = False
     key_filter: tuple[bytes, ...] | None = None
-    filter_pushdown: bool = False
     metadata: str | None = None
 
     @property
@@ -202,6 +201,7 @@ class _Given:
 def _read_options(given: _Given, starting: str) -> ReadOptions:
     if given.has("metadata"):
         given.excludes("metadata", (name for name in given.texts if name not in WITH_METADATA))
+    _check_nothing_is_pushed_down(given)
     topics, assigned = _selected(given)
     start, end = _starting(given, starting), _ending(given)
     _check_times(start, end)
@@ -222,9 +222,22 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         include_headers=given["includeHeaders"],
         include_metadata=given["includeMetadata"],
         key_filter=given["keyFilter"],
-        filter_pushdown=bool(given["filterPushdown"]),
         metadata=given["metadata"],
     )
+
+
+def _check_nothing_is_pushed_down(given: _Given) -> None:
+    """Spark 4.2.0 keeps what a reader with pushFilters planned for one query and gives it to every
+    other query on the same DataFrame, and to both sides of a self-join: rows would be missing
+    there, and no reader can know of it."""
+    if given["filterPushdown"]:
+        raise OptionInvalid(
+            "filterPushdown is true, but Spark 4.2.0 reads what was planned for one query's filters"
+            " in other queries on the same DataFrame too: rows would be missing there",
+            "Leave it out: filters are applied by Spark. What a read leaves out safely is said by"
+            " assign, startingOffsets, endingOffsets, startingTimestamp, endingTimestamp and"
+            " keyFilter.",
+        )
 
 
 def _write_options(given: _Given, app_id: str | None, version: int | None) -> WriteOptions:

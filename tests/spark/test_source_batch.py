@@ -118,28 +118,20 @@ def test_only_rows_with_the_keys_asked_for_are_read(topics, topic, keyed):
     assert numbers(read(topics, subscribe=topic, keyFilter="none")) == []
 
 
-def test_filters_on_the_place_of_rows_decide_what_is_planned(spark, topics, topic, keyed):
+def test_what_was_loaded_once_is_filtered_anew_by_each_query(spark, topics, topic, keyed):
     topics.write(keyed(300, keys=50), topic, partitions=3)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        loaded = lambda: topics.read(topic, PLACE, filterPushdown="true")  # noqa: E731
-        some = loaded().where("partition = 1 AND offset >= 10 AND offset < 20")
-        assert sorted(row.offset for row in some.collect()) == list(range(10, 20))
-        assert some.rdd.getNumPartitions() == 1
-        assert loaded().count() == 300
-        ancient = topics.read(topic, filterPushdown="true").where("timestamp < '2001-01-01'")
-        assert ancient.count() == 0
+        rows = topics.read(topic, PLACE)
+        some = rows.where("partition = 1 AND offset >= 10 AND offset < 20")
+        assert some.count() == 10
+        assert rows.count() == 300
+        others = rows.where("partition = 2").selectExpr("offset AS other")
+        assert some.join(others, some.offset == others.other).count() == 10
+        said = error_of(topics.read(topic, PLACE, filterPushdown="true").collect)
+        assert "[LEDGER_OPTION.INVALID_VALUE] filterPushdown" in said
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-
-
-def test_what_was_loaded_once_is_filtered_anew_by_each_query_where_nothing_is_pushed_down(
-    topics, topic, keyed
-):
-    topics.write(keyed(300, keys=50), topic, partitions=3)
-    rows = topics.read(topic, PLACE)
-    assert rows.where("partition = 1 AND offset >= 10 AND offset < 20").count() == 10
-    assert rows.count() == 300
 
 
 def test_typed_values_are_columns_of_their_own(spark, topics, topic):

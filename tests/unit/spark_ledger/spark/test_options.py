@@ -52,7 +52,7 @@ GOOD = {
     "valueFormat": "arrow",
     "includeHeaders": "true",
     "includeMetadata": "true",
-    "filterPushdown": "true",
+    "filterPushdown": "false",
     "metadata": "topics",
     "routing": "single",
     "compression": "zstd",
@@ -256,6 +256,11 @@ def test_an_end_before_its_start_is_refused():
     with pytest.raises(OffsetsStartAfterEnd, match="startingTimestamp is 5, which is after"):
         read(startingTimestamp="5", endingTimestamp="4")
     read(startingTimestamp="5", endingTimestamp="5")
+
+
+def test_filters_that_spark_would_give_to_other_queries_too_are_refused():
+    with pytest.raises(OptionInvalid, match=r"filterPushdown is true, but Spark .* assign"):
+        read(filterPushdown="true")
 
 
 # -- how much ---------------------------------------------------------------------------------
