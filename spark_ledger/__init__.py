@@ -11,15 +11,25 @@ if TYPE_CHECKING:
     from spark_ledger.client.ledger_client import LedgerClient
     from spark_ledger.spark.foreach import foreach_writer
     from spark_ledger.spark.lag_listener import LagListener
+    from spark_ledger.spark.merge_job import compact
     from spark_ledger.spark.sql_functions import sql_setup
 
 __version__ = "0.1.0"
-__all__ = ["Admin", "LagListener", "LedgerClient", "__version__", "foreach_writer", "sql_setup"]
+__all__ = [
+    "Admin",
+    "LagListener",
+    "LedgerClient",
+    "__version__",
+    "compact",
+    "foreach_writer",
+    "sql_setup",
+]
 
 _HOMES = {
     "Admin": "spark_ledger.client.admin",
     "LagListener": "spark_ledger.spark.lag_listener",
     "LedgerClient": "spark_ledger.client.ledger_client",
+    "compact": "spark_ledger.spark.merge_job",
     "foreach_writer": "spark_ledger.spark.foreach",
     "sql_setup": "spark_ledger.spark.sql_functions",
 }

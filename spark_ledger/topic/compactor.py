@@ -2,17 +2,18 @@
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
 of many commits become one entry. A merge is a commit of `replace` actions, refused if anything but
-appends came to its partitions since it was planned; then it is planned again. What was written for
-nothing is under an intent that ends with the merging, and so is the janitor's. Ended at any moment
-and begun again, it goes on with what is left.
+appends, and trims of rows before it, came to its partition since it was planned; then it is planned
+again. What was written for nothing is under an intent that ends with the merging, and so is the
+janitor's. Ended at any moment and begun again, it goes on with what is left.
 
-`plan_round`, `merge` and `commit_round` are the parts: a job may run the second on many machines.
+`Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
+(spark/merge_job.py).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic import guards
 from spark_ledger.topic.actions import Replace
 from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
@@ -38,7 +40,9 @@ from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.routing import Router, Routing
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.topics import TopicInfo
 
 COMPRESSION = "zstd"
@@ -114,27 +118,77 @@ async def compact(
     """
     info = await client.topics.open(name)
     pace = _Pace(bytes_per_s)
-    done, since, conflicts = Compacted(), dict[int, int](), 0
-    intent: Intent | None = None
-    try:
-        while (planned := await plan_round(client, info, since, limits)).tasks:
-            intent = intent or await client.intents.open_system_intent("compact", info.name.full)
+    async with aclosing(Compaction(client, info, limits)) as compaction:
+        while tasks := await compaction.plan():
             merged = []
-            for task in planned.tasks:
-                merged.append(await merge(client, info, intent, task, compression=compression))
+            for task in tasks:
+                intent = compaction.intent
+                made = await merge(client, info, intent, task, compression=compression)
+                merged += [] if made is None else [made]
                 await pace.keep(client, intent, task.merge.bytes)
-            try:
-                await commit_round(client, info, intent, planned, merged)
-            except errors.TxnConflict:
-                conflicts += 1
-                if conflicts >= CONFLICTS_MAX:
-                    raise
-                continue
-            done, since = done.plus(merged), dict(planned.since)
-    finally:
-        if intent is not None:
-            await _ended(client, intent)
-    return done
+            await compaction.commit(merged)
+        return compaction.done
+
+
+class Compaction:
+    """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
+    no task is planned. Close it."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topic: TopicInfo,
+        limits: MergeLimits | None = None,
+        round_bytes: int = ROUND_BYTES_MAX,
+    ) -> None:
+        self.done = Compacted()
+        self._client = client
+        self._topic = topic
+        self._limits = limits
+        self._round_bytes = round_bytes
+        self._intent: Intent | None = None
+        self._planned: Round | None = None
+        self._since: Mapping[int, int] = {}
+        self._conflicts = 0
+
+    @property
+    def intent(self) -> Intent:
+        """Under which the tasks are carried out."""
+        assert self._intent is not None, "it is made with the first plan that has tasks"
+        return self._intent
+
+    async def plan(self) -> tuple[MergeTask, ...]:
+        """The next tasks. Raises as TopicLog.fold."""
+        client, topic = self._client, self._topic
+        self._planned = await plan_round(
+            client, topic, self._since, self._limits, self._round_bytes
+        )
+        if self._planned.tasks and self._intent is None:
+            name = topic.name.full
+            self._intent = await client.intents.open_system_intent("compact", name)
+        return self._planned.tasks
+
+    async def commit(self, merged: Sequence[Merged]) -> None:
+        """Of each task planned, what one attempt of it wrote; of those left out the rows are
+        planned again. Raises as commit_round,
+        errors.TxnConflict (the topic is rearranged again and again)."""
+        planned = self._planned
+        assert planned is not None, "it was planned"
+        committed = await commit_round(self._client, self._topic, self.intent, planned, merged)
+        if committed:
+            self.done = self.done.plus(committed)
+        if len(committed) == len(planned.tasks):
+            self._since = planned.since
+            return
+        self._conflicts += 1
+        if self._conflicts >= CONFLICTS_MAX:
+            raise errors.TxnConflict(f"topic '{self._topic.name}' is rearranged again and again")
+
+    async def aclose(self) -> None:
+        """What fails of it is the janitor's."""
+        if self._intent is not None:
+            with suppress(errors.LedgerError, StoreError):
+                await self._client.intents.finish(self._intent.id)
 
 
 async def plan_round(
@@ -142,9 +196,11 @@ async def plan_round(
     topic: TopicInfo,
     since: Mapping[int, int],
     limits: MergeLimits | None = None,
+    round_bytes: int = ROUND_BYTES_MAX,
 ) -> Round:
-    """The next merges, of offsets from `since` on (by partition; from the start where it has
-    none). Without tasks: nothing is left to merge. Raises as TopicLog.fold."""
+    """The next merges, about `round_bytes` of them, of offsets from `since` on (by partition; from
+    the start where it has none). Without tasks: nothing is left to merge. Raises as TopicLog.fold.
+    """
     for tries in range(CHUNKS_MOVED_MAX):
         with reachable(f"reading topic '{topic.name}'"):
             state = await client.log(topic.id).fold(fresh=True)
@@ -155,7 +211,7 @@ async def plan_round(
                 lo = reached.get(held.number, 0)
                 read = await client.chunks.load(chunks_to_plan(held, lo, held.end_offset))
                 for one in plan_merges(held, lo, held.end_offset, limits, read):
-                    if _full(tasks):
+                    if _full(tasks, round_bytes):
                         return Round(state.next, tuple(tasks), reached)
                     ranges = {one.partition: (one.start, one.end)}
                     (task,) = plan_read(state, ranges, cutting=ONE_TASK, read=read)
@@ -175,18 +231,23 @@ async def merge(
     task: MergeTask,
     *,
     compression: str = COMPRESSION,
-) -> Merged:
-    """Read the rows and write them under the intent. Raises what reading and writing do."""
+) -> Merged | None:
+    """Read the rows, wherever they are by now, and write them under the intent; None when some are
+    gone. Raises what reading and writing do."""
     sender = client.sender(topic, intent)
     encoding: _Encoding | None = None
     try:
-        async for rows in client.read(task.read):
+        async for fetched in fetch_kept(client, task.read):
+            rows = fetched.rows()
             if encoding is None or not encoding.takes(rows):
                 await _send(sender, () if encoding is None else encoding.flush())
                 encoding = _Encoding(rows, client.ledgers.config.entry_bytes_max, compression)
             await _send(sender, encoding.add(rows))
         await _send(sender, () if encoding is None else encoding.flush())
         segments, _ = await sender.finish()
+    except errors.RowsTrimmed:
+        await sender.abort()
+        return None
     except BaseException:
         await sender.abort()
         raise
@@ -201,11 +262,32 @@ async def commit_round(
     intent: Intent,
     planned: Round,
     merged: Sequence[Merged],
-) -> None:
-    """Put what was written in the place of what it was read from, all or nothing; the intent goes
-    on. Raises errors.TxnConflict: what was planned on has changed, plan again."""
-    replaced = [_replace(planned.snapshot, one) for one in merged]
-    await client.commit_actions(topic.id, replaced, intent)
+) -> Sequence[Merged]:
+    """Put what was written in the place of what it was read from, all of it that still can be in
+    one commit: returns that. What was planned on has changed of the others: plan them again. The
+    intent goes on. Raises as TopicClient.commit_actions."""
+    for _ in range(CONFLICTS_MAX):
+        if not merged:
+            break
+        try:
+            replaced = [_replace(planned.snapshot, one) for one in merged]
+            await client.commit_actions(topic.id, replaced, intent)
+            break
+        except errors.TxnConflict:
+            with reachable(f"reading topic '{topic.name}'"):
+                state = await client.log(topic.id).fold(fresh=True)
+            merged = [one for one in merged if _holds(state, intent, planned, one)]
+    else:
+        return ()
+    return merged
+
+
+def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bool:
+    try:
+        guards.check(state, intent.app_id, (_replace(planned.snapshot, one),))
+    except errors.TxnConflict:
+        return False
+    return True
 
 
 def _replace(snapshot: int, one: Merged) -> Replace:
@@ -321,17 +403,11 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
         await sender.send(entry)
 
 
-async def _ended(client: TopicClient, intent: Intent) -> None:
-    """What fails of it is the janitor's."""
-    with suppress(errors.LedgerError, StoreError):
-        await client.intents.finish(intent.id)
-
-
-def _full(tasks: Sequence[MergeTask]) -> bool:
+def _full(tasks: Sequence[MergeTask], round_bytes: int) -> bool:
     size = sum(task.merge.bytes for task in tasks)
     times = sum(task.merge.segments for task in tasks)
     many = len(tasks) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
-    return many or size >= ROUND_BYTES_MAX
+    return many or size >= round_bytes
 
 
 def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:

@@ -90,6 +90,11 @@ def _check_added(state: TopicState, action: Append | Overwrite, sealed: set[int]
 
 
 def _check_replaced(held: PartitionState, action: Replace) -> None:
+    if held.start_offset > action.start:
+        raise errors.TxnConflict(
+            f"partition {held.number} starts at {held.start_offset} now: rows from {action.start}"
+            " on cannot be replaced"
+        )
     if held.rearranged >= action.snapshot:
         raise errors.TxnConflict(
             f"partition {held.number} was rearranged by commit {held.rearranged}, the replacement"

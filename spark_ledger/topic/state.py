@@ -41,7 +41,7 @@ UNREAD: Tables = MappingProxyType({})
 class PartitionState:
     """Partition `number`. `start_offset` is the first row kept, `end_offset` one past the last
     that a commit holds; the rows of a live segment come after it. `rearranged` is the last commit
-    that did anything but append to it (NEVER: none did)."""
+    that put anything else where rows were (NEVER: none did): neither an append nor a trim."""
 
     number: int = 0
     start_offset: int = 0
@@ -332,7 +332,9 @@ class _Folding:
         offset = min(offset, held.end_offset)
         if offset > held.start_offset:
             self._take_away(held, held.start_offset, offset)
-            self._rearrange(replace(held, start_offset=offset), held.intervals.since(offset))
+            intervals = held.intervals.since(offset)
+            kept = replace(held, start_offset=offset, intervals=intervals)
+            self._partitions[partition] = kept
 
     def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
         """Note which ledgers lose the rows: the action's author names what it saw, but where a

@@ -140,10 +140,40 @@ def test_a_replacement_that_loses_to_a_trim_brings_no_row_back():
         intent = await system(stage)
 
         before_the_first_multi(stage.client.store, lambda: committed(other, Trim(((0, 10),))))
-        with pytest.raises(errors.TxnConflict, match="rearranged by commit 2"):
+        with pytest.raises(errors.TxnConflict, match="starts at 10 now"):
             await committed(stage, Replace(0, 0, 20, (segment(9, 20),), 2), intent=intent)
 
         assert ranges((await state_of(stage)).partitions[0]) == [(10, 20, [2])]
+
+    play(act)
+
+
+def test_a_replacement_of_rows_that_a_trim_keeps_is_made_behind_it():
+    async def act(stage):
+        await appended(stage, 1, 2)
+        other = replace(stage, client=await stage.another())
+        intent = await system(stage)
+
+        before_the_first_multi(stage.client.store, lambda: committed(other, Trim(((0, 10),))))
+        await committed(stage, Replace(0, 10, 20, (segment(9, 10),), 2), intent=intent)
+
+        assert ranges((await state_of(stage)).partitions[0]) == [(10, 20, [9])]
+
+    play(act)
+
+
+def test_a_replacement_that_loses_to_another_is_refused():
+    async def act(stage):
+        await appended(stage, 1, 2)
+        other = replace(stage, client=await stage.another())
+        intent = await system(stage)
+        faster = Replace(0, 0, 20, (segment(8, 20),), 2)
+
+        before_the_first_multi(stage.client.store, lambda: committed(other, faster))
+        with pytest.raises(errors.TxnConflict, match="rearranged by commit 2"):
+            await committed(stage, Replace(0, 0, 20, (segment(9, 20),), 2), intent=intent)
+
+        assert ranges((await state_of(stage)).partitions[0]) == [(0, 20, [8])]
 
     play(act)
 

@@ -9,7 +9,8 @@ from spark_ledger import errors
 from spark_ledger.topic import compactor
 from spark_ledger.topic.actions import Trim
 from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.compactor import Compacted, compact
+from spark_ledger.topic.compactor import Compacted, Compaction, compact
+from spark_ledger.topic.janitor import LEASE_S
 from spark_ledger.topic.merge_plan import MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
@@ -224,13 +225,103 @@ def test_rows_that_come_and_go_meanwhile_make_it_plan_again_and_none_is_lost():
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 3),))], other)
 
-        with pytest.raises(errors.TxnConflict):
-            await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+        assert left == []
         before = await seen(stage)
         done = await compact(stage.client, "t")
 
         assert await seen(stage) == before
         assert (before[0][0], before[-1][0], done.segments) == (3, 8, 4)
+
+    play(act)
+
+
+def test_of_several_merges_only_those_that_still_hold_are_committed(monkeypatch):
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
+        size = (await segments(stage))[0].segment.bytes
+        monkeypatch.setattr(MergeLimits, "small_bytes", 8 * size)
+        pairs = MergeLimits(bytes_max=2 * size)
+        planned = await compactor.plan_round(stage.client, stage.topic, {}, pairs)
+        system = await stage.client.intents.open_system_intent("compact", "t")
+        merged = [
+            await compactor.merge(stage.client, stage.topic, system, task) for task in planned.tasks
+        ]
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], other)
+        before = await seen(stage)
+
+        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+
+        assert [(one.merge.start, one.merge.end) for one in left] == [(4, 8)]
+        assert await seen(stage) == before
+        assert [p.base for p in await segments(stage)] == [0, 2, 4]
+
+    play(act)
+
+
+def test_rows_that_are_gone_when_they_are_to_be_merged_are_left_out():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b")
+        compaction = Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 4),))], other)
+        for ledger_id in task.merge.ledgers:
+            await stage.client.ledgers.delete(ledger_id)
+
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+        await compaction.commit([])
+
+        assert made is None
+        assert (await compaction.plan(), compaction.done) == ((), Compacted())
+
+    play(act)
+
+
+def test_of_a_task_that_is_tried_again_one_attempt_counts_and_the_other_leaves_nothing():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [await stage.written(intent, [b"%d" % n], n) for n in range(3)]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before, other = await seen(stage), await stage.another()
+        compaction = Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        failed = await compactor.merge(other, stage.topic, compaction.intent, task)
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+
+        await compaction.commit([made])
+        await compaction.aclose()
+        await stage.client.cache.close()
+        await other.cache.close()
+        cleaned = await stage.client.janitor.clean()
+
+        assert cleaned.deleted == tuple(one.ledger_id for one in failed.segments)
+        assert await seen(stage) == before
+
+    play(act)
+
+
+def test_a_driver_that_dies_before_its_commit_leaves_nothing_and_the_next_one_goes_on():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [await stage.written(intent, [b"%d" % n], n) for n in range(3)]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before, dying = await seen(stage), await stage.another()
+        compaction = Compaction(dying, stage.topic)
+        (task,) = await compaction.plan()
+        lost = await compactor.merge(dying, stage.topic, compaction.intent, task)
+
+        await stage.client.janitor.clean()
+        await asyncio.sleep(LEASE_S + 1)
+        cleaned = await stage.client.janitor.clean()
+        done = await compact(stage.client, "t")
+
+        assert cleaned.deleted == tuple(one.ledger_id for one in lost.segments)
+        assert (done.segments, done.merged) == (3, 1)
+        assert await seen(stage) == before
 
     play(act)
 
