@@ -127,7 +127,7 @@ def test_what_was_loaded_once_is_filtered_anew_by_each_query(spark, topics, topi
         assert some.count() == 10
         assert rows.count() == 300
         others = rows.where("partition = 2").selectExpr("offset AS other")
-        assert some.join(others, some.offset == others.other).count() == 10
+        assert some.join(others, some["offset"] == others["other"]).count() == 10
         said = error_of(topics.read(topic, PLACE, filterPushdown="true").collect)
         assert "[LEDGER_OPTION.INVALID_VALUE] filterPushdown" in said
     finally:
