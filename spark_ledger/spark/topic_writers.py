@@ -8,7 +8,6 @@ hold in memory together is bounded by `maxInFlightBytes`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 
 from spark_ledger.errors import CommitOverTooManyTopics
@@ -21,7 +20,7 @@ from spark_ledger.topic.commit_draft import TOPICS_MAX
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.routing import Routing
 from spark_ledger.topic.schema_records import SchemaVersion
-from spark_ledger.topic.task_writer import INFLIGHT_BYTES_MIN, TaskResult, TaskSettings
+from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 
 Find = Callable[[str], WrittenTopic]
 
@@ -152,17 +151,31 @@ class TopicWriters:
         return _OneTopic(topic, writer, version)
 
     def _share_bytes(self, bad: bool) -> int:
-        """What one topic's writer may hold; several are bounded together."""
-        whole = self._job.options.max_in_flight_bytes
-        alone = self._job.options.topic is not None and not bad
-        return whole if alone else max(INFLIGHT_BYTES_MIN, whole // 4)
+        """What one topic's writer may hold. One of many: a quarter (see _keep_in_bounds)."""
+        options = self._job.options
+        whole = options.max_in_flight_bytes
+        if options.topic is None or bad:
+            return whole // 4
+        return whole if options.bad_records_topic is None else whole - whole // 4
 
     def _keep_in_bounds(self) -> None:
-        """The topics that hold most are written and waited for, until all hold half of what they
-        may: the other half is for what a ledger's last copies wait for."""
+        """When all hold more than three quarters of what they may, so that one that takes its
+        quarter could be too much, those that hold most are written, and their acknowledgements
+        waited for, until it is half; and their last copies too, which a bookie that hangs keeps
+        waiting, if it is three quarters still."""
+        whole = self._job.options.max_in_flight_bytes
+        if self._held_bytes() <= whole * 3 // 4:
+            return
+        self._largest_first(lambda writer: writer.drain(), whole // 2)
+        self._largest_first(lambda writer: writer.settle(), whole * 3 // 4)
+
+    def _largest_first(self, wait: Callable[[BlockingTaskWriter], None], bound: int) -> None:
+        """One after the other until all hold so little."""
         writers = [one.writer for one in self._open.values()]
-        held = np.array([writer.held_bytes for writer in writers])
-        while held.sum() > self._job.options.max_in_flight_bytes // 2:
-            most = int(held.argmax())
-            writers[most].drain()
-            held[most] = 0
+        for writer in sorted(writers, key=lambda writer: -writer.held_bytes):
+            if self._held_bytes() <= bound:
+                return
+            wait(writer)
+
+    def _held_bytes(self) -> int:
+        return sum(one.writer.held_bytes for one in self._open.values())

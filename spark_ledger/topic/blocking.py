@@ -27,6 +27,7 @@ from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.slice_reader import FetchedPiece, Rows
+from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
@@ -75,13 +76,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 class BlockingTopics:
     """`run(coroutine)` carries out anything of `.client` (a TopicClient) and waits:
-    `b.run(b.client.topics.open("t"))`. Its errors are raised here."""
+    `b.run(b.client.topics.open("t"))`. Its errors are raised here; those of the metadata store, of
+    whatever kind, as errors.Unavailable."""
 
     def __init__(self, client: TopicClient) -> None:
         self.client = client
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return background_loop().run(coroutine)
+        with reachable("topics were worked on"):
+            return background_loop().run(coroutine)
 
     def task_writer(
         self,
@@ -117,7 +120,7 @@ class BlockingTopics:
         hashes = None if keys is None else hashes_of(keys)
         ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
         try:
-            while handful := loop.run(ahead.next()):
+            while handful := self.run(ahead.next()):
                 for piece in handful:
                     yield piece.rows(columns)
         finally:
@@ -159,8 +162,8 @@ class BlockingTaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of the rows in memory, about: gathered, handed over, not acknowledged."""
-        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.unacked_bytes
+        """Of the rows in memory, about: gathered, handed over, not answered by every bookie."""
+        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
 
     def drain(self) -> None:
         """Send what is gathered and wait for every ack; more may be written."""
@@ -168,6 +171,12 @@ class BlockingTaskWriter:
             self._hand_over(entry)
         self._wait_until(0)
         background_loop().run(self._sender.drain())
+
+    def settle(self) -> None:
+        """`drain`, then wait until every copy is there or its bookie's time is over: nothing is
+        held any more."""
+        self.drain()
+        background_loop().run(self._sender.settled())
 
     def finish(self) -> TaskResult:
         """See TaskWriter.finish."""

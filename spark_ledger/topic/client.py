@@ -125,7 +125,13 @@ class TopicClient:
         """What sends a task's entries; call it on the loop."""
         policies = settings.policies or topic.policies
         return EntrySender(
-            self.cache, self.intents, intent, topic.id, policies, settings.unacked_bytes_max
+            self.cache,
+            self.intents,
+            intent,
+            topic.id,
+            policies,
+            settings.unacked_bytes_max,
+            settings.held_bytes_max,
         )
 
     async def commit(

@@ -2,9 +2,11 @@
 
 Always true: an entry is recorded only when it and all before it in its ledger were acknowledged
 to this sender (hazard 18); when a ledger fails, what was recorded stays, and what was not goes to
-the next ledger, once and in the same order (hazard 21). In-flight bytes are bounded by the
-writer's `room` and by `unacked_bytes_max`, filters of keys by FILTER_BYTES_MAX: beyond it they are
-written and new segments begin. A filter that cannot be written is left out: it only saves reading.
+the next ledger, once and in the same order (hazard 21). Bytes that were sent and not acknowledged
+are bounded by the writer's `room` and by `unacked_bytes_max`, with those that wait for their last
+copies, in this ledger and in those left before, by `held_bytes_max`; filters of keys by
+FILTER_BYTES_MAX: beyond it they are written and new segments begin. A filter that cannot be written
+is left out: it only saves reading.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
+from spark_ledger.ledger.writer import LedgerWriter
 from spark_ledger.topic.batch_encoder import EncodedEntry, EncodedShare
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.key_filter import ENTRIES_MIN, encode_filters
@@ -23,6 +26,7 @@ from spark_ledger.topic.segments import NO_ENTRY, NO_MS, Segment, merge_ranges
 REPLICATED_WAIT_S = 0.5
 FAILED_LEDGERS_MAX = 5  # of one task; then its last error is the task's
 UNACKED_BYTES_MAX = 16 << 20
+HELD_BYTES_MAX = 24 << 20
 FILTER_BYTES_MAX = 4 << 20
 _HOPELESS = (errors.MessageTooBig, errors.Unauthorized)
 
@@ -116,6 +120,7 @@ class EntrySender:
         topic_id: str,
         policies: TopicPolicies,
         unacked_bytes_max: int = UNACKED_BYTES_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
     ) -> None:
         self._cache = cache
         self._intents = intents
@@ -128,6 +133,8 @@ class EntrySender:
         self._again: deque[EncodedEntry] = deque()
         self._unacked_bytes_max = unacked_bytes_max
         self._unacked_bytes = 0
+        self._held_bytes_max = held_bytes_max
+        self._left: list[LedgerWriter] = []  # may still wait for last copies
         self._part = 0
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
@@ -136,9 +143,9 @@ class EntrySender:
         self._failures = 0
 
     @property
-    def unacked_bytes(self) -> int:
-        """Of entries that were sent and not acknowledged yet, as far as was looked."""
-        return self._unacked_bytes
+    def held_bytes(self) -> int:
+        """Of entries that were sent and not answered by every bookie; any thread may look."""
+        return sum(writer.held_bytes for writer in self._writers())
 
     async def send(self, entry: EncodedEntry) -> None:
         """Append the entry; returns when it is handed to the ledger's writer.
@@ -155,6 +162,11 @@ class EntrySender:
         """Wait for every ack; more may be sent. Raises as `send`."""
         async with self._turn:
             await self._all_acked()
+
+    async def settled(self) -> None:
+        """Wait, after `drain`, until every copy is there or its bookie's time is over."""
+        for writer in self._writers():
+            await writer.held_below(0)
 
     async def finish(self) -> tuple[tuple[Segment, ...], tuple[MissingCopies, ...]]:
         """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
@@ -210,10 +222,23 @@ class EntrySender:
                     await self._write_filters(ledger)
             elif self._sent and self._unacked_bytes + size > self._unacked_bytes_max:
                 await asyncio.gather(self._sent[0].acked, return_exceptions=True)
+            elif self.held_bytes + size > self._held_bytes_max and self.held_bytes:
+                await self._less_held()
             else:
                 await ledger.writer.room()
                 if not self._failed():
                     return ledger
+
+    async def _less_held(self) -> None:
+        """Wait until some writer holds less than now."""
+        self._left = [writer for writer in self._left if writer.held_bytes]
+        first = next(writer for writer in self._writers() if writer.held_bytes)
+        await first.held_below(first.held_bytes - 1)
+
+    def _writers(self) -> list[LedgerWriter]:
+        """Those that may hold bytes, oldest first."""
+        ledger = self._ledger
+        return self._left if ledger is None else [*self._left, ledger.writer]
 
     def _append(self, ledger: TaskLedger, entry: EncodedEntry) -> None:
         first_rows = [self._next_row.get(share.partition, 0) for share in entry.shares]
@@ -264,6 +289,7 @@ class EntrySender:
         self._sent.clear()
         self._unacked_bytes = 0
         self._begin_part()
+        self._left.append(self._ledger.writer)
         self._cache.discard(self._ledger)
         self._ledger = None
         self._failures += 1
@@ -300,6 +326,7 @@ class EntrySender:
                 MissingCopies(writer.ledger_id, m.first_entry, m.last_entry, m.bookie_id)
                 for m in missing
             ]
+        self._left.append(writer)
         self._cache.release(self._ledger)
         self._ledger = None
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.topic.batch_encoder import GATHER_BYTES_MAX, BatchEncoder, EncodedEntry
 from spark_ledger.topic.entry_sender import (
+    HELD_BYTES_MAX,
     UNACKED_BYTES_MAX,
     EntrySender,
     MissingCopies,
@@ -25,7 +26,7 @@ from spark_ledger.topic.segments import INLINE, Segment
 
 INLINE_TASK_BYTES_MAX = 8 << 10
 INFLIGHT_BYTES_MAX = 64 << 20
-INFLIGHT_BYTES_MIN = 1 << 20
+INFLIGHT_BYTES_MIN = 256 << 10
 HANDED_OVER_BYTES_MAX = 8 << 20
 
 
@@ -33,8 +34,8 @@ HANDED_OVER_BYTES_MAX = 8 << 20
 class TaskSettings:
     """How a task writes. `inflight_bytes_max` bounds its rows in memory: gathered (a fifth, and
     most of a fifth more while they are sorted), encoded and handed over (an eighth), sent and not
-    acknowledged (a quarter); the rest is for what waits for its last copies, which the ledger
-    client's `inflight_bytes` bounds. One row or entry more may be there at each place.
+    answered by every bookie (three eighths, of which a quarter of the whole not acknowledged). One
+    row or entry more may be there at each place.
     `schema_version` is that of the topic's own columns, `policies` are instead of the topic's."""
 
     compression: str = "none"
@@ -59,6 +60,10 @@ class TaskSettings:
     @property
     def unacked_bytes_max(self) -> int:
         return min(UNACKED_BYTES_MAX, self.inflight_bytes_max // 4)
+
+    @property
+    def held_bytes_max(self) -> int:
+        return min(HELD_BYTES_MAX, self.inflight_bytes_max * 3 // 8)
 
     @property
     def handed_over_bytes_max(self) -> int:

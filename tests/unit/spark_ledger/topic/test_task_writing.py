@@ -47,6 +47,7 @@ class FakeWriter:
     first_entry: int = 10
     closed: bool = False
     missing: list[MissingCopy] = field(default_factory=list)
+    held_bytes: int = 0
 
     def append(self, payload, rows):
         future = asyncio.get_running_loop().create_future()
@@ -570,5 +571,5 @@ def test_the_keys_of_a_long_segment_are_found_in_its_filter_entry():
 
 
 def test_too_few_bytes_in_flight_are_refused():
-    with pytest.raises(errors.BadConfig, match="1048576 bytes in flight or more, not 1000"):
+    with pytest.raises(errors.BadConfig, match="262144 bytes in flight or more, not 1000"):
         TaskSettings(inflight_bytes_max=1000)
