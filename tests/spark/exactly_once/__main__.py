@@ -19,7 +19,7 @@ from pathlib import Path
 from spark_ledger.local import LocalCluster
 from tests.spark.exactly_once import cases, kills, speculation
 from tests.spark.exactly_once.query import Query
-from tests.spark.exactly_once.world import World
+from tests.spark.exactly_once.world import SEVERAL, World
 
 BOOKIES = 3
 LONG_EVERY = 5  # rounds
@@ -75,7 +75,8 @@ def run(rounds: int, seed: int, first: int = 0, only: str = "") -> None:
             tempfile.TemporaryDirectory(prefix="exactly-once-") as folder,
         ):
             rng = random.Random(f"{seed}/{number}")
-            world = World(cluster, Path(folder), f"round-{number}", rng)
+            several = rng.choice((0, SEVERAL))
+            world = World(cluster, Path(folder), f"round-{number}", rng, several)
             try:
                 Round(world, Path(folder)).run(only, long_too=number % LONG_EVERY == 0)
             finally:

@@ -1,8 +1,8 @@
 """The driver process of a case: queries from steps into a topic, as it is told over its stdin.
 
-Told one JSON object a line: {"do": "start", "query", "topic", "checkpoint", "steps", "gates",
-"format"}, {"do": "stop", "query"}, {"do": "read", "topic", "into"}. Each is answered by the event
-`did`, or `failed_to` with why; a query that ended with an error is the event `failed`.
+Told one JSON object a line: {"do": "start", "query", "topic", "several", "checkpoint", "steps",
+"gates", "format"}, {"do": "stop", "query"}, {"do": "read", "topics", "into"}. Each is answered by
+the event `did`, or `failed_to` with why; a query that ended with an error is the event `failed`.
 """
 
 import json
@@ -19,10 +19,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_ledger.demo import worker
 from spark_ledger.demo.worker import Told
 from tests.spark.exactly_once.failing_sink import FailingLedger
-from tests.spark.exactly_once.source import PLACE_BYTES, StepsSource
+from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, StepsSource
 
 POLL_S = 0.02
 PARTITIONS = 3
+FEW = 20  # of so many rows each topic but the first has one
 
 
 def start_spark(scratch: Path, master: str, conf: dict[str, str]) -> SparkSession:
@@ -65,8 +66,14 @@ class Driver:
 
     def start(self, told: Told) -> None:
         rows = self._spark.readStream.format("steps").option("steps", told["steps"])
-        writer = rows.option("gates", told["gates"]).load().writeStream.format(told["format"])
-        writer = writer.option("serviceUrl", self._service_url).option("topic", told["topic"])
+        loaded = rows.option("gates", told["gates"]).load()
+        if told["several"]:
+            number = f"cast(substring(value, {ROW_AT + 1}, {ROW_BYTES}) AS INT) % {FEW}"
+            chosen = f"if({number} < {told['several']}, {number}, 0)"
+            loaded = loaded.selectExpr("*", f"concat('{told['topic']}-', {chosen}) AS topic")
+        writer = loaded.writeStream.format(told["format"]).option("serviceUrl", self._service_url)
+        if not told["several"]:
+            writer = writer.option("topic", told["topic"])
         writer = writer.option("partitions", PARTITIONS).options(**told.get("options", {}))
         writer = writer.option("checkpointLocation", told["checkpoint"])
         self._queries[told["query"]] = writer.queryName(told["query"]).start()
@@ -79,9 +86,10 @@ class Driver:
     def read(self, told: Told) -> None:
         """The beginning and the length of every value, and where it is."""
         reader = self._spark.read.format("ledger").option("serviceUrl", self._service_url)
-        values = reader.option("subscribe", told["topic"]).load()
+        values = reader.option("subscribe", told["topics"]).load()
         place = f"substring(cast(value as string), 1, {PLACE_BYTES}) AS place"
-        rows = values.selectExpr(place, "length(value) AS bytes", "partition", "offset")
+        where = ("topic", "partition", "offset")
+        rows = values.selectExpr(place, "length(value) AS bytes", *where)
         pq.write_table(rows.toArrow(), told["into"])
 
 

@@ -55,6 +55,7 @@ class DriverProcess:
             "start",
             query=query.name,
             topic=query.topic,
+            several=query.several,
             checkpoint=str(query.checkpoint),
             steps=str(query.steps),
             gates=str(query.gates),

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tests.spark.exactly_once.query import Query
-from tests.spark.exactly_once.world import World
+from tests.spark.exactly_once.world import SEVERAL, World
 from tests.spark.exactly_once.zookeeper_proxy import is_commit, names
 
 
@@ -83,12 +83,15 @@ Hold = Callable[[World, Query], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """`several`: of a query that writes to so many topics."""
+
     hold: Hold
     applied: bool
+    several: int = 0
 
     @property
     def name(self) -> str:
-        return self.hold.__name__
+        return self.hold.__name__ + ("_of_several_topics" if self.several else "")
 
 
 POINTS = (
@@ -96,7 +99,9 @@ POINTS = (
     Point(during_tasks, applied=False),
     Point(after_the_last_task, applied=False),
     Point(before_the_write, applied=False),
+    Point(before_the_write, applied=False, several=SEVERAL),
     Point(after_the_write, applied=True),
+    Point(after_the_write, applied=True, several=SEVERAL),
     Point(before_sparks_commit_file, applied=True),
 )
 
@@ -119,7 +124,7 @@ class Killed:
 
 def kill_at_each_point(world: World) -> dict[str, Killed]:
     """By the point's name. All queries have gone on to the end of what they were fed."""
-    queries = {point.name: world.new_query() for point in POINTS}
+    queries = {point.name: world.new_query(point.several) for point in POINTS}
     for query in queries.values():
         world.moving(query)
     before = {name: world.commits(query) for name, query in queries.items()}

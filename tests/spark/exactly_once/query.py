@@ -12,16 +12,26 @@ from pathlib import Path
 from tests.spark.exactly_once.source import Step, read_step
 
 SMALL = {"rows": 60, "bytes": 100}
-BIG = {"rows": 400, "bytes": 6_000, "keys": 1}  # at its half a task has sent entries
+BIG = {"rows": 400, "bytes": 6_000, "keys": 1}  # at its half a task has sent entries to a topic
 ROWS_DRAWN = 20
 
 
 class Query:
+    """It writes to `topic`; or, with `several`, each of its rows names one of that many."""
+
     def __init__(
-        self, folder: Path, topic: str, rng: random.Random, checkpoint: Path | None = None
+        self,
+        folder: Path,
+        topic: str,
+        rng: random.Random,
+        checkpoint: Path | None = None,
+        *,
+        several: int = 0,
     ) -> None:
         self.name = folder.name
         self.topic = topic
+        self.several = several
+        self.topics = tuple(f"{topic}-{i}" for i in range(several)) or (topic,)
         self.checkpoint = checkpoint or folder / "checkpoint"
         self.steps = folder / "steps"
         self.gates = folder / "gates"
@@ -44,7 +54,7 @@ class Query:
     def _another(self, name: str, checkpoint: Path | None) -> "Query":
         folder = self._folder.with_name(f"{self.name}-{name}")
         shutil.copytree(self.steps, folder / "steps")
-        return Query(folder, self.topic, self._rng, checkpoint)
+        return Query(folder, self.topic, self._rng, checkpoint, several=self.several)
 
     # -- what it is fed --------------------------------------------------------------------------
 
@@ -55,6 +65,8 @@ class Query:
     def feed(self, big: bool = False, tasks: int = 2) -> int:
         """One more step, which the query may take at once; its number."""
         size = dict(BIG if big else SMALL)
+        if big and self.several:
+            size["rows"] *= 2  # a writer of several topics gathers less of each
         size["rows"] += self._rng.randrange(ROWS_DRAWN)
         step = Step(self.next_step, tasks, **size)
         step.write(self.steps)

@@ -25,7 +25,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 KEYS_MAX = 7
 POLL_S = 0.01
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.string())])
-PLACE_BYTES = len("00000:000:000000")
+ROW_AT = len("00000:000:")
+ROW_BYTES = len("000000")
+PLACE_BYTES = ROW_AT + ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,24 @@ from tests.spark.exactly_once.query import Query
 from tests.spark.exactly_once.zookeeper_proxy import ZooKeeperProxy
 
 MASTER = "local[2,4]"  # a task may fail three times
+SEVERAL = 3
 PAUSE_S = 0.2
 
 
 class World:
-    """`name` begins the names of its topics; what is drawn is drawn from `rng`."""
+    """`name` begins the names of its topics; what is drawn is drawn from `rng`. The query that
+    cases hurt one after another writes to `several` topics, or to one."""
 
-    def __init__(self, cluster: LocalCluster, folder: Path, name: str, rng: random.Random) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        folder: Path,
+        name: str,
+        rng: random.Random,
+        several: int = SEVERAL,
+    ) -> None:
         self.rng = rng
+        self._several = several
         self.onlooker = Onlooker(cluster.service_url)
         self.proxy = ZooKeeperProxy(int(cluster.zookeeper.address.rpartition(":")[2]))
         self._folder = folder
@@ -67,17 +77,18 @@ class World:
     def query(self) -> Query:
         """The one that cases hurt one after another."""
         if self._query is None:
-            self._query = self.new_query()
+            self._query = self.new_query(self._several)
         return self._query
 
     @query.setter
     def query(self, query: Query) -> None:
         self._query = query
 
-    def new_query(self) -> Query:
-        """One more, into a topic of its own; not started."""
+    def new_query(self, several: int = 0) -> Query:
+        """One more, into a topic of its own, or into several; not started."""
         number = next(self._numbers)
-        return Query(self._folder / f"query-{number}", f"{self._name}-{number}", self.rng)
+        folder, topic = self._folder / f"query-{number}", f"{self._name}-{number}"
+        return Query(folder, topic, self.rng, several=several)
 
     def start(self, query: Query, format: str = "ledger", **options: str) -> None:
         """In the driver that runs; if it runs already it goes on."""
@@ -95,19 +106,23 @@ class World:
     # -- others ----------------------------------------------------------------------------------
 
     def topic_id(self, query: Query) -> str:
-        return self.onlooker.topic_id(query.topic)
+        """Of its topic, or of the one of several that has most of its rows."""
+        return self.onlooker.topic_id(query.topics[0])
 
     def commits(self, query: Query) -> int:
-        """How many the query's topic has."""
-        return self.onlooker.commits(self.topic_id(query))
+        """How many each of the query's topics has: all of them equally many, at any moment."""
+        return self.onlooker.commits(query.topics)
 
     def clean(self) -> None:
-        """The janitor comes by: it finds nobody stale, and may take nothing that is in use."""
+        """The janitor comes by: it finds nobody stale, and may take nothing that is in use. The
+        topics that cases hurt are checkpointed, and their logs trimmed."""
         self.onlooker.clean()
+        if self._query is not None:
+            self.onlooker.checkpoint(self._query.topics)
 
     def condemn(self, query: Query) -> None:
         """The janitor comes by and takes the query's run for dead, which it is not."""
-        intents = self.onlooker.open_intents(query.topic)
+        intents = self.onlooker.open_intents(query.id)
         assert self.onlooker.clean(intents).condemned == tuple(intents)
 
     def point_in_tasks(self, query: Query) -> str:
@@ -123,13 +138,13 @@ class World:
         """Every row that was fed is there once and in order; nothing else is left."""
         self.driver.stop(query)
         self.check_rows(query)
-        self.onlooker.check_ledgers(query.topic)
+        self.onlooker.check_ledgers(query.id, query.topics)
         self.check_rows(query)  # in what the janitor has left
 
     def check_rows(self, query: Query) -> None:
         read = self._folder / "read.parquet"
         read.unlink(missing_ok=True)
-        self.driver.do("read", topic=query.topic, into=str(read))
+        self.driver.do("read", topics=",".join(query.topics), into=str(read))
         check_rows(read, query.fed())
 
     def close(self) -> None:
