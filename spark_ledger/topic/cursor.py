@@ -90,6 +90,7 @@ class Cursor:
         self._intent = intent
         self._loop = asyncio.get_running_loop()
         self._wanted: dict[int, int] = {}
+        self._unheard: Positions = {}  # written after `confirmed` or not: at most there it was
         self._starts: Mapping[int, int] = {}  # first rows kept, as far as we were told
         self._clip = new  # it went back, and that was not yet compared with what is kept
         self._doubt = False  # something failed: the record and the intent are to be read again
@@ -265,8 +266,10 @@ class Cursor:
     # -- writing ---------------------------------------------------------------------------
 
     async def _write(self, step: Step) -> None:
-        wanted = dict(self._wanted)
-        if goes_back(wanted, self.confirmed):
+        wanted, highest = dict(self._wanted), self._highest()
+        if step is not Step.LEAVE:
+            self._unheard = later(self._unheard, wanted)
+        if goes_back(wanted, highest):
             await self._go_back(wanted)
         elif step is Step.APPEND:
             await self._append(wanted)
@@ -280,7 +283,7 @@ class Cursor:
         elif step is Step.LEAVE:
             await self._close_ledger()
             return
-        self.confirmed = wanted
+        self.confirmed, self._unheard = wanted, {}
         self._written_s = self._loop.time()
 
     async def _append(self, wanted: Positions) -> None:
@@ -346,7 +349,7 @@ class Cursor:
     async def _let_go(self) -> None:
         """The last write of all."""
         await self._settle()
-        while goes_back(self._wanted, self.confirmed):
+        while goes_back(self._wanted, self._highest()):
             await self._write(Step.INLINE)
             await self._settle()
         wanted = dict(self._wanted)
@@ -392,7 +395,11 @@ class Cursor:
         return CursorEntry(self._seen.record.epoch, positions)
 
     def _is_dirty(self) -> bool:
-        return self._recovered.done() and self._wanted != self.confirmed
+        return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
+
+    def _highest(self) -> dict[int, int]:
+        """Nobody has seen it beyond."""
+        return later(self.confirmed, self._unheard)
 
     def _step(self) -> Step:
         return next_step(self._situation())

@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store import StoreError, StoreUnavailable
 from spark_ledger.topic import cursor_ledger, records
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.cursor import Cursor
@@ -19,6 +19,7 @@ from tests.unit.spark_ledger.topic.subscription_stage import (
     Doomed,
     fill,
     opened,
+    positions,
     subscriptions_of,
     told,
 )
@@ -225,5 +226,36 @@ def test_a_run_that_was_overtaken_adds_nothing_to_its_ledger_any_more():
             await first.durable()
         assert await second.recovered() == {0: 20}
         assert await subscriptions_of(stage.client).positions(stage.topic.id, "s") == {0: 20}
+
+    play(act)
+
+
+@pytest.mark.parametrize(("before", "unheard"), [(50, 20), (20, 50)])
+def test_a_position_of_which_nothing_was_heard_is_not_taken_for_unwritten(before, unheard):
+    async def act(stage):
+        await fill(stage, 100)
+        cursor = await opened(stage)
+        await told(cursor, before)
+        nodes, write = cursor._around.nodes, cursor._around.nodes.write
+        written = asyncio.Event()
+
+        async def unanswered(seen, record, *others):
+            nodes.write = write
+            await write(seen, record, *others)
+            written.set()
+            raise StoreUnavailable("the answer was lost")
+
+        nodes.write = unanswered
+        cursor.advance({0: unheard})
+        await written.wait()
+        assert await positions(stage) == {0: unheard}
+        version = (await stage.client.store.get(nodes.folder)).version
+
+        await told(cursor, before)
+
+        assert await positions(stage) == {0: before}
+        trims_fail = (await stage.client.store.get(nodes.folder)).version > version
+        assert trims_fail is (before < unheard)
+        await cursor.release()
 
     play(act)
