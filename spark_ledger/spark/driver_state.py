@@ -10,14 +10,14 @@ background.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 from pyspark.sql.types import StructType
 
 from spark_ledger.client.loop import background_loop
-from spark_ledger.errors import TopicDeleted
+from spark_ledger.errors import TopicDeleted, TopicNotFound
 from spark_ledger.spark import planning
 from spark_ledger.spark.limits import CurveOf
 from spark_ledger.spark.offsets import Ends, Positions, TopicEnds
@@ -34,6 +34,7 @@ from spark_ledger.topic.live import LiveEnds
 from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.segments import LiveSegment
 from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
 
 RESCAN_S = 10.0
@@ -75,7 +76,10 @@ class TopicsRead:
         """From memory. Raises Unavailable when that is too old; TopicDeleted."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
-        states = {name: one.state() for name, one in self._followers.items()}
+        try:
+            states = {name: one.state() for name, one in self._followers.items()}
+        except (TopicDeleted, TopicNotFound):
+            return self.fresh_ends()
         seen, changes = self._view, self._live.changes
         same = seen.live_changes == changes and len(states) == len(seen.states)
         if same and all(seen.states.get(name) is one for name, one in states.items()):
@@ -174,25 +178,45 @@ class TopicsRead:
             self._take(await self._matching(fresh=True))
             if self._followers is not None:
                 await self._follow_all()
-        names = list(self.infos)
-        folded = await fold_agreeing([self._client.log(self.infos[name].id) for name in names])
-        states = dict(zip(names, folded, strict=True))
+        states = await self._folded()
         await self._live.look(_lives(states))
         return self._seen(states, self._live.changes)
+
+    async def _folded(self) -> dict[str, TopicState]:
+        """The topics' states, those without that are gone with all they had, if losses are
+        accepted; else raises TopicDeleted."""
+        while True:
+            logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
+            try:
+                folded = await fold_agreeing(list(logs.values()))
+                return dict(zip(logs, folded, strict=True))
+            except (TopicDeleted, TopicNotFound):
+                gone = [name for name, log in logs.items() if await _is_gone(log)]
+            if gone and self.options.fail_on_data_loss:
+                raise _deleted(gone[0], self.infos[gone[0]].id)
+            self._forget(gone)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Topics that were deleted: one that takes such a name is found by a pattern."""
+        for name in names:
+            self.infos.pop(name, None)
+            if self._followers is not None:
+                self._followers.pop(name, None)
 
     def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
         """Remember what was seen. Gone topics are left out if losses are accepted."""
         lossy = not self.options.fail_on_data_loss
         left = {name: state for name, state in states.items() if not (lossy and state.deleted)}
+        self._forget(states.keys() - left.keys())
         ends = {name: self._ends_of(name, state) for name, state in left.items()}
-        self._view = View(states, ends, changes)
+        self._view = View(left, ends, changes)
         if self._followers is not None:
-            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(states))
+            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(left))
         return ends
 
     def _ends_of(self, name: str, state: TopicState) -> TopicEnds:
         if state.deleted:
-            raise TopicDeleted(f"topic {name!r} (id {state.topic_id}) was deleted", topic=name)
+            raise _deleted(name, state.topic_id)
         assigned = None if self.options.assigned is None else self.options.assigned[name]
         before = self._view.ends.get(name)
         known = () if before is None else before.ends
@@ -203,6 +227,18 @@ class TopicsRead:
             tuple(max(end, known[p]) if p < len(known) else end for p, end in enumerate(ends)),
             assigned,
         )
+
+
+def _deleted(name: str, topic_id: str) -> TopicDeleted:
+    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", topic=name)
+
+
+async def _is_gone(log: TopicLog) -> bool:
+    try:
+        await log.fold(fresh=True)
+    except (TopicDeleted, TopicNotFound):
+        return True
+    return False
 
 
 async def _all_topics(client: TopicClient, options: ReadOptions, *, fresh: bool) -> list[TopicInfo]:

@@ -2,11 +2,20 @@
 
 import pytest
 
-from spark_ledger.errors import LedgerFenced, PartitionRemoved, RowsTrimmed, SubscriptionBusy
+from spark_ledger.errors import (
+    LedgerFenced,
+    PartitionRemoved,
+    RowsTrimmed,
+    SubscriptionBusy,
+    TopicDeleted,
+    Unavailable,
+)
+from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.spark.options import stream_read_options
 from spark_ledger.spark.schema import DEFAULT_SCHEMA
 from spark_ledger.spark.source import LedgerStreamReader
 from spark_ledger.topic.actions import Trim
+from spark_ledger.topic.deleted_topics import remove_topic
 from tests.spark.by_hand import Cluster, Owner
 from tests.spark.topics import wait_until
 
@@ -217,6 +226,52 @@ def test_rows_trimmed_before_they_were_read_are_told_with_their_number_or_left_o
         again.partitions(start, end)
     lossy = source(subscribe=topic, failOnDataLoss="false")
     assert read(lossy, start, end) == list(range(14, 20))
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["kept", "removed"])
+def test_a_topic_deleted_while_others_are_read_is_told_or_left_out_with_its_rows(
+    by_hand, source, topic, whole
+):
+    here, gone = f"{topic}-a", f"{topic}-b"
+    by_hand.write(here, range(5))
+    by_hand.write(gone, range(90, 95))
+    options = {"subscribe": f"{here},{gone}"}
+    lossy, strict = source(**options, failOnDataLoss="false"), source(**options)
+    start = poll(lossy, lossy.initialOffset())
+    poll(strict, start)
+    info = by_hand.run(by_hand.client.topics.delete(gone))
+    if not whole:
+        by_hand.run(remove_topic(by_hand.client.store, info.id))
+    by_hand.write(here, range(5, 9))
+    wait_until(lambda: poll(lossy, start) is not start and gone not in poll(lossy, start), 60)
+    end = poll(lossy, start)
+    assert read(lossy, start, end) == list(range(5, 9))
+    assert poll(lossy, end) is end
+    again = source(subscribePattern=f"{topic}-[ab]", failOnDataLoss="false")
+    assert read(again, start, poll(again, start)) == list(range(5, 9))
+    with pytest.raises(TopicDeleted, match=f"topic '{gone}' .* was deleted"):
+        wait_until(lambda: poll(strict, start) is None, 10)
+
+
+def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
+    by_hand, source, topic, monkeypatch
+):
+    by_hand.write(topic, range(5))
+    run = source(subscribe=topic)
+    start = run.initialOffset()
+    end = poll(run, start)
+
+    async def silent(*_, **__):
+        raise StoreUnavailable("no answer in time")
+
+    monkeypatch.setattr(by_hand.client.store, "sync", silent)
+    for ask in (
+        run.prepareForTriggerAvailableNow,
+        lambda: source(subscribe=topic).initialOffset(),
+        lambda: poll(run, {**end, topic: {"0": 9}}),
+    ):
+        with pytest.raises(Unavailable, match=r"\[LEDGER_UNAVAILABLE\]"):
+            ask()
 
 
 def test_a_partition_that_an_offset_names_and_nobody_reads_any_more_is_told(by_hand, source, topic):
