@@ -25,15 +25,17 @@ def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -
     cluster = blocking.topics(options.service_url)
     known = cluster.run(write_job.check(cluster.client, job, fresh=True))
     replaced = []
-    if overwrite:
+    target = options.txn_target
+    if overwrite or (options.txn_app_id and options.topic):
         topic = known.get(options.target) or cluster.run(
             find_or_make(cluster.client, options, options.target, fresh=True)
         )
         known[options.target] = topic
-        replaced = [topic.info.id]
+        replaced = [topic.info.id] if overwrite else []
+        target = f"{options.target}@{topic.info.id}"  # one of this name made anew begins anew
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
     opened = cluster.client.intents.open_batch_intent(
-        app_id, secrets.token_hex(16), options.txn_target, overwrites=replaced
+        app_id, secrets.token_hex(16), target, overwrites=replaced
     )
     return LedgerWriter(job, known, cluster.run(opened))
 
