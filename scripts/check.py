@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
-SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts"]
+SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks"]
 PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
 
 
