@@ -8,7 +8,13 @@ loss. Chunks of checkpoints are read where a plan needs them, no others.
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from spark_ledger.errors import OffsetsOutOfRange, SubscriptionNotFound
+from spark_ledger.errors import (
+    DataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    OffsetsOutOfRange,
+    SubscriptionNotFound,
+)
 from spark_ledger.spark import limits, losses, offsets, timestamps
 from spark_ledger.spark.limits import Curve, CurveOf
 from spark_ledger.spark.offsets import Ends, Positions, Trimmed
@@ -29,6 +35,7 @@ from spark_ledger.topic.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.topics import TopicInfo
 
 States = Mapping[str, TopicState]
+FOLDS_MAX = 20
 CHUNKS_FOR_LIMITS = 64
 """Chunks that are read so that a limit on bytes is exact; of more, rows count as equally large."""
 
@@ -114,14 +121,15 @@ class Planner:
     # -- tasks --------------------------------------------------------------------------------
 
     async def _tasks(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
-        start = self._kept(states, start, end)
+        found = {t: await self._readable(states[t], at, end[t]) for t, at in start.items()}
+        start = self._kept({topic: state for topic, (state, _) in found.items()}, start, end)
         rows = max(1, offsets.rows_between(start, end))
         tasks: list[ReadTask] = []
         for topic, starts in start.items():
             part = sum(end[topic][p] - at for p, at in starts.items())
             share = max(1, -(-(self._options.min_partitions or 1) * part // rows))
             cutting = Cutting(share, self._options.task_bytes, self._options.task_rows)
-            state, read = await self._readable(states[topic], starts, end[topic])
+            state, read = found[topic]
             ranges = _ranges(state, starts, end[topic])
             tasks += plan_read(state, ranges, topic=topic, cutting=cutting, read=read)
             for p, at in starts.items():
@@ -148,11 +156,16 @@ class Planner:
         self, state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]
     ) -> tuple[TopicState, Tables]:
         """The state, or a newer one if chunks of it are gone, with what a plan needs of chunks."""
-        while True:
-            newer, read = await self._client.readable(state, _ranges(state, starts, ends))
-            if newer is state:
-                return state, read
+        for _ in range(FOLDS_MAX):
+            try:
+                newer, read = await self._client.readable(state, _ranges(state, starts, ends))
+            except (NoSuchEntry, NoSuchLedger):  # of the newer one: it was trimmed meanwhile
+                newer = await self._client.log(state.topic_id).fold(fresh=True)
+            else:
+                if newer is state:
+                    return state, read
             state = newer
+        raise DataUnavailable(f"topic {state.topic_id} changes faster than it can be planned")
 
     def _live_tasks(
         self, topic: str, state: TopicState, partition: int, span: tuple[int, int], cutting: Cutting
@@ -189,7 +202,12 @@ class Planner:
 
     async def _since(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
         chunks = timestamps.chunks_to_look_up(state, wanted)
-        return timestamps.look_up(state, wanted, await self._client.chunks.load(chunks))
+        try:
+            read = await self._client.chunks.load(chunks)
+        except NoSuchLedger:  # a newer checkpoint took their place
+            state, _ = await self._client.log(state.topic_id).fold_from_checkpoint()
+            read = await self._client.chunks.load(timestamps.chunks_to_look_up(state, wanted))
+        return timestamps.look_up(state, wanted, read)
 
     async def _of_subscription(
         self, place: AtSubscription, infos: Mapping[str, TopicInfo]
@@ -207,8 +225,12 @@ class Planner:
         return found
 
     async def _some_tables(self, state: TopicState, ranges: Ranges) -> Tables:
+        """To share rows out by size: where chunks are gone, rows count as equally large."""
         chunks = chunks_to_read(state, ranges)[:CHUNKS_FOR_LIMITS]
-        return await self._client.chunks.load(chunks)
+        try:
+            return await self._client.chunks.load(chunks)
+        except NoSuchLedger:
+            return UNREAD
 
 
 def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:

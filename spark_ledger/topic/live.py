@@ -7,6 +7,7 @@ bookies' long poll and answered from memory.
 """
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.read_plan import LiveRows
 from spark_ledger.topic.read_slice import EntryPiece
 from spark_ledger.topic.segments import LiveSegment
+
+_log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 POLL_S = 30.0
@@ -89,19 +92,25 @@ class LiveEnds:
         self._following.clear()
 
     async def _follow(self, live: LiveSegment) -> None:
-        while True:
+        """Until it is closed. What is lost, gone or refused is looked at again now and then:
+        whoever reads these rows is told."""
+        while not self.known(live).closed:
             try:
-                reader = await self._open(live)
-                while reader is not None:
-                    await self._heard(reader)
-                    if self.known(live).closed:
-                        return
-                    await reader.wait_beyond(self.known(live).last_entry, POLL_S)
-                return
+                await self._hear(live)
             except _PASSING:
                 await asyncio.sleep(RETRY_S)
-            except errors.LedgerError:
-                return  # lost or refused: whoever reads these rows is told
+            except errors.LedgerError as error:
+                _log.warning("ledger %d is not heard: %s", live.ledger_id, error)
+                await asyncio.sleep(POLL_S)
+
+    async def _hear(self, live: LiveSegment) -> None:
+        reader = await self._open(live)
+        while reader is not None and not self.known(live).closed:
+            await self._heard(reader)
+            if not self.known(live).closed:
+                await reader.wait_beyond(self.known(live).last_entry, POLL_S)
+        if reader is None:
+            await asyncio.sleep(POLL_S)
 
     async def _open(self, live: LiveSegment) -> LedgerReader | None:
         """None where the ledger is gone: it was sealed, and its rows are elsewhere by now."""

@@ -18,7 +18,7 @@ from spark_ledger.topic.lost_rows import lost_of, rows_lost, since, without
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.routing import Hashes
 from spark_ledger.topic.slice_reader import FetchedPiece
-from spark_ledger.topic.state import PartitionState
+from spark_ledger.topic.state import PartitionState, Tables, TopicState
 
 FOLDS_MAX = 20
 PAUSE_S = 0.05
@@ -59,11 +59,7 @@ async def _folded_again(
     client: TopicClient, task: ReadTask, gone: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
     """The task by the newest state, from where it is."""
-    state = await client.log(task.topic_id).fold(fresh=True)
-    if state.deleted:
-        raise errors.TopicDeleted(f"topic {task.topic!r} was deleted", topic=task.topic)
-    asked = {task.partition: _committed(state.partitions[task.partition], task)}
-    state, read = await client.readable(state, asked)
+    state, read = await _newest(client, task)
     held = state.partitions[task.partition]
     start = min(max(task.start, held.start_offset), task.end)
     if start > task.start and not lossy:
@@ -73,13 +69,34 @@ async def _folded_again(
             rows=start - task.start,
         )
     lo, hi = _committed(held, replace(task, start=start))
-    found = ReadTask(
-        task.topic,
-        *(task.topic_id, task.partition, start, task.end),
-        tuple(held.stretches(lo, hi, read)),
-        _still_live(held, task.live, hi, task.end),
+    live = _still_live(held, task.live, hi, task.end)
+    nowhere = max(start, hi) if live is None else task.end
+    if nowhere < task.end and not lossy:
+        raise errors.RowsLost(
+            f"{task.end - nowhere} confirmed rows are gone: offsets {nowhere} to {task.end - 1} of"
+            f" partition {task.partition} of topic {task.topic!r}, whose live segment ended before",
+            rows=task.end - nowhere,
+        )
+    stretches = tuple(held.stretches(lo, hi, read))
+    place = (task.topic, task.topic_id, task.partition)
+    return _without_ledger(ReadTask(*place, start, task.end, stretches, live), gone, lossy)
+
+
+async def _newest(client: TopicClient, task: ReadTask) -> tuple[TopicState, Tables]:
+    """The topic's state with what the task needs of chunks; again if those are gone, or rows are,
+    before they were read."""
+    for tries in range(FOLDS_MAX):
+        state = await client.log(task.topic_id).fold(fresh=True)
+        if state.deleted:
+            raise errors.TopicDeleted(f"topic {task.topic!r} was deleted", topic=task.topic)
+        asked = {task.partition: _committed(state.partitions[task.partition], task)}
+        try:
+            return await client.readable(state, asked)
+        except (errors.NoSuchLedger, errors.NoSuchEntry):
+            await asyncio.sleep(PAUSE_S * tries)
+    raise errors.DataUnavailable(
+        f"topic {task.topic!r} changes faster than what it says can be read"
     )
-    return _without_ledger(found, gone, lossy)
 
 
 def _committed(held: PartitionState, task: ReadTask) -> tuple[int, int]:
@@ -93,6 +110,8 @@ def _still_live(
 ) -> LiveRows | None:
     """The rows [start, end) of the live segment, which no commit has yet."""
     if live is None or start >= end or held.live is None:
+        return None
+    if held.live.ledger_id != live.live.ledger_id:
         return None
     return replace(live, start=max(start, live.start), end=end)
 

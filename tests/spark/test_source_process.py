@@ -274,6 +274,28 @@ def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
             ask()
 
 
+def test_rows_trimmed_while_their_chunks_are_read_are_no_less_told(
+    by_hand, source, topic, monkeypatch
+):
+    by_hand.write(topic, range(20))
+    run = source(subscribe=topic)
+    start = run.initialOffset()
+    end = poll(run, start)
+    client = by_hand.client
+    ready = client.readable
+
+    async def trimmed_meanwhile(state, ranges):
+        monkeypatch.setattr(client, "readable", ready)
+        intent = await client.intents.open_system_intent("by hand", state.topic_id)
+        await client.commit_actions(state.topic_id, [Trim(((0, 14),))], intent)
+        newer = await client.log(state.topic_id).fold(fresh=True)
+        return newer, await client.tables(newer, {0: (14, 20)})
+
+    monkeypatch.setattr(client, "readable", trimmed_meanwhile)
+    with pytest.raises(RowsTrimmed, match="14 rows to be read were removed"):
+        run.partitions(start, end)
+
+
 def test_a_partition_that_an_offset_names_and_nobody_reads_any_more_is_told(by_hand, source, topic):
     by_hand.write(topic, range(20), partitions=2)
     both = source(subscribe=topic)

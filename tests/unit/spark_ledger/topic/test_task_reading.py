@@ -91,6 +91,34 @@ def test_rows_whose_ledger_is_gone_although_the_topic_names_it_are_lost():
     play(act)
 
 
+def test_rows_trimmed_while_a_task_looks_for_its_chunks_are_told_with_their_number():
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        await maintenance(stage, Trim(((0, 5),)))
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(5, 10)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 5, 10, merged.segments, state.next - 1, (ledgers[0],))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, ledgers[0])
+        ready, calls = stage.client.readable, []
+
+        async def trimmed_meanwhile(state, ranges):
+            calls.append(ranges)
+            if len(calls) == 1:
+                await maintenance(stage, Trim(((0, 8),)))
+                state = await stage.client.log(stage.topic.id).fold(fresh=True)
+            return await ready(state, ranges)
+
+        stage.client.readable = trimmed_meanwhile
+        with pytest.raises(errors.RowsTrimmed, match="8 rows to be read were removed"):
+            await read(stage.client, task)
+        assert calls == [{0: (5, 20)}, {0: (8, 20)}]
+        assert await read(stage.client, task, lossy=True) == numbered(8, 20)
+
+    play(act)
+
+
 def test_entries_that_cannot_hold_a_key_are_not_fetched():
     async def act(stage):
         intent = await stage.intent()
@@ -230,5 +258,48 @@ def test_confirmed_rows_that_a_closed_live_ledger_does_not_have_are_told_or_left
         with pytest.raises(errors.RowsLost, match="8 confirmed rows are gone: offsets 22 to 29"):
             await read(stage.client, task)
         assert await read(stage.client, task, lossy=True) == numbered(12, 22)
+
+    play(act)
+
+
+def test_confirmed_rows_of_a_live_segment_that_its_seal_left_out_are_told_or_left_out():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7)
+        rows = LiveRows(live, 12, 25, 2)  # as if rows 22 to 24 had been heard of
+        task = ReadTask("t", stage.topic.id, 0, 12, 25, (), rows)
+        await owner.seal(5, 7)
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(10, 22)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 10, 22, merged.segments, state.next - 1, (live.ledger_id,))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, live.ledger_id)
+
+        with pytest.raises(errors.RowsLost, match="3 confirmed rows are gone: offsets 22 to 24"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(12, 22)
+
+    play(act)
+
+
+def test_a_live_segment_that_could_not_be_heard_for_any_reason_is_heard_later():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5)
+        refusals = [errors.Unauthorized("not now"), errors.NoSuchLedger("not yet")]
+        open_ = stage.client.ledgers.open
+
+        class Refusing:
+            async def open(self, *arguments, **options):
+                if refusals:
+                    raise refusals.pop()
+                return await open_(*arguments, **options)
+
+        ends = LiveEnds(Refusing())
+        ends.follow([live])
+        await asyncio.sleep(70)
+        assert ends.known(live).rows == 5
+        await ends.close()
 
     play(act)
