@@ -6,7 +6,8 @@ import pytest
 
 from spark_ledger.topic.actions import Trim
 from tests.spark.by_hand import Cluster, Owner
-from tests.spark.topics import wait_until
+from tests.spark.test_faults import nobody_listens
+from tests.spark.topics import SparkTopics, wait_until
 
 
 @pytest.fixture
@@ -109,6 +110,30 @@ def test_a_subscription_follows_its_query_to_the_end_and_belongs_to_it_alone(
     topics.copy(stream(topics, **options), copy, checkpoint)
     assert topics.numbers(copy) == list(range(30))
     assert lag()[0].rows == 0
+
+
+def test_a_subscription_twice_in_one_query_is_refused(topics, topic, keyed, tmp_path):
+    topics.write(keyed(20, tasks=1), topic)
+    options = {"subscribe": topic, "subscription": "mine", "startingOffsets": "earliest"}
+    both = stream(topics, **options).union(stream(topics, **options))
+    said = failure_of(topics.start_copy(both, f"{topic}-copy", tmp_path / "checkpoint"))
+    assert "[LEDGER_SUBSCRIPTION.BUSY]" in said
+    assert "needs two names" in said
+
+
+def test_one_query_reads_one_cluster_and_writes_another_and_of_several_hosts_one_may_be_down(
+    topics, topic, keyed, tmp_path, fresh_cluster
+):
+    here = topics.service_url.replace("zk://", f"zk://127.0.0.1:{nobody_listens()},")
+    there = SparkTopics(topics.spark, fresh_cluster(bookies=3).service_url)
+    topics.write(keyed(20), topic)
+    rows = SparkTopics(topics.spark, here).stream(topic, startingOffsets="earliest")
+    there.copy(rows.select("key", "value"), topic, tmp_path / "checkpoint")
+    there.write(keyed(5, start=20), topic)
+    assert there.numbers(topic) == list(range(25))
+    assert topics.numbers(topic) == list(range(20))
+    both = topics.read(topic, "value STRING").union(there.read(topic, "value STRING"))
+    assert sorted(int(row.value) for row in both.collect()) == sorted([*range(20), *range(25)])
 
 
 def test_a_progress_says_how_far_behind_the_query_is(topics, topic, keyed, tmp_path):
