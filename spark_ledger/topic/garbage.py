@@ -17,7 +17,7 @@ from spark_ledger.topic.policies import TopicPolicies
 
 COUNTING_KINDS = ("query",)
 """Kinds of intents whose versions one run commits in order, one at a time."""
-TASK_KINDS = ("query", "batch")
+POLICY_KINDS = ("query", "batch", "system")
 """Kinds of intents whose ledgers are all rolled as the topic's policies say."""
 OWN_ROLL_S_MAX = 4 * 3600
 """Roll age at most of what else writes: cursors."""
@@ -131,7 +131,7 @@ def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
     """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that
     none is open for more than twice the roll age."""
     roll_s = policies.ledger_age_s_max
-    return 1500 * (roll_s if kind in TASK_KINDS else max(roll_s, OWN_ROLL_S_MAX))
+    return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
 
 
 def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> str:

@@ -122,10 +122,12 @@ def test_no_ledger_is_open_for_twice_its_roll_age():
         closed_ones(replace(old, made_ms=NOW_MS - 150_000), RUNNING, TopicSeen("t", policies)) == []
     )
     assert garbage.open_ms_max(policies) < 2 * policies.ledger_age_s_max * 1000
-    system = IntentSeen("i", "system", open=True)
-    assert closed_ones(old, system, TopicSeen("t", policies)) == []
-    older = replace(old, made_ms=NOW_MS - garbage.open_ms_max(policies, "system") - 1)
-    assert closed_ones(older, system, TopicSeen("t", policies)) == [7]
+    merging = IntentSeen("i", "system", open=True)
+    assert closed_ones(old, merging, TopicSeen("t", policies)) == [7]
+    cursor = IntentSeen("i", "cursor", open=True)
+    assert closed_ones(old, cursor, TopicSeen("t", policies)) == []
+    older = replace(old, made_ms=NOW_MS - garbage.open_ms_max(policies, "cursor") - 1)
+    assert closed_ones(older, cursor, TopicSeen("t", policies)) == [7]
 
 
 def test_a_recovery_that_does_not_end_is_taken_over_and_a_closed_ledger_is_left_alone():
