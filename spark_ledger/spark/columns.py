@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_ledger.errors import SchemaIncompatible
+from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
 from spark_ledger.topic.slice_reader import Rows
 
@@ -48,7 +49,7 @@ def with_keys(rows: Rows, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.Rec
     column = _stored(rows, KEY)
     if column is None:
         return made.slice(0, 0)
-    mask = pc.is_in(column, value_set=pa.array(keys, pa.binary()))
+    mask = pc.is_in(column, value_set=of_list(keys, pa.binary()))
     return made if pc.all(mask).as_py() else made.filter(mask)
 
 
@@ -108,11 +109,11 @@ def _indexes(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
 
 def _counted(rows: Rows, first: int, kind: pa.DataType) -> pa.Array:
     count = rows.record_batch.num_rows
-    return pa.array(np.arange(first, first + count, dtype=kind.to_pandas_dtype()))
+    return of_numpy(np.arange(first, first + count, dtype=kind.to_pandas_dtype()))
 
 
 def _times(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    return pa.array(rows.each_ms() * 1000).view(kind)
+    return of_numpy(rows.each_ms() * 1000).view(kind)
 
 
 def _message_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
@@ -129,7 +130,7 @@ def _each(value_of: Callable[[Rows, str], str | int]) -> Column:
 
 @lru_cache(maxsize=2)
 def _number_texts(count: int) -> pa.Array:
-    return pa.array(np.arange(count)).cast(pa.string())
+    return of_numpy(np.arange(count)).cast(pa.string())
 
 
 @lru_cache(maxsize=64)
@@ -150,7 +151,7 @@ def _rounded(count: int) -> int:
 
 def _filled(rows: Rows, value: int, kind: pa.DataType) -> pa.Array:
     """As `_repeated` for values that are another for each entry."""
-    return pa.array(np.full(rows.record_batch.num_rows, value, dtype=kind.to_pandas_dtype()))
+    return of_numpy(np.full(rows.record_batch.num_rows, value, dtype=kind.to_pandas_dtype()))
 
 
 _TOPIC = _each(lambda rows, topic: topic)

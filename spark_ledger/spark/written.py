@@ -42,6 +42,7 @@ from spark_ledger.spark.schema import (
     check_type,
     has_payload,
 )
+from spark_ledger.topic.arrow_arrays import of_numpy
 from spark_ledger.topic.names import parse_topic
 
 _TEXTS = ArrayType(
@@ -181,7 +182,7 @@ def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
     ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
     order = np.argsort(codes, kind="stable")
     for name, start, end in zip(short, [0, *ends], ends, strict=False):
-        yield name, rest.take(pa.array(order[start:end]))  # rows kept keep no others in memory
+        yield name, rest.take(of_numpy(order[start:end]))  # rows kept keep no others in memory
 
 
 def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.blobs import Stored, pack, unpack
 from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals, Source
 from spark_ledger.topic.records import READER_VERSION
@@ -107,7 +108,7 @@ def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
     rows: list[int] = []
     for table in _tables(parts):
         payloads += table.batch.column("inline").flatten().to_pylist()
-        kept = table.batch.column("entry_rows").filter(pa.array(table.ledgers == INLINE))
+        kept = table.batch.column("entry_rows").filter(of_numpy(table.ledgers == INLINE))
         rows += kept.flatten().to_pylist()
     return payloads, rows
 
@@ -136,15 +137,15 @@ def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
     ranges = np.stack([firsts, firsts + counts - 1], axis=1).ravel()
     offsets = np.arange(0, len(ranges) + 1, 2, dtype=np.int32)
     kind = SCHEMA.field("entries").type
-    new = pa.ListArray.from_arrays(offsets, pa.array(ranges, pa.int64())).cast(kind)
-    old = table.batch.column("entries").filter(pa.array(~inline))
+    new = pa.ListArray.from_arrays(offsets, of_numpy(ranges)).cast(kind)
+    old = table.batch.column("entries").filter(of_numpy(~inline))
     back = np.argsort(np.argsort(inline, kind="stable"), kind="stable")  # of old + new to rows
     columns = {
-        "entries": pa.concat_arrays([old, new]).take(pa.array(back)),
+        "entries": pa.concat_arrays([old, new]).take(of_numpy(back)),
         "ledger": _instead(table, "ledger", inline, stored.ledger_id),
         "version": _instead(table, "version", inline, stored.metadata_version),
         "filter_entry": _instead(table, "filter_entry", inline, NO_ENTRY),
-        "inline": pa.array([[]] * len(table), SCHEMA.field("inline").type),
+        "inline": of_list([[]] * len(table), SCHEMA.field("inline").type),
     }
     arrays = [columns.get(name, table.batch.column(name)) for name in SCHEMA.names]
     return SegmentTable(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
@@ -152,7 +153,7 @@ def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
 
 def _instead(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Array:
     kept = table.batch.column(name).to_numpy()
-    return pa.array(np.where(mask, value, kept), SCHEMA.field(name).type)
+    return of_numpy(np.where(mask, value, kept).astype(kept.dtype))
 
 
 # -- chunks ------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ def _chunk_columns(chunks: Iterable[Chunk]) -> dict[str, list[int]]:
 
 def _encoded(columns: dict[str, list[int]]) -> bytes:
     """An Arrow IPC stream of 64-bit columns."""
-    batch = pa.record_batch({name: pa.array(some, pa.int64()) for name, some in columns.items()})
+    batch = pa.record_batch({name: of_list(some, pa.int64()) for name, some in columns.items()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)

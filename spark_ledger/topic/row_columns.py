@@ -76,10 +76,10 @@ def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def row_bytes(batch: pa.RecordBatch) -> Sizes:
     """What each row takes in an entry, never less than it does, but for columns that only other
     rows of the entry have: with these less than twice as much (see ROW_BYTES_MIN)."""
-    sizes = np.zeros(batch.num_rows, dtype=np.int64)
-    for one in batch.columns:
-        sizes += _sizes(one)
-    return np.maximum(sizes, ROW_BYTES_MIN)
+    first, *others = map(_sizes, batch.columns)
+    for one in others:
+        first += one
+    return np.maximum(first, ROW_BYTES_MIN, out=first)
 
 
 def overhead_bytes_max(schema: pa.Schema) -> int:
@@ -196,21 +196,24 @@ def _plain(column: pa.Array, name: str) -> pa.Array:
         return column.cast(pa.string())
     if pa.types.is_binary_view(column.type):
         return column.cast(pa.binary())
-    _sizes(pa.array([], column.type), name)
+    _sizes(column.slice(0, 0), name)
     return column
 
 
 def _sizes(column: pa.Array, name: str = "") -> Sizes:
-    """Of each value, with a byte for its bit of the null map where there is one."""
-    return _content_sizes(column, name) + bool(column.null_count)
+    """Of each value, with a byte for its bit of the null map where there is one; the caller's."""
+    sizes = _content_sizes(column, name)
+    if column.null_count:
+        sizes += 1
+    return sizes
 
 
 def _content_sizes(column: pa.Array, name: str) -> Sizes:
     kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return np.diff(_offsets(column, np.int32)).astype(np.int64) + OFFSET_BYTES
+        return _lengths(_offsets(column, np.int32), OFFSET_BYTES)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        return np.diff(_offsets(column, np.int64)) + 2 * OFFSET_BYTES
+        return _lengths(_offsets(column, np.int64), 2 * OFFSET_BYTES)
     if pa.types.is_list(kind) or pa.types.is_map(kind):
         return _list_sizes(_offsets(column, np.int32), _items(column), name) + OFFSET_BYTES
     if pa.types.is_large_list(kind):
@@ -227,6 +230,13 @@ def _content_sizes(column: pa.Array, name: str) -> Sizes:
         "Cast it to numbers, text, binary, times, or arrays, structs and maps of these.",
         column=name,
     )
+
+
+def _lengths(offsets: Sizes, more: int) -> Sizes:
+    """Between offsets, and so much more."""
+    lengths: Sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    lengths += more
+    return lengths
 
 
 def _offsets(column: pa.Array, width: type) -> Sizes:

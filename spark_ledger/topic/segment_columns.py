@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import INLINE
@@ -77,12 +78,12 @@ def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBat
     part = table.between(partition, lo, hi)
     first, last = np.maximum(part.bases, lo), np.minimum(part.ends, hi) - 1
     column = part.batch.column
-    ledgers = pa.array(part.ledgers)
+    ledgers = of_numpy(part.ledgers)
     arrays = [
         column("partition"),
-        pa.array(first),
-        pa.array(last),
-        pa.array(last - first + 1),
+        of_numpy(first),
+        of_numpy(last),
+        of_numpy(last - first + 1),
         column("bytes"),
         pc.list_value_length(column("entry_rows")),
         pc.if_else(pc.equal(ledgers, INLINE), None, ledgers),
@@ -102,7 +103,7 @@ def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
     if not some:
         return EMPTY
     whole = pa.Table.from_batches(some).combine_chunks()
-    names = pa.array([topic]).take(pa.array(np.zeros(len(whole), dtype=np.int64)))
+    names = of_list([topic], pa.string()).take(of_numpy(np.zeros(len(whole), dtype=np.int64)))
     table = whole.add_column(0, "topic", names).cast(SCHEMA)
     (batch,) = table.combine_chunks().to_batches()
     return batch

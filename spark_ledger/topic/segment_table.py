@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.segments import INLINE, PlacedSegment, Segment
 
 Longs = npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ class SegmentTable:
         rows = sorted(placed, key=lambda one: (one.segment.partition, one.base))
         columns = list(zip(*map(_row, rows), strict=True)) or [()] * len(_COLUMNS)
         arrays = [
-            pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)
+            of_list(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)
         ]
         return cls(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
 
@@ -71,7 +72,7 @@ class SegmentTable:
         order = np.lexsort((made.bases, made.partitions))
         if bool((np.diff(order) == 1).all()):
             return made
-        return cls(made.batch.take(pa.array(order)))
+        return cls(made.batch.take(of_numpy(order)))
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -179,7 +180,7 @@ class SegmentTable:
 
     def kept(self, mask: npt.NDArray[np.bool_]) -> "SegmentTable":
         """The rows where the mask is true."""
-        return SegmentTable(self.batch.filter(pa.array(mask)))
+        return SegmentTable(self.batch.filter(of_numpy(mask)))
 
     def encode(self) -> bytes:
         """An Arrow IPC stream of one batch, its buffers compressed by zstd."""
