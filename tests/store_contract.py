@@ -313,7 +313,9 @@ async def a_node_tells_when_it_was_made_by_the_store_s_clock(open_store: OpenSto
     await store.create("/b")
     first, second = await store.get("/a"), await store.get("/b")
     await store.set("/a", b"later", 0)
-    assert (await store.get("/a")).created_ms == first.created_ms <= second.created_ms
+    changed = await store.get("/a")
+    assert changed.created_ms == first.created_ms == first.modified_ms <= second.created_ms
+    assert second.created_ms <= changed.modified_ms
     await store.close()
 
 

@@ -35,7 +35,11 @@ def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -
         target = f"{options.target}@{topic.info.id}"  # one of this name made anew begins anew
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
     opened = cluster.client.intents.open_batch_intent(
-        app_id, secrets.token_hex(16), target, overwrites=replaced
+        app_id,
+        secrets.token_hex(16),
+        target,
+        overwrites=replaced,
+        random=options.txn_app_id is None,
     )
     return LedgerWriter(job, known, cluster.run(opened))
 

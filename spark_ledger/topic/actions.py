@@ -28,9 +28,9 @@ class Append:
 class Replace:
     """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
     (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
-    then nothing but appends, and trims of rows before `start`, may have come to the partition. `dropped` are the ledgers that held
-    these rows. `committed` is, for each segment, when its rows were committed (the store's clock),
-    which a merge does not change; empty: by this commit."""
+    then nothing but appends, and trims of rows before `start`, may have come to the partition.
+    `dropped` are the ledgers that held these rows. `committed` is, for each segment, when its rows
+    were committed (the store's clock), which a merge does not change; empty: by this commit."""
 
     partition: int
     start: int

@@ -169,7 +169,10 @@ class _Commit:
         """Look, then send the multi once. None: a race was lost, nothing was changed."""
         if fresh:
             await self._store.sync(self._txn_path)
-        intent = await self._views.intent(self._wanted.intent_id, fresh=fresh)
+        try:
+            intent = await self._views.intent(self._wanted.intent_id, fresh=fresh)
+        except errors.LedgerFenced:
+            return await self._without_intent()
         record, version = await self._record(fresh)  # after the intent: see _settled
         txn = self._wanted.txn
         if txn.version == NEXT_VERSION:
@@ -190,8 +193,24 @@ class _Commit:
             steps = await self._steps(view, drafts, folding)
             return await self._send(view, drafts, steps)
 
+    async def _without_intent(self) -> CommitOutcome:
+        """Intents go a while after their end (hazard 12): what was committed before, the record
+        says, unless that went too."""
+        found = await self._views.txn(self._txn_path, fresh=True)
+        if found is None:
+            txn = self._wanted.txn
+            raise errors.CommitOutcomeUnknown(
+                f"neither the intent nor the transaction record of '{txn.app_id}' for"
+                f" '{txn.target}' is there any more: they ended long ago"
+            )
+        if found[0].commit_id == self._commit_id:
+            return CommitOutcome(CommitKind.COMMITTED, found[0].topics())
+        raise errors.LedgerFenced(f"there is no intent {self._wanted.intent_id} any more")
+
     async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
         found = await self._views.txn(self._txn_path, fresh=fresh)
+        if found is None and not fresh:
+            raise _Doubt
         if found is None:
             raise errors.LedgerFenced(
                 f"'{self._wanted.txn.app_id}' has no transaction record for"

@@ -3,9 +3,10 @@
 Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
 commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
 multi that does the same (hazard 4). So after an intent is condemned nothing it made can come into
-a topic, and the janitor knows every ledger it can have made. Intents are kept after their end: a
-zombie that mints again finds its own, ended. One query on one target has one current run: a new
-run's intent condemns the older one's as superseded, in one multi (hazard 11).
+a topic, and the janitor knows every ledger it can have made. Intents of queries are kept after
+their end: a zombie that mints again finds its own, ended; others for a while (intent_expiry.py).
+One query on one target has one current run: a new run's intent condemns the older one's as
+superseded, in one multi (hazard 11).
 """
 
 import asyncio
@@ -43,6 +44,7 @@ BATCH = "batch"
 SYSTEM = "system"
 CURSOR = "cursor"
 IDS_PER_BLOCK = 8
+IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
 HEARTBEAT_S = 60.0
 
 
@@ -107,7 +109,7 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids: dict[str, deque[int]] = {}
+        self._ids: dict[str, tuple[float, deque[int]]] = {}
         self._allocating = asyncio.Lock()
         self._beaten: dict[str, float] = {}
 
@@ -144,11 +146,18 @@ class Intents:
         raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
     async def open_batch_intent(
-        self, app_id: str, run_id: str, target: str, *, overwrites: Sequence[str] = ()
+        self,
+        app_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        random: bool = False,
     ) -> Intent:
         """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
-        as open_query_intent. Raises errors.TopicNotFound."""
-        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION)
+        as open_query_intent; of a `random` app id, which nobody gives again, the transaction record
+        goes with the intent. Raises errors.TopicNotFound."""
+        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
         with reachable(f"opening the intent of batch job {app_id}"):
             snapshots = await self._snapshots(overwrites)
@@ -158,7 +167,8 @@ class Intents:
         """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): under it one
         process makes ledgers and commits actions (TopicClient.commit_actions), and ends it."""
         token = f"{self._rng.getrandbits(128):032x}"
-        record = IntentRecord(SYSTEM, f"{purpose}-{token}", token, target, w0=records.NO_VERSION)
+        app_id, none = f"{purpose}-{token}", records.NO_VERSION
+        record = IntentRecord(SYSTEM, app_id, token, target, w0=none, random=True)
         with reachable(f"opening an intent to {purpose} '{target}'"):
             return await self._open_own(f"system-{token}", record)
 
@@ -210,9 +220,11 @@ class Intents:
         """
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
-                ids = self._ids.setdefault(intent.id, deque())
-                if not ids:
-                    ids.extend(await self._record_block(intent))
+                now_s = asyncio.get_running_loop().time()
+                since_s, ids = self._ids.get(intent.id, (now_s, deque[int]()))
+                if not ids or now_s - since_s >= IDS_KEPT_S:
+                    ids = deque(await self._record_block(intent))
+                    self._ids[intent.id] = (now_s, ids)
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:

@@ -90,6 +90,7 @@ class Janitor:
         self._references = References(store, ledgers)
         self._inventory = LedgerInventory(store)
         self._lease_s = lease_s
+        self._ended: dict[str, Intent] = {}
         self._seen: dict[str, Sighting] = {}
         self._silent_since_s: float | None = None
         self._session = 0
@@ -136,7 +137,20 @@ class Janitor:
     async def _all_intents(self) -> list[Intent]:
         if await read(self.store, paths.INTENTS) is None:
             return []
-        return await each(self._intents.get, await self.store.children(paths.INTENTS))
+        found = await each(self._intent, await self.store.children(paths.INTENTS))
+        intents = [intent for intent in found if intent is not None]
+        self._ended = {intent.id: intent for intent in intents if not intent.open}
+        return intents
+
+    async def _intent(self, intent_id: str) -> Intent | None:
+        """None: it was removed just now. One that has ended does not change."""
+        known = self._ended.get(intent_id)
+        if known is not None:
+            return known
+        node = await read(self.store, paths.intent(intent_id))
+        if node is None:
+            return None
+        return Intent(intent_id, records.decode_intent(node.value), node.version)
 
     async def _silence(
         self, intents: Sequence[Intent], condemn: Sequence[str]

@@ -15,11 +15,11 @@ from typing import TypeVar
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerState
-from spark_ledger.metadata.store import MetadataStore
+from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.topic import records
 from spark_ledger.topic.garbage import LedgerSeen
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.store_calls import read
+from spark_ledger.topic.store_calls import look_up, read
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -61,11 +61,17 @@ class LedgerInventory:
     closed: dict[int, LedgerSeen] = field(default_factory=dict)
     recovering: dict[int, None] = field(default_factory=dict)
     _ended: dict[str, _Ended] = field(default_factory=dict)
+    _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    _met: dict[int, None] = field(default_factory=dict)
 
     async def look(self, intents: Sequence[Intent]) -> list[LedgerSeen]:
         """The ledgers of these intents, by intent and id; `stuck` are those that were in recovery
         at the last look, too. Raises StoreError, and errors.UnsupportedFormat for a record that
         cannot be read."""
+        ids = {intent.id for intent in intents}
+        self._ended = {id_: one for id_, one in self._ended.items() if id_ in ids}
+        opened = {intent.id for intent in intents if intent.open}
+        self._blocks = {id_: one for id_, one in self._blocks.items() if id_ in opened}
         found = await each(self._of_intent, intents, 8)
         ledgers = [ledger for some in found for ledger in some]
         before, self.recovering = self.recovering, {one.id: None for one in ledgers if one.stuck}
@@ -104,7 +110,7 @@ class LedgerInventory:
 
     async def _of_intent(self, intent: Intent) -> list[LedgerSeen]:
         if intent.open:
-            return await self._read_all(await self._ids(intent.id), intent.id)
+            return await self._of_open(intent)
         ended = self._ended.get(intent.id)
         if ended is None:
             ended = self._ended[intent.id] = _Ended(await self._ids(intent.id))
@@ -117,12 +123,46 @@ class LedgerInventory:
         ended.looked_s = now_s if late else ended.looked_s
         return found
 
+    async def _of_open(self, intent: Intent) -> list[LedgerSeen]:
+        """A block does not change, and a ledger that was there and is gone does not come back."""
+        path, before = paths.intent_blocks(intent.id), self._blocks.get(intent.id, {})
+
+        async def ids_of(name: str) -> list[int]:
+            known = before.get(name)
+            return await self._block(f"{path}/{name}") if known is None else known
+
+        names = await self.store.children(path)
+        blocks = dict(zip(names, await each(ids_of, names), strict=True))
+        found = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
+        there = {one.id: None for one in found}
+        self._blocks[intent.id] = {
+            name: [i for i in ids if i in there or i not in self._met]
+            for name, ids in blocks.items()
+        }
+        for ids in blocks.values():
+            for gone in (i for i in ids if i not in there):
+                self._met.pop(gone, None)
+        self._met |= there
+        return found
+
+    async def _block(self, path: str) -> list[int]:
+        """Its ids; none of one that was removed just now."""
+        node = await read(self.store, path)
+        if node is None:
+            return []
+        block = records.decode_block(node.value)
+        return list(range(block.first, block.first + block.count))
+
     async def _ids(self, intent_id: str) -> tuple[int, ...]:
         path = paths.intent_blocks(intent_id)
-        names = await self.store.children(path)
-        nodes = await each(lambda name: self.store.get(f"{path}/{name}"), names)
-        blocks = [records.decode_block(node.value) for node in nodes]
-        return tuple(i for one in blocks for i in range(one.first, one.first + one.count))
+        try:
+            names = await self.store.children(path)
+        except NoNode:
+            if await look_up(self.store, paths.intent(intent_id)) is not None:
+                raise  # a listing that fails
+            return ()  # removed just now
+        blocks = await each(lambda name: self._block(f"{path}/{name}"), names)
+        return tuple(i for ids in blocks for i in ids)
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
         async def one(ledger_id: int) -> LedgerSeen | None:

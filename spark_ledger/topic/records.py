@@ -123,7 +123,8 @@ class TxnRecord:
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
     """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
-    `snapshots` the number that the next commit had in each topic that it is to overwrite."""
+    `snapshots` the number that the next commit had in each topic that it is to overwrite. A
+    `random` app id is this intent's own, which nobody will name again."""
 
     kind: str  # "query", "batch", "cursor" or "system"
     app_id: str
@@ -134,6 +135,7 @@ class IntentRecord:
     state: IntentState = IntentState.OPEN
     why: str = ""
     snapshots: Mapping[str, int] = field(default_factory=dict)
+    random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +245,9 @@ def decode_txn(value: bytes) -> TxnRecord:
 
 def encode_intent(record: IntentRecord) -> bytes:
     plain = {**asdict(record), "state": record.state.value}
-    if not record.snapshots:
-        del plain["snapshots"]
+    for name in ("snapshots", "random"):
+        if not plain[name]:
+            del plain[name]
     return _dump(plain)
 
 
@@ -252,7 +255,7 @@ def decode_intent(value: bytes) -> IntentRecord:
     def build(plain: dict[str, Any]) -> IntentRecord:
         state = IntentState(plain["state"])
         snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
-        known = _fields(IntentRecord, {**plain, "snapshots": snapshots})
+        known = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
         return IntentRecord(**{**known, "state": state})
 
     return _load(value, "intent", build)

@@ -1,9 +1,9 @@
 """What topics need done for them, again and again: rows that retention does not keep let go, long
-logs checkpointed, garbage deleted. One role in a cluster does it; who is elected saves work, no
-more: every step is guarded, so two may do it at once.
+logs checkpointed, garbage deleted, what ended long ago forgotten. One role in a cluster does it;
+who is elected saves work, no more: every step is guarded, so two may do it at once.
 
-Always true: what fails for one topic is said and does not hinder the others; the janitor goes last,
-so that it sees what retention dropped.
+Always true: what fails for one topic is said and does not hinder the others; the janitor goes after
+them, so that it sees what retention dropped; intents go last, as it finds ledgers by them.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,7 @@ from spark_ledger.topic import checkpoint_record, records
 from spark_ledger.topic.admin import Trimmed, retain
 from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.janitor import CleanReport
 from spark_ledger.topic.ledger_inventory import each
@@ -37,9 +38,10 @@ TOPICS_AT_ONCE = 8
 @dataclass(frozen=True, slots=True)
 class UpkeepReport:
     """By topic what was let go (or would be, in a dry run), the topics whose log was checkpointed,
-    and what went wrong with which; what the janitor did."""
+    and what went wrong with which; what the janitor did, and what of intents was removed."""
 
     clean: CleanReport
+    expired: Expired = NOTHING_EXPIRED
     trimmed: Mapping[str, Trimmed] = field(default_factory=dict)
     checkpointed: tuple[str, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +49,8 @@ class UpkeepReport:
     @property
     def eventful(self) -> bool:
         """Whether there is something to say of it."""
-        return bool(self.trimmed or self.checkpointed or self.problems or self.clean.eventful)
+        did = self.trimmed or self.checkpointed or self.problems or self.expired.intents
+        return bool(did or self.clean.eventful)
 
     def summary(self) -> str:
         """One line."""
@@ -60,6 +63,7 @@ class UpkeepReport:
             f"{len(self.clean.deleted)} {did}deleted",
             f"{len(self.clean.kept)} kept",
             f"{len(self.clean.waiting)} waiting",
+            f"{self.expired.intents} writer(s) of long ago forgotten",
         ]
         return ", ".join(parts)
 
@@ -88,6 +92,7 @@ class Upkeep:
     def __init__(self, client: TopicClient) -> None:
         self._client = client
         self._intent: Intent | None = None
+        self._expiry = IntentExpiry(client.store)
 
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
         """One pass. `force` as Janitor.clean. Raises errors.Unavailable."""
@@ -113,7 +118,11 @@ class Upkeep:
 
         await each(one, topics, TOPICS_AT_ONCE)
         clean = await self._client.janitor.clean(dry_run=dry_run, force=force)
-        return UpkeepReport(clean, trimmed, tuple(sorted(made)), problems)
+        expired = NOTHING_EXPIRED
+        if not dry_run:
+            with reachable("removing what ended long ago"):
+                expired = await self._expiry.once(now_ms)
+        return UpkeepReport(clean, expired, trimmed, tuple(sorted(made)), problems)
 
     async def close(self) -> None:
         """What fails of it is the janitor's."""

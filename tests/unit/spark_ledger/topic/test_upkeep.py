@@ -7,6 +7,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.topic.intents import IDS_PER_BLOCK
 from spark_ledger.topic.upkeep import LONG_LOG, Upkeep, elected
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -145,5 +146,37 @@ def test_a_store_that_does_not_answer_is_an_error_of_the_pass():
         stage.client.store.suspend(100)
         with pytest.raises(errors.Unavailable):
             await Upkeep(stage.client).once()
+
+    play(act)
+
+
+def test_a_pass_does_not_read_again_what_cannot_change():
+    async def act(stage):
+        ended = await stage.client.intents.open_batch_intent("app", "r", "t")
+        await stage.commit(ended, 0, await stage.written(ended, [b"a"]), finish_intent=True)
+        at_work = await stage.intent()
+        lost = await stage.written(at_work, [b"lost"])
+        await stage.client.cache.close()
+        janitor = (await stage.another()).janitor
+        await janitor.clean()
+        await janitor.clean()
+        await stage.client.ledgers.delete(lost.segments[0].ledger_id)
+        janitor._inventory.forget([lost.segments[0].ledger_id])
+        await janitor.clean()
+        asked, get = [], janitor.store.get
+
+        async def counted(path, watch=None):
+            asked.append(path)
+            return await get(path, watch)
+
+        janitor.store.get = counted
+        await janitor.clean()
+
+        of_intents = [path for path in asked if path.startswith(f"{paths.INTENTS}/")]
+        open_one = paths.intent(at_work.id)
+        assert sorted(of_intents) == [open_one, paths.intent_heartbeat(at_work.id)]
+        of_ledgers = [path for path in asked if path.startswith(f"{paths.LEDGERS}/")]
+        never_made = IDS_PER_BLOCK - 1
+        assert len(of_ledgers) == never_made
 
     play(act)
