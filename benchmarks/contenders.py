@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -29,6 +29,7 @@ BROKER = "127.0.0.1:9092"
 CREATE_TIMEOUT_S = 60
 LEDGER, KAFKA, DELTA = "ledger", "kafka", "delta"
 PEERS = (KAFKA, DELTA)
+KEY_AND_VALUE = "key BINARY, value BINARY"
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -104,6 +105,7 @@ def running(
     with ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(bookies=3))
         ours = ledger(topic, cluster.service_url, compression, partitions)
+        ours = replace(ours, schema=KEY_AND_VALUE)
         contenders = [Contender(LEDGER, ours, servers(cluster))]
         if KAFKA in peers:
             pids = stack.enter_context(kafka_brokers())

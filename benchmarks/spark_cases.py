@@ -154,7 +154,7 @@ def memory(*, gb: float) -> list[Figure]:
         kind = ledger("large", cluster.service_url)
         with Watched(workload.jvm_pid(spark)) as watched:
             workload.read_batch(spark, kind, columns=("*",))
-            assert workload.read_stream(spark, kind) == rows
+            assert workload.read_stream(spark, kind).rows == rows
         spark.stop()
         bookies = max(most_memory_mib(one.pid) for one in cluster.bookies if one.pid is not None)
     jvm = watched.most_mib.pop(watched.pid)

@@ -25,6 +25,7 @@ SETTLE_S = 1.0
 WARM_UP_ROWS = 10_000
 WRITE_GOAL_KAFKA, READ_GOAL_KAFKA, GOAL_DELTA = 5.0, 1.8, 1.0
 WRITE, BATCH_READ, STREAM_READ = "write", "batch read", "stream read"
+STREAM_STARTED = "stream read, once started"
 ROWS_A_SECOND = "rows/s"
 
 
@@ -97,7 +98,9 @@ class Taking:
 
     def stream(self, one: Contender, total: int) -> None:
         streamed = workload.read_stream(self.spark, one.format)
-        assert streamed == total, f"{one.name} streamed {streamed} of {total} rows"
+        assert streamed.rows == total, f"{one.name} streamed {streamed.rows} of {total} rows"
+        turns = self.measured.setdefault((STREAM_STARTED, one.name), Turns())
+        turns.rows_a_s.append(total / streamed.batches_s)
 
     def _turn(
         self, action: str, one: Contender, rows: int, act: Callable[[Contender], object]
@@ -123,14 +126,16 @@ class Taking:
 def compared(measured: Measured, label: str, *, judged_by_delta: bool) -> list[Figure]:
     """Ours beside each peer's. Delta's goal counts without compression, where it is as it comes."""
     figures = []
-    for action in (WRITE, BATCH_READ, STREAM_READ):
+    for action in (WRITE, BATCH_READ, STREAM_READ, STREAM_STARTED):
         if (action, LEDGER) not in measured:
             continue
         ours = measured[action, LEDGER].median()
         beside = [name for name in (KAFKA, DELTA) if (action, name) in measured]
         for name in beside:
             goal = WRITE_GOAL_KAFKA if action == WRITE else READ_GOAL_KAFKA
-            if name == DELTA:
+            if action == STREAM_STARTED:
+                goal = None
+            elif name == DELTA:
                 goal = GOAL_DELTA if judged_by_delta and action != BATCH_READ else None
             theirs = measured[action, name].median()
             what = f"{action}, {label}"

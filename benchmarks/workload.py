@@ -22,12 +22,14 @@ KEY_AND_VALUE = ("key", "value")
 
 @dataclass(frozen=True)
 class Format:
-    """How a format is named, written and read."""
+    """How a format is named, written and read. `schema`: how its source is told that only key and
+    value are wanted, where that can be told."""
 
     name: str
     write_options: Mapping[str, str] = field(default_factory=dict)
     read_options: Mapping[str, str] = field(default_factory=dict)
     path: str | None = None
+    schema: str | None = None
 
 
 def session(
@@ -37,6 +39,7 @@ def session(
     a second one would keep the first one's JVM and its `memory`."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), path] if path else [str(ROOT)])
     settings = {
@@ -90,16 +93,27 @@ def read_batch(
     columns: tuple[str, ...] = KEY_AND_VALUE,
     schema: str | None = None,
 ) -> None:
-    """All rows into nothing. `schema` is what the source is told to make, `columns` what is taken
-    of it ("*": everything)."""
+    """All rows into nothing. `schema` is what the source is told to make instead of the format's,
+    `columns` what is taken of it ("*": everything)."""
     reader = spark.read.format(source.name).options(**source.read_options)
+    schema = schema or source.schema
     frame = (reader.schema(schema) if schema else reader).load(source.path)
     frame.selectExpr(*columns).write.format("noop").mode("overwrite").save()
 
 
-def read_stream(spark: SparkSession, source: Format) -> int:
-    """Streams all there is and returns the number of rows that Spark counted."""
-    frame = spark.readStream.format(source.name).options(**source.read_options).load(source.path)
+@dataclass(frozen=True)
+class Streamed:
+    """Rows that Spark counted, and the seconds that its micro-batches took: without the start and
+    the end of the query."""
+
+    rows: int
+    batches_s: float
+
+
+def read_stream(spark: SparkSession, source: Format) -> Streamed:
+    """Streams all there is."""
+    reader = spark.readStream.format(source.name).options(**source.read_options)
+    frame = (reader.schema(source.schema) if source.schema else reader).load(source.path)
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
             frame.selectExpr(*KEY_AND_VALUE)
@@ -109,7 +123,9 @@ def read_stream(spark: SparkSession, source: Format) -> int:
             .start()
         )
         query.awaitTermination()
-        return sum(progress["numInputRows"] for progress in query.recentProgress)
+        told = query.recentProgress
+        took_ms = sum(progress["durationMs"]["triggerExecution"] for progress in told)
+        return Streamed(sum(progress["numInputRows"] for progress in told), took_ms / 1e3)
 
 
 def seconds(action: Callable[[], object]) -> float:
