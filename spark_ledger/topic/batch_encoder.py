@@ -296,11 +296,12 @@ class BatchEncoder:
         """Rows that go to one partition are gathered at once, others when many are together, so
         that what is done for each partition is done for many rows."""
         for one in routed:
+            if isinstance(one.wanted, int):  # nothing is copied to sort it
+                yield from self._sort()
+                if len(one.sizes):
+                    yield from self._gather(one)
+                continue
             for window in one.windows(self._sort_bytes):
-                if isinstance(window.wanted, int):
-                    yield from self._sort()
-                    yield from self._gather(window)
-                    continue
                 size = int(window.sizes.sum()) + PART_OVERHEAD_BYTES
                 many = len(window.sizes) >= ROWS_TO_SORT * self._router.partitions
                 if many or self._unsorted_bytes + size > self._sort_bytes:
@@ -416,13 +417,9 @@ class BatchEncoder:
         some = [self._gathered[partition] for partition in partitions]
         at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
         times = None if at < 0 else rows.column(at)
-        ends = np.cumsum([gathered.bytes for gathered in some])
-        bounds = np.concatenate([[0], ends * payload_bytes // max(1, int(ends[-1]))])
-        bounds[-1] = payload_bytes
+        sizes = _parts_of(payload_bytes, [gathered.bytes for gathered in some])
         shares, start = [], 0
-        for partition, gathered, size in zip(
-            partitions, some, np.diff(bounds).tolist(), strict=True
-        ):
+        for partition, gathered, size in zip(partitions, some, sizes, strict=True):
             event_ms = None
             if times is not None:
                 event_ms = row_columns.event_bounds_ms(times.slice(start, gathered.rows))
@@ -453,6 +450,17 @@ class BatchEncoder:
 
 
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.uint32)
+
+
+def _parts_of(whole: int, shares: list[int]) -> list[int]:
+    """`whole` in parts as large, about, as `shares` are to each other."""
+    if len(shares) == 1:
+        return [whole]
+    ends = np.cumsum(shares)
+    bounds = np.concatenate([[0], ends * whole // max(1, int(ends[-1]))])
+    bounds[-1] = whole
+    found: list[int] = np.diff(bounds).tolist()
+    return found
 
 
 def _narrow(partitions_wanted: Counts, partitions: int) -> npt.NDArray[Any]:

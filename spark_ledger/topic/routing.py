@@ -168,14 +168,14 @@ def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
 
 def _mix_blocks(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
     """Mix in the whole 4-byte blocks, block by block over the rows that have it."""
-    blocks = lengths // 4
-    rows = np.flatnonzero(blocks)
+    blocks = lengths >> 2
     words = _words(content)
-    at = 0
+    common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
+    for at in range(common):  # no row is looked for that every row is
+        hashes[:] = _mixed(hashes, words[starts + 4 * at])
+    rows, at = np.flatnonzero(blocks > common), common
     while len(rows) > FEW_ROWS:
-        block = words[starts[rows] + 4 * at]
-        mixed = hashes[rows] ^ _scramble(block)
-        hashes[rows] = _rotate(mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        hashes[rows] = _mixed(hashes[rows], words[starts[rows] + 4 * at])
         at += 1
         rows = rows[blocks[rows] > at]
     for row in rows.tolist():
@@ -186,13 +186,20 @@ def _mix_blocks(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes)
 
 def _mix_tails(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
     """Mix in the last 1 to 3 bytes of the rows that have such a rest."""
-    rest = lengths % 4
+    rest = lengths & 3
     tails = starts + lengths - rest
     block = np.zeros(len(hashes), dtype=np.uint32)
-    for i in (2, 1, 0):
+    common = int(rest.min()) if len(rest) else 0
+    for i in range(common):
+        block |= content[tails + i].astype(np.uint32) << np.uint32(8 * i)
+    for i in range(common, 3):
         rows = np.flatnonzero(rest > i)
-        block[rows] ^= content[tails[rows] + i].astype(np.uint32) << np.uint32(8 * i)
+        block[rows] |= content[tails[rows] + i].astype(np.uint32) << np.uint32(8 * i)
     hashes ^= _scramble(block)  # 0 for rows without a rest
+
+
+def _mixed(hashes: Hashes, block: Hashes) -> Hashes:
+    return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
 def _words(content: Bytes) -> npt.NDArray[np.uint32]:
