@@ -3,7 +3,8 @@
 #   make test     everything the project checks, in order, with the time of each step
 #   make notebook notebooks/01_flights.py: to a topic, to Delta and back, killed on the way
 # And when there is time:
-#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core
+#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; then every
+#                                        interleaving of the topic layer's small scopes
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
@@ -27,6 +28,7 @@ START ?= 0
 simulate: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --start $(START) --jobs 0 $(ARGS)
+	@$(VENV_PYTHON) -m tests.simulation.exhaustive commits cleaning live runs
 
 chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo

@@ -214,6 +214,8 @@ class Search:
     def _check(self, who: int, operation: Operation) -> None:
         """What the scope says of its processes is so."""
         actor, own = self._scope.actors[who], self._scope.own
+        if operation[0] == "children" and _above(operation[1], own):
+            raise AssertionError(f"{actor.name} lists {operation[1]}, where others have their own")
         for path in paths_of(operation):
             if path.startswith(own) and self._owners.setdefault(path, who) != who:
                 raise AssertionError(f"{actor.name} meets {path}, which is another's own")
