@@ -40,6 +40,7 @@ bench: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py bench
 	@$(VENV_PYTHON) benchmarks/bookie.py $(BOOKIE_ARGS)
 	@$(VENV_PYTHON) benchmarks/topic_log.py
+	@$(VENV_PYTHON) benchmarks/scaling.py
 	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
 
 lint: ; $(HAVE_PYTHON)

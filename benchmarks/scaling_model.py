@@ -13,14 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 DRIVER_PROCESSES = 2  # the source's and the sink's
-REFRESH_S = 30.0  # spark_ledger/bookies/directory.py
+REFRESH_S, AGAIN_AT_ONCE = 30.0, 16  # spark_ledger/bookies/directory.py
+LISTINGS = 2  # of bookies that are written, and of those that are only read
 HEARTBEAT_S = 60.0  # intents.py, of each process that writes
 ROLL_S = 3600.0  # policies.ledger_age_s_max
 GC_S, GC_READS_S = 60.0, 200.0  # bookie: a pass over its ledgers, and its pace
 COPIES = 3
 KEPT_S = 7 * 86_400.0  # retention, assumed
-AGE_S = 90 * 86_400.0  # since the queries began, assumed
-BLOCK_IDS = 8  # intents.py: ledger ids in a node that stays as long as the intent
+BLOCK_IDS = 8  # intents.py: ledger ids in a node, which goes when the ledgers have gone
+INTENT_NODES = 3  # the intent, its heartbeat, its blocks
+EXPIRY_S = 3600.0  # intent_expiry.py: a round over all intents and blocks
 PASS_S = 60.0  # local/maintenance.py
 CURSOR_OFTEN_S, CURSOR_FLOOR_S = 30.0, 300.0  # cursor_pace.py
 ZOOKEEPER_WRITES_S, ZOOKEEPER_READS_S = 10_000.0, 50_000.0  # an ensemble of 5, assumed
@@ -58,11 +60,6 @@ class Size:
         """Each worker keeps one open and rolls it; they are kept as long as their rows are."""
         return self.queries * self.workers * KEPT_S / ROLL_S
 
-    @property
-    def ids(self) -> float:
-        """Of all ledgers that there ever were."""
-        return self.queries * self.workers * AGE_S / ROLL_S
-
 
 SIZES = (
     Size("small", 3, 10, 100, 10),
@@ -98,12 +95,14 @@ def _of_zookeeper(size: Size, units: Units) -> list[Load]:
         + (1 + size.workers) / HEARTBEAT_S
         + 1 / cursor_s
     )
-    look = size.bookies + 2
+    look = LISTINGS + min(size.bookies, AGAIN_AT_ONCE)
     collected = min(GC_READS_S, COPIES * size.ledgers / size.bookies / GC_S) * size.bookies
-    gone = size.ids - size.ledgers
-    intents = 2 * size.queries + size.ids / BLOCK_IDS + gone
-    upkeep = (units["upkeep_reads"] * size.topics + intents) / PASS_S
-    nodes = size.ledgers + size.topics * units["topic_nodes"] + intents - gone
+    at_work = size.queries * (INTENT_NODES + size.workers * BLOCK_IDS)
+    blocks = size.ledgers / BLOCK_IDS
+    upkeep = (units["upkeep_reads"] * size.topics + at_work) / PASS_S
+    upkeep += (2 * size.queries + blocks) / EXPIRY_S
+    intents = INTENT_NODES * size.queries + blocks
+    nodes = size.ledgers + size.topics * units["topic_nodes"] + intents
     reads_s = ZOOKEEPER_READS_S
     return [
         Load("ZooKeeper: writes/s", writes, ZOOKEEPER_WRITES_S, "commits, heartbeats, ledgers"),
@@ -111,20 +110,20 @@ def _of_zookeeper(size: Size, units: Units) -> list[Load]:
             "ZooKeeper: reads/s, registrations",
             size.processes * look / REFRESH_S,
             reads_s,
-            "every process looks at every bookie each 30 s",
+            "every process looks who is there each 30 s, and at 16 of them",
         ),
         Load(
             "ZooKeeper: reads when a bookie comes or goes",
-            float(size.processes * look),
+            float(size.processes * (LISTINGS + 1)),
             reads_s,
-            "every process hears of it and looks at every bookie",
+            "every process hears of it and looks who it is",
         ),
         Load("ZooKeeper: reads/s, collection", collected, reads_s, "bookies ask for their ledgers"),
         Load(
             "ZooKeeper: reads/s, maintenance",
             upkeep,
             reads_s,
-            "a pass a minute over topics and all ids of open intents",
+            "a pass a minute over topics, open intents and ids not used yet",
         ),
         Load(
             "ZooKeeper: heap",
