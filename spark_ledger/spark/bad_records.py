@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from spark_ledger import errors
 from spark_ledger.spark.written import WrittenRows
 from spark_ledger.topic import row_columns
+from spark_ledger.topic.arrow_arrays import as_numpy, of_numpy
 from spark_ledger.topic.message_batch import HEADERS_TYPE
 from spark_ledger.topic.names import parse_topic
 
@@ -29,17 +30,21 @@ Mask = npt.NDArray[np.bool_]
 
 
 def misfits(
-    rows: WrittenRows, *, entry_bytes_max: int | None, partitions: int | None = None
+    rows: WrittenRows,
+    *,
+    entry_bytes_max: int | None,
+    partitions: int | None = None,
+    aside: str | None = None,
 ) -> pa.Array | None:
     """For each row why it cannot be written, null for a good one; None if all are good.
 
     `partitions` is how many the topic has; it is looked at where rows have a partition of their
     own, and None while the topics of the rows are not told apart yet. With `entry_bytes_max` None
-    the rows' sizes are not looked at.
+    the rows' sizes are not looked at. `aside` is the topic for bad records: no row's own.
     """
     found: list[tuple[Mask, str]] = []
     if rows.topics is not None:
-        found += _by_topic(rows.topics)
+        found += _by_topic(rows.topics, aside)
     if rows.partitions is not None and partitions is not None:
         found.append(_by_partition(rows.partitions, partitions))
     if entry_bytes_max is not None:
@@ -49,7 +54,7 @@ def misfits(
         return None
     reasons = pa.nulls(len(rows), pa.string())
     for mask, reason in reversed(found):  # of two, the first is told
-        reasons = pc.if_else(pa.array(mask), pa.scalar(reason), reasons)
+        reasons = pc.if_else(of_numpy(mask), pa.scalar(reason), reasons)
     return reasons
 
 
@@ -58,8 +63,8 @@ def told_apart(
 ) -> tuple[WrittenRows, WrittenRows]:
     """The good rows, and the bad ones as records of the topic for such. `about` are more headers,
     the same for each."""
-    bad = np.asarray(reasons.is_valid())
-    indexes = pa.array(np.flatnonzero(bad))
+    bad = as_numpy(reasons.is_valid())
+    indexes = of_numpy(np.flatnonzero(bad))
     lost = rows.take(indexes)
     values: pa.Array = pa.nulls(len(lost), pa.binary())
     if not isinstance(lost.values, pa.RecordBatch):
@@ -70,32 +75,41 @@ def told_apart(
         headers=_headers(lost, reasons.take(indexes), about),
         event_times=lost.event_times,
     )
-    return rows.take(pa.array(np.flatnonzero(~bad))), records
+    return rows.take(of_numpy(np.flatnonzero(~bad))), records
 
 
-def _by_topic(topics: pa.Array) -> list[tuple[Mask, str]]:
+def _by_topic(topics: pa.Array, aside: str | None) -> list[tuple[Mask, str]]:
     encoded = topics.dictionary_encode()
-    wrong = np.array([not _is_topic(name) for name in encoded.dictionary.to_pylist()], dtype=bool)
-    missing = np.asarray(topics.is_null())
-    misnamed = np.zeros(len(topics), dtype=bool)
-    misnamed[~missing] = wrong[encoded.indices.drop_null().to_numpy()]
-    return [
+    names = [_short(name) for name in encoded.dictionary.to_pylist()]
+    missing = as_numpy(topics.is_null())
+
+    def rows_of(name: str | None) -> Mask:
+        mask = np.zeros(len(topics), dtype=bool)
+        wrong = np.array([one == name for one in names], dtype=bool)
+        mask[~missing] = wrong[as_numpy(encoded.indices.drop_null())]
+        return mask
+
+    found = [
         (missing, f"[{errors.NullTopic.error_class}] the row has no topic"),
-        (misnamed, f"[{errors.TopicNameInvalid.error_class}] no topic can have this name"),
+        (rows_of(None), f"[{errors.TopicNameInvalid.error_class}] no topic can have this name"),
     ]
+    if aside is not None:
+        reason = f"[{errors.OptionConflict.error_class}] the row's topic is that of bad records"
+        found.append((rows_of(aside), reason))
+    return found
 
 
-def _is_topic(name: str) -> bool:
+def _short(name: str) -> str | None:
+    """None: no topic can have this name."""
     try:
-        parse_topic(name)
+        return parse_topic(name).short
     except errors.TopicNameInvalid:
-        return False
-    return True
+        return None
 
 
 def _by_partition(column: pa.Array, partitions: int) -> tuple[Mask, str]:
     there = pc.and_(pc.greater_equal(column, 0), pc.less(column, partitions))
-    mask = ~np.asarray(pc.fill_null(there, False))
+    mask = ~as_numpy(pc.fill_null(there, False))
     reason = f"[{errors.PartitionInvalid.error_class}] the topic has {partitions} partitions"
     return mask, reason
 

@@ -71,7 +71,7 @@ class ForeachWriter:
 
     def process(self, row: Row) -> None:
         self._rows.append(row)
-        self._bytes += sum(len(value) for value in row if isinstance(value, _BYTES))
+        self._bytes += sum(map(_size, row))
         if len(self._rows) >= ROWS_MAX or self._bytes > self._options.max_in_flight_bytes // 8:
             self._write()
 
@@ -200,6 +200,15 @@ def _headers_kind(value: Any) -> DataType:
 def _columns(rows: list[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
     yield from table.combine_chunks().to_batches()
+
+
+def _size(value: Any) -> int:
+    """Of the text and the bytes in a value, however deep."""
+    if isinstance(value, _BYTES):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.keys())) + sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
 def _text(value: Any) -> str:

@@ -19,6 +19,7 @@ from spark_ledger.spark.option_values import (
     Text,
     Whole,
 )
+from spark_ledger.topic.topics import PARTITIONS_MAX
 
 SPARKS_OWN = frozenset(
     {
@@ -286,7 +287,7 @@ WRITE_OPTIONS = (
     Option(
         "partitions",
         WRITE,
-        Whole(),
+        Whole(1, PARTITIONS_MAX),
         "1",
         "of a topic that this write makes; asking the topic of option `topic` for another"
         " number than it has is an error",

@@ -43,15 +43,19 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole number from `at_least` on."""
+    """A whole number from `at_least` to `at_most`."""
 
     at_least: int = 1
+    at_most: int = NUMBER_MAX
 
     def parse(self, name: str, text: str) -> int:
         value = _whole(text)
-        if value is None or not self.at_least <= value <= NUMBER_MAX:
+        if value is None or not self.at_least <= value <= self.at_most:
+            bounds = f"of {self.at_least} or more"
+            if self.at_most < NUMBER_MAX:
+                bounds = f"from {self.at_least} to {self.at_most}"
             raise OptionInvalid(
-                f"{name} is {text!r}, not a whole number of {self.at_least} or more",
+                f"{name} is {text!r}, not a whole number {bounds}",
                 f"Give {name} such a number.",
             )
         return value

@@ -60,8 +60,9 @@ class TopicWriters:
         if rows.topics is None:
             self._write_to(self._job.options.target, rows)
             return
-        if self._job.options.bad_records_topic is not None:
-            rows = self._set_aside(rows, misfits(rows, entry_bytes_max=None), {})
+        aside = self._job.options.bad_records_topic
+        if aside is not None:
+            rows = self._set_aside(rows, misfits(rows, entry_bytes_max=None, aside=aside), {})
         for name, some in by_topic(rows) if len(rows) else ():
             self._write_to(name, some)
             self._keep_in_bounds()

@@ -38,6 +38,7 @@ NOT_BUILT = (
     *("snapshot", "timestampAsOf", "readCompacted", "eventTimeOrder", "headerFilter"),
     *("isolationLevel", "pollTimeoutMs", "fetchOffset.numRetries", "subscriptionPrefix"),
     *("deliverAt", "accessMode", "idempotent", "createTopic", "hashing", "batchRows"),
+    *("deliverAfter", "batchBytes", "subscriptionType", "force", "withEventTimeOrder"),
 )
 GOOD = {
     "assign": '{"t":[0]}',
@@ -132,6 +133,29 @@ def test_every_option_that_is_no_text_is_refused_by_name_when_its_value_is_wrong
 def test_what_is_not_built_is_refused_as_an_unknown_option(use, name):
     with pytest.raises(OptionUnknown, match=f"{use.value} has no option '{name.lower()}'"):
         PARSERS[use]({"topic": "t", name: "true"})
+
+
+def test_a_value_format_that_is_not_built_is_refused_as_any_wrong_value():
+    for parse in PARSERS.values():
+        with pytest.raises(OptionInvalid, match="valueFormat is 'avro'"):
+            parse({"topic": "t", "valueFormat": "avro"})
+
+
+@pytest.mark.parametrize(
+    ("use", "option"),
+    [(use, one) for use, one in EVERY if one.aliases],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_an_option_given_by_two_of_its_names_is_a_conflict(use, option):
+    value = GOOD.get(option.name, "7")
+    for other in option.aliases:
+        with pytest.raises(OptionConflict):
+            PARSERS[use]({**alone(option), option.name: value, other: value})
+
+
+def test_more_partitions_than_a_topic_has_are_refused():
+    with pytest.raises(OptionInvalid, match="from 1 to 100000"):
+        write(partitions="100001")
 
 
 def test_an_unknown_option_that_is_near_nothing_is_refused_with_all_names():

@@ -22,6 +22,7 @@ KINDS = {
     "topic": StringType(),
     "partition": IntegerType(),
     "price": DoubleType(),
+    "__topic": StringType(),
 }
 
 
@@ -128,6 +129,16 @@ def test_a_row_without_a_topic_is_an_error_unless_there_is_a_topic_for_such():
     assert none["reason"].startswith("[LEDGER_NULL_TOPIC_IN_DATA]") and none["topic"] is None
     assert named["reason"].startswith("[LEDGER_TOPIC.INVALID_NAME]") and named["topic"] == "no good"
     assert none["queryId"] == named["queryId"] == "q"
+
+
+def test_a_row_cannot_name_the_topic_for_bad_records():
+    stand = Stand("__topic", "price", valueFormat="json", schemaMode="none", badRecordsTopic="bad")
+    names = pa.array(["bad", "persistent://public/default/bad", "t"])
+    rows = pa.record_batch({"__topic": names, "price": pa.array([1.0, 2.0, 3.0])})
+    stand.writers.write(stand.job.plan.rows(rows))
+    assert [bytes(value) for value in stand.values()["t"]] == [b'{"price":3}']
+    reasons = [one["reason"][:23] for one in stand.written["bad"].reasons]
+    assert reasons == ["[LEDGER_OPTION.CONFLICT"] * 2
 
 
 def test_rows_too_large_or_for_no_partition_are_set_aside_with_the_topic_they_were_for():
