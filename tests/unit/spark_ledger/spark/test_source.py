@@ -117,6 +117,21 @@ def test_an_idle_poll_returns_the_very_start_without_a_round_trip():
     assert topics.syncs == 1  # the first poll of a run
 
 
+def test_idle_polls_of_a_thousand_partitions_decode_the_same_offset_once(monkeypatch):
+    decoded, decode = [], offsets.decode
+
+    def counting(offset, known, **options):
+        decoded.append(offset)
+        return decode(offset, known, **options)
+
+    monkeypatch.setattr(offsets, "decode", counting)
+    polled = reader(TopicsInATest(*[5] * 1_000))
+    for _ in range(10):
+        start = offset(*[5] * 1_000)
+        assert polled.latestOffset(start, ReadAllAvailable()) is start
+    assert len(decoded) == 1
+
+
 def test_new_rows_are_offered_up_to_the_limit_shared_by_backlog():
     polled = reader(TopicsInATest(100, 300), maxOffsetsPerTrigger="8")
     assert polled.getDefaultReadLimit() == ReadMaxRows(8)
