@@ -42,7 +42,7 @@ from spark_ledger.spark.schema import (
     check_type,
     has_payload,
 )
-from spark_ledger.topic.arrow_arrays import of_numpy
+from spark_ledger.topic.arrow_arrays import as_numpy, of_numpy
 from spark_ledger.topic.names import parse_topic
 
 _TEXTS = ArrayType(
@@ -168,7 +168,7 @@ def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
     topics = rows.topics
     assert topics is not None, "there is a column of topics"
     if topics.null_count:
-        row = int(np.flatnonzero(np.asarray(topics.is_null()))[0])
+        row = int(np.flatnonzero(as_numpy(topics.is_null()))[0])
         raise NullTopic(f"{topics.null_count} of {len(topics)} rows have no topic, first row {row}")
     rest = replace(rows, topics=None)
     encoded = topics.dictionary_encode()
@@ -178,7 +178,7 @@ def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
     if len(short) == 1:
         yield short[0], rest
         return
-    codes = np.array([number[name] for name in names], np.int64)[encoded.indices.to_numpy()]
+    codes = np.array([number[name] for name in names], np.int64)[as_numpy(encoded.indices)]
     ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
     order = np.argsort(codes, kind="stable")
     for name, start, end in zip(short, [0, *ends], ends, strict=False):

@@ -1,7 +1,8 @@
-"""Arrow arrays out of numpy's and Python's, without loading pandas.
+"""Arrow arrays out of numpy's and Python's, and numpy's out of Arrow's, without loading pandas.
 
-pyarrow.array looks for pandas' types and so loads pandas wherever it is installed: a quarter of a
-second of every Python process that Spark starts. What is made here is what it would make.
+pyarrow.array and Array.to_numpy look for pandas' types and so load pandas wherever it is installed:
+a quarter of a second of every Python process that Spark starts. What is made here is what they
+would make.
 """
 
 from collections.abc import Sequence
@@ -26,6 +27,26 @@ def of_numpy(values: npt.NDArray[Any], kind: pa.DataType | None = None) -> pa.Ar
     assert kind.bit_width == native.bit_width, f"{native} is not as wide as {kind}"
     data = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [None, data])
+
+
+def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """A view of a column of numbers without nulls, or a copy of one of booleans. What is null in
+    `column` is any value."""
+    start, count = column.offset, len(column)
+    data = column.buffers()[1]
+    if pa.types.is_boolean(column.type):
+        if data is None:
+            return np.zeros(0, dtype=np.bool_)
+        bits = np.frombuffer(data, dtype=np.uint8)
+        bools = np.unpackbits(bits, count=start + count, bitorder="little")
+        return bools[start:].view(np.bool_)
+    assert column.type.bit_width >= 8, "numbers"
+    kind = np.dtype(f"i{column.type.bit_width // 8}")
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        kind = np.dtype(column.type.to_pandas_dtype())
+    if data is None:
+        return np.zeros(0, dtype=kind)
+    return np.frombuffer(data, dtype=kind, count=count, offset=start * kind.itemsize)
 
 
 def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

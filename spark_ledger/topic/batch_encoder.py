@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from spark_ledger import errors
 from spark_ledger.topic import message_batch, row_columns
+from spark_ledger.topic.arrow_arrays import of_numpy
 from spark_ledger.topic.key_filter import key_filter
 from spark_ledger.topic.message_batch import EVENT_TIME, KEY, TYPED_NAMES, Share, TimeRuns
 from spark_ledger.topic.routing import Counts, Hashes, Router, key_hashes
@@ -109,7 +110,7 @@ class _Gathered:
         """Let go of the memory that the rows are slices of."""
         copied = row_columns.union(self.parts)
         if len(self.parts) == 1:
-            copied = copied.take(pa.array(np.arange(self.rows)))
+            copied = copied.take(of_numpy(np.arange(self.rows)))
         self.parts = [copied]
         if self.hashes:
             self.hashes = [np.concatenate(self.hashes)]
@@ -163,7 +164,7 @@ class _Routed:
         if len(found) > 1:
             order = np.argsort(_narrow(self.wanted, len(counts)), kind="stable")
             hashes = None if self.hashes is None else self.hashes[order]
-            rows = _Routed(self.batch.take(pa.array(order)), self.sizes[order], hashes, 0)
+            rows = _Routed(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
         ends = np.cumsum(counts[found])
         starts = ends - counts[found]
         taken = np.add.reduceat(rows.sizes, starts)

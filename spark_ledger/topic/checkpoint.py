@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.arrow_arrays import of_list, of_numpy
+from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy
 from spark_ledger.topic.blobs import Stored, pack, unpack
 from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals, Source
 from spark_ledger.topic.records import READER_VERSION
@@ -132,7 +132,7 @@ def with_inline_moved(parts: ByPartition, stored: Stored) -> ByPartition:
 
 def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
     inline = table.ledgers == INLINE
-    counts = np.asarray(table.batch.column("inline").value_lengths())[inline]
+    counts = as_numpy(table.batch.column("inline").value_lengths())[inline]
     firsts = first + np.cumsum(counts) - counts
     ranges = np.stack([firsts, firsts + counts - 1], axis=1).ravel()
     offsets = np.arange(0, len(ranges) + 1, 2, dtype=np.int32)
@@ -152,7 +152,7 @@ def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
 
 
 def _instead(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Array:
-    kept = table.batch.column(name).to_numpy()
+    kept = as_numpy(table.batch.column(name))
     return of_numpy(np.where(mask, value, kept).astype(kept.dtype))
 
 

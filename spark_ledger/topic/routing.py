@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.topic.arrow_arrays import as_numpy
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
@@ -89,9 +90,9 @@ class Router:
         if len(column) != rows:
             raise ValueError(f"{len(column)} partitions for {rows} rows")
         if column.null_count:
-            row = int(np.flatnonzero(np.asarray(column.is_null()))[0])
+            row = int(np.flatnonzero(as_numpy(column.is_null()))[0])
             raise errors.PartitionInvalid(f"the partition of row {row} of a batch is null")
-        wanted = column.to_numpy(zero_copy_only=False)
+        wanted = as_numpy(column)
         wrong = np.flatnonzero((wanted < 0) | (wanted >= self.partitions))
         if len(wrong):
             raise errors.PartitionInvalid(
@@ -107,7 +108,7 @@ def partitions_of(
     hashed = murmur3_32(keys) if hashes is None else hashes
     found = (hashed & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
     if keys.null_count:
-        found[np.asarray(keys.is_null())] = sticky
+        found[as_numpy(keys.is_null())] = sticky
     return found
 
 
@@ -117,7 +118,7 @@ def key_hashes(keys: pa.Array) -> Hashes:
         return murmur3_32(keys)
     encoded = keys.dictionary_encode("encode")
     hashed = murmur3_32(encoded.dictionary)
-    found: Hashes = hashed[encoded.indices.to_numpy()]
+    found: Hashes = hashed[as_numpy(encoded.indices)]
     return found
 
 
@@ -160,7 +161,7 @@ def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     if keys.null_count:
-        lengths[np.asarray(keys.is_null())] = 0
+        lengths[as_numpy(keys.is_null())] = 0
     if content is None:
         return starts, lengths, np.zeros(0, dtype=np.uint8)
     return starts, lengths, np.frombuffer(content, dtype=np.uint8)

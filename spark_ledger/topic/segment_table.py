@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic.arrow_arrays import of_list, of_numpy
+from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy
 from spark_ledger.topic.segments import INLINE, PlacedSegment, Segment
 
 Longs = npt.NDArray[np.int64]
@@ -121,8 +121,8 @@ class SegmentTable:
         """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
         together, and when, in order; neighbours have different times."""
         column = self.batch.column("times")
-        offsets = column.offsets.to_numpy()
-        flat = column.values.to_numpy()[offsets[0] : offsets[-1]]
+        offsets = as_numpy(column.offsets)
+        flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
         own = np.diff(offsets) // 2
         each = np.maximum(own, 1)
         rows, times = np.repeat(self.rows, each), np.repeat(self.commits_ms, each)
@@ -143,8 +143,8 @@ class SegmentTable:
     def last_entries(self) -> Longs:
         """The last entry of each segment."""
         entries = self.batch.column("entries")
-        ends = np.asarray(entries.offsets)[1:] - np.asarray(entries.offsets)[0]
-        found: Longs = np.asarray(entries.flatten())[ends - 1]
+        ends = as_numpy(entries.offsets)[1:] - as_numpy(entries.offsets)[0]
+        found: Longs = as_numpy(entries.flatten())[ends - 1]
         return found
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
@@ -209,10 +209,10 @@ class SegmentTable:
     def _entry_rows(self) -> tuple[Any, Any]:
         """Where each segment's counts begin, and the counts."""
         column = self.batch.column("entry_rows")
-        return column.offsets.to_numpy(), column.values.to_numpy()
+        return as_numpy(column.offsets), as_numpy(column.values)
 
     def _numbers(self, name: str) -> Longs:
-        found: Longs = self.batch.column(name).to_numpy()
+        found: Longs = as_numpy(self.batch.column(name))
         return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic.arrow_arrays import of_list, of_numpy
+from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy
 
 PAIR = pa.struct([pa.field("first", pa.int64()), pa.field("text", pa.string())])
 LISTS = {
@@ -57,6 +57,26 @@ def test_numbers_can_have_another_name_of_the_same_width():
     assert moments.equals(pa.array([0, 1_000_000], pa.timestamp("us", "UTC")))
 
 
+@pytest.mark.parametrize("values", NUMBERS, ids=lambda values: str(values.dtype))
+@pytest.mark.parametrize("cut", [(0, None), (2, 3), (9, 4)])
+def test_a_column_becomes_the_numbers_that_pyarrow_makes_of_it(values, cut):
+    column = pa.array(values).slice(*cut)
+    made = as_numpy(column)
+    theirs = column.to_numpy(zero_copy_only=False)
+    assert made.dtype == theirs.dtype
+    assert made.tolist() == theirs.tolist()
+
+
+def test_moments_become_their_integers():
+    moments = pa.array([5, 6, 7], pa.timestamp("us", "UTC"))
+    assert as_numpy(moments[1:]).tolist() == [6, 7]
+
+
+def test_an_empty_column_without_buffers_has_no_numbers():
+    assert as_numpy(pa.array([], pa.int64())).tolist() == []
+    assert as_numpy(pa.array([], pa.bool_())).tolist() == []
+
+
 def test_what_is_not_made_here_is_said():
     with pytest.raises(TypeError, match="date32"):
         of_list([None], pa.date32())
@@ -67,11 +87,11 @@ def test_a_number_that_does_not_fit_is_an_error():
         of_list([2**31], pa.int32())
 
 
-def test_neither_loads_pandas():
+def test_none_of_them_loads_pandas():
     code = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from spark_ledger.topic.arrow_arrays import of_list, of_numpy\n"
-        "of_numpy(np.arange(3)), of_list([[b'x'], None], pa.list_(pa.binary()))\n"
+        "from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy\n"
+        "as_numpy(of_numpy(np.arange(3))), of_list([[b'x'], None], pa.list_(pa.binary()))\n"
         "assert 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
