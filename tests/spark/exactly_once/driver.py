@@ -23,6 +23,8 @@ from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, Step
 
 POLL_S = 0.02
 PARTITIONS = 3
+IN_FLIGHT = "4m"  # so that a task sends entries long before its end
+BATCH_ROWS = "50"  # so that rows reach the sink while their source waits
 FEW = 20  # of so many rows each topic but the first has one
 
 
@@ -39,6 +41,7 @@ def start_spark(scratch: Path, master: str, conf: dict[str, str]) -> SparkSessio
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": BATCH_ROWS,
         **conf,
     }
     builder = SparkSession.builder.master(master).appName("exactly once")
@@ -74,7 +77,8 @@ class Driver:
         writer = loaded.writeStream.format(told["format"]).option("serviceUrl", self._service_url)
         if not told["several"]:
             writer = writer.option("topic", told["topic"])
-        writer = writer.option("partitions", PARTITIONS).options(**told.get("options", {}))
+        writer = writer.option("partitions", PARTITIONS).option("maxInFlightBytes", IN_FLIGHT)
+        writer = writer.options(**told.get("options", {}))
         writer = writer.option("checkpointLocation", told["checkpoint"])
         self._queries[told["query"]] = writer.queryName(told["query"]).start()
 

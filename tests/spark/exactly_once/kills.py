@@ -94,14 +94,16 @@ class Point:
         return self.hold.__name__ + ("_of_several_topics" if self.several else "")
 
 
+# Those whose requests are held come late: a client that hears nothing for the most of its session's
+# time-out sends again on another connection.
 POINTS = (
     Point(before_tasks, applied=False),
     Point(during_tasks, applied=False),
+    Point(after_the_write, applied=True),
+    Point(after_the_write, applied=True, several=SEVERAL),
     Point(after_the_last_task, applied=False),
     Point(before_the_write, applied=False),
     Point(before_the_write, applied=False, several=SEVERAL),
-    Point(after_the_write, applied=True),
-    Point(after_the_write, applied=True, several=SEVERAL),
     Point(before_sparks_commit_file, applied=True),
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.spark.exactly_once.source import Step, read_step
 
 SMALL = {"rows": 60, "bytes": 100}
-BIG = {"rows": 400, "bytes": 6_000, "keys": 1}  # at its half a task has sent entries to a topic
+BIG = {"rows": 400, "bytes": 6_000, "keys": 1}  # at its half a task has sent entries
 ROWS_DRAWN = 20
 
 
@@ -65,8 +65,6 @@ class Query:
     def feed(self, big: bool = False, tasks: int = 2) -> int:
         """One more step, which the query may take at once; its number."""
         size = dict(BIG if big else SMALL)
-        if big and self.several:
-            size["rows"] *= 2  # a writer of several topics gathers less of each
         size["rows"] += self._rng.randrange(ROWS_DRAWN)
         step = Step(self.next_step, tasks, **size)
         step.write(self.steps)
