@@ -8,17 +8,17 @@ fold and a fold from a checkpoint both go through it, and unit tests know its re
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
 from spark_ledger.topic import checkpoint, checkpoint_record, records, state
-from spark_ledger.topic.actions import Append, Overwrite, Trim
+from spark_ledger.topic.actions import Append, OpenLive, Overwrite, SealLive, Trim
 from spark_ledger.topic.checkpoint_record import CheckpointRecord
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.records import Commit, Spilled
+from spark_ledger.topic.records import Commit, Spilled, TopicLife
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import TopicState
 from tests.simulation import invariants
@@ -27,6 +27,9 @@ from tests.simulation.store import EPOCH_MS
 from tests.simulation.store import Commit as Written
 from tests.simulation.store_tree import Change
 from tests.simulation.world import World
+
+LIVE = "live"
+"""The topic whose only partition ends in a live segment."""
 
 Shape = tuple[tuple[int, int, int, int], ...]
 """Of each partition: start, end, rows kept, the last commit that did not just append."""
@@ -38,6 +41,11 @@ def shape_of(folded: TopicState) -> Shape:
         (p.start_offset, p.end_offset, p.rows_between(0, p.end_offset), p.rearranged)
         for p in folded.partitions
     )
+
+
+def live_name(ledger_id: int) -> str:
+    """What the rows of a live ledger say they are of, as others name a task attempt."""
+    return f"live{ledger_id}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,10 @@ class LogGhost:
     commits: dict[int, Commit] = field(default_factory=dict)
     logged_at: dict[int, int] = field(default_factory=dict)
     """By commit: the zxid that made it."""
+    logged_s: list[float] = field(default_factory=list)
+    """By commit: when it was made, in simulated seconds."""
+    deleted_ms: int | None = None
+    """When it was deleted, by the store's clock."""
     spans: dict[int, list[Span]] = field(default_factory=dict)
     """By partition, rising."""
     checkpoint: CheckpointRecord | None = None
@@ -69,8 +81,16 @@ class LogGhost:
     """How far the checkpoint before the newest went."""
     short: TopicState | None = None
     """Folded from the checkpoint that counts, where its root is in its record."""
+    lives: dict[int, None] = field(default_factory=dict)
+    """Ledgers that were ever live."""
+    gone_s: float | None = None
+    """When it was told to somebody that the topic is deleted."""
     ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
     """By subscription and partition: it needs no row below, at most; none while it may not be."""
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Each partition with the first offset that it keeps."""
+        return [*self.state.start_offsets().items()]
 
     def span_at(self, partition: int, offset: int) -> Span | None:
         """Whose row is at the offset."""
@@ -98,6 +118,8 @@ class TopicGhost:
     """By query, its checkpoint: what a new run begins with."""
     rows_of: dict[str, int] = field(default_factory=dict)
     """By task attempt: how many rows it wrote."""
+    topic_of: dict[str, str] = field(default_factory=dict)
+    """By task attempt: the id of the topic that it wrote for."""
     expected: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)
     """By (intent, version, topic id): the task attempts of the segments, in the commit's order."""
     committed: dict[str, None] = field(default_factory=dict)
@@ -112,10 +134,13 @@ class TopicGhost:
     """By (commit id, topic id): the last body that was about to be committed."""
     offsets: dict[Any, bytes] = field(default_factory=dict)
     """(topic id, partition, offset): the row first read there."""
+    ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
+    """(client, topic id): where each partition ended when it last polled."""
 
     def named(self, name: str) -> LogGhost | None:
         """The topic that has the name now."""
-        found = [log for log in self.logs.values() if log.name.endswith(f"/{name}")]
+        there = [log for log in self.logs.values() if not log.state.deleted]
+        found = [log for log in there if log.name.endswith(f"/{name}")]
         return found[-1] if found else None
 
 
@@ -151,9 +176,11 @@ class TopicJudge:
             return
         if len(parts) == 3 and after is not None:
             self._topic(parts[2], after)
+        elif parts[3:] == ["head"] and after is not None:
+            self._head(self._ghost.logs[parts[2]], after, written)
         elif parts[3:] == ["checkpoint"] and after is not None and after.value:
             self._checkpoint(self._ghost.logs[parts[2]], after)
-        elif parts[3] == "log" and len(parts) == 5 and after is None:
+        elif len(parts) == 5 and parts[3] == "log" and after is None:
             self._trimmed(self._ghost.logs[parts[2]], int(parts[4]))
 
     def _topic(self, topic_id: str, node: Versioned) -> None:
@@ -166,6 +193,11 @@ class TopicJudge:
         log = LogGhost(topic_id, record.name, record.policies, empty)
         log.shapes.append(shape_of(empty))
         self._ghost.logs[topic_id] = log
+
+    def _head(self, log: LogGhost, node: Versioned, written: Written) -> None:
+        if records.decode_head(node.value).life is TopicLife.DELETED and not log.state.deleted:
+            log.state = replace(log.state, deleted=True)
+            log.deleted_ms = EPOCH_MS + int(written.time * 1000)
 
     # -- commits ---------------------------------------------------------------------------------
 
@@ -207,8 +239,10 @@ class TopicJudge:
     ) -> None:
         log, ghost = self._ghost.logs[topic_id], self._world.ghost
         before = log.state
+        invariants.nothing_is_committed_to_a_deleted_topic(ghost, topic_id, before.deleted)
         invariants.commits_follow_one_another(ghost, topic_id, before.next, number)
         log.commits[number], log.logged_at[number] = commit, written.zxid
+        log.logged_s.append(written.time)
         for action in commit.actions:
             if isinstance(action, Trim):
                 self._rows_let_go(log, commit, action, node.created_ms)
@@ -216,6 +250,10 @@ class TopicJudge:
                 self._rows_come(
                     log, commit, action.segments, max(before.commit_ms, node.created_ms)
                 )
+            if isinstance(action, OpenLive):
+                log.lives[action.ledger_id] = None
+            if isinstance(action, SealLive) and action.segment is not None:
+                self._rows_sealed(log, action.segment, node.created_ms)
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
                     self._named(segment.ledger_id, segment.last_entry)
@@ -227,13 +265,24 @@ class TopicJudge:
     def _rows_come(
         self, log: LogGhost, commit: Commit, segments: Sequence[Segment], commit_ms: int
     ) -> None:
-        attempts = self._ghost.expected[commit.intent, commit.version, log.topic_id]
+        written_for = (commit.intent, commit.version, log.topic_id)
+        attempts = self._ghost.expected.get(written_for)
+        invariants.rows_come_to_the_topic_they_were_written_for(
+            self._world.ghost, log.topic_id, attempts is not None
+        )
+        assert attempts is not None
         ends = log.state.end_offsets()
         for segment, attempt in zip(segments, attempts, strict=True):
             self._ghost.committed[attempt] = None
             spans = log.spans.setdefault(segment.partition, [])
             spans.append(Span(ends[segment.partition], attempt, commit_ms))
             ends[segment.partition] += segment.rows
+
+    def _rows_sealed(self, log: LogGhost, segment: Segment, commit_ms: int) -> None:
+        name = live_name(segment.ledger_id)
+        self._ghost.committed[name], self._ghost.rows_of[name] = None, segment.rows
+        base = log.state.partitions[segment.partition].end_offset
+        log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms))
 
     def _named(self, ledger_id: int, last_entry: int) -> None:
         """At the commit its ledger is there, and every entry of it was acked to its writer."""
@@ -296,7 +345,8 @@ class TopicJudge:
     def _ledger_gone(self, ledger_id: int, written: Written) -> None:
         now_ms = EPOCH_MS + int(written.time * 1000)
         for log in self._ghost.logs.values():
-            if log.state.deleted:
+            if log.deleted_ms is not None:
+                self._gone_with_its_topic(log, ledger_id, now_ms - log.deleted_ms)
                 continue
             record = log.checkpoint
             named = record is not None and ledger_id in record.root_ledgers()
@@ -306,6 +356,14 @@ class TopicJudge:
                     named = named or ledger_id in _ledgers_told(folded, previous)
                     self._gone_in_time(log, ledger_id, now_ms, folded)
             invariants.what_a_commit_names_is_there(self._world.ghost, ledger_id, named)
+
+    def _gone_with_its_topic(self, log: LogGhost, ledger_id: int, since_ms: int) -> None:
+        told = ledger_id in _ledgers_told(log.state) or ledger_id in log.state.dropped
+        if told:
+            self._world.ghost.meet("ledger of a deleted topic deleted")
+            invariants.what_was_dropped_stays_for_the_delete_delay(
+                self._world.ghost, ledger_id, since_ms, log.policies.delete_delay_ms
+            )
 
     def _gone_in_time(self, log: LogGhost, ledger_id: int, now_ms: int, folded: TopicState) -> None:
         dropped_ms = folded.dropped.get(ledger_id)
@@ -321,6 +379,8 @@ def _ledgers_told(folded: TopicState, previous: int = 0) -> dict[int, None]:
     a checkpoint up to commit `previous` took the place of."""
     found = {ledger: None for ledger, last in folded.bodies.items() if last >= previous}
     for held in folded.partitions:
+        if held.live is not None:
+            found[held.live.ledger_id] = None
         for one in held.intervals:
             if isinstance(one.source, Chunk):
                 found[one.source.pointer.ledger_id] = None

@@ -17,7 +17,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.compactor import compact
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.store_time import store_now_ms
-from tests.simulation.topic_ghost import LogGhost
+from tests.simulation.topic_ghost import LIVE, LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
@@ -32,6 +32,10 @@ class TopicUpkeep:
         self.world = work.world
         rng = self.world.loop.random_for("topic upkeep")
         self.maintainers = rng.choice((0, 1, 1, 2))
+        self.churn = work.plan.churn
+        if self.churn:
+            self.maintainers = 2
+        self.recreations = rng.choice((0, 0, 0, 1, 2))
         self._end = self.world.loop.now + work.plan.chaos_s
 
     async def maintain(self, client: Client) -> None:
@@ -47,9 +51,11 @@ class TopicUpkeep:
         ways: list[Callable[[Client, TopicClient, LogGhost], Awaitable[None]]] = [
             *(self._checkpoint, self._checkpoint, self._retain, self._trim, self._merge)
         ]
-        while self.world.loop.now < self._end:
-            await asyncio.sleep(client.rng.uniform(0.2, 3))
-            logs = list(self.work.ghost.logs.values())
+        while client.process.alive and self.world.loop.now < self._end:
+            await asyncio.sleep(
+                client.rng.uniform(0.05, 0.5) if self.churn else client.rng.uniform(0.2, 3)
+            )
+            logs = [log for log in self.work.ghost.logs.values() if not log.state.deleted]
             if not logs:
                 continue
             way = client.rng.choice(ways)
@@ -85,13 +91,50 @@ class TopicUpkeep:
         if done.commits:
             self.world.ghost.meet("segments merged")
 
+    async def kept_going(self, name: str, work: Callable[[Client], Awaitable[None]]) -> None:
+        """One process after another that does this work, until the end: each may be killed."""
+        while self.world.loop.now < self._end:
+            client = await self.world.client(name)
+            task = client.run(_awaited(work, client), "works")
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            if client.process.alive:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                return
+            await asyncio.sleep(1)
+
+    # -- deleted and made again ------------------------------------------------------------------
+
+    async def recreate(self, client: Client) -> None:
+        """Delete a topic under everybody's hands and make another one of its name, once or twice
+        (hazard 36)."""
+        for _ in range(self.recreations):
+            await asyncio.sleep(client.rng.uniform(0.2, 0.6) * self.work.plan.chaos_s)
+            log = self.work.ghost.named(client.rng.choice((*self.work.names, LIVE)))
+            if log is None:
+                continue
+            topics = self.work.client(client)
+            try:
+                await TopicAdmin(topics).delete(log.name)
+                log.gone_s = self.world.loop.now
+                self.world.ghost.meet("topic deleted")
+                if client.rng.random() < 0.5:
+                    await asyncio.sleep(client.rng.uniform(0, 2))
+                partitions = len(log.state.partitions)
+                await topics.topics.create(log.name, partitions, log.policies)
+                self.world.ghost.meet("topic made again")
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, "recreate", error)
+
     # -- the janitor -------------------------------------------------------------------------------
 
     async def clean(self, client: Client) -> None:
         """Pass after pass; some take an intent as stale that is not."""
         janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
-        while self.world.loop.now < self._end:
-            await asyncio.sleep(client.rng.uniform(1, 8))
+        while client.process.alive and self.world.loop.now < self._end:
+            await asyncio.sleep(
+                client.rng.uniform(0.5, 2) if self.churn else client.rng.uniform(1, 8)
+            )
             intents = self.world.store.peek_children(paths.INTENTS)
             condemn = [client.rng.choice(intents)] if intents and client.rng.random() < 0.3 else []
             try:
@@ -103,3 +146,7 @@ class TopicUpkeep:
             self.world.ghost.meet("janitor pass")
             if report.deleted:
                 self.world.ghost.meet("janitor deleted")
+
+
+async def _awaited(work: Callable[[Client], Awaitable[None]], client: Client) -> None:
+    await work(client)

@@ -27,7 +27,7 @@ from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS
-from tests.simulation.topic_ghost import LogGhost, TopicGhost, TopicJudge
+from tests.simulation.topic_ghost import LogGhost, TopicGhost, TopicJudge, live_name
 from tests.simulation.topic_limits import draw_limits
 from tests.simulation.world import Client, World
 
@@ -35,6 +35,10 @@ TOPIC = "t"
 ANY = "*"
 """The target of a query whose rows choose their topics."""
 RUNS_MAX = 40
+PATIENCE_S = {False: (3.0, 30.0, 120.0, 120.0), True: (1.0, 3.0, 10.0, 120.0)}
+"""After which another run begins, whether the one before it has ended or not."""
+ROLLED_AT_BYTES = (1 << 30, 1 << 30, 300)
+"""Half of the ledgers, or nearly so, are closed as soon as a task has ended."""
 DELETE_DELAYS_MS = (0, 2_000, 10_000, 24 * 3600 * 1000)
 
 
@@ -48,7 +52,8 @@ class TopicWork:
         self.ghost = TopicGhost()
         self.judge = TopicJudge(world, self.ghost)
         self.partitions = self.rng.choice((1, 2, 3))
-        self.batches = self.rng.randint(2, 6)
+        self.batches = self.rng.randint(6, 16) if plan.churn else self.rng.randint(2, 6)
+        self.followers = self.rng.choice((0, 1, 1) if plan.churn else (0, 0, 1))
         self.queries = [f"query-{n + 1}" for n in range(self.rng.choice((1, 1, 2)))]
         self.names = self.rng.choice(((TOPIC,), (TOPIC,), (TOPIC, "u"), (TOPIC, "u", "v")))
         wide = len(self.names) > 1
@@ -73,7 +78,7 @@ class TopicWork:
         while self._unfinished(query) and self._runs < RUNS_MAX:
             driver = await self._start_run(query)
             drivers.append(driver)
-            patience_s = self.rng.choice((3.0, 30.0, 120.0, 120.0))
+            patience_s = self.rng.choice(PATIENCE_S[self.plan.churn])
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
@@ -91,6 +96,7 @@ class TopicWork:
             *self.plan.quorum,
             retention_ms=self.rng.choice((None, None, 4_000)),
             retention_bytes=self.rng.choice((None, None, 400)),
+            ledger_bytes_max=self.rng.choice(ROLLED_AT_BYTES),
             delete_delay_ms=self.rng.choice(DELETE_DELAYS_MS),
         )
         for _ in range(RUNS_MAX):
@@ -133,6 +139,8 @@ class TopicWork:
                 some = self.rng.sample(infos, self.rng.randint(1, len(infos)))
             results = await self._run_tasks(executor, tasks, some, intent, version)
             txn = TxnKey(query, target, version, f"run-{run}")
+            if self.rng.random() < 0.3:
+                results = await self._as_named_now(topics, infos, results)
             try:
                 outcome = await topics.commit_topics(results, txn, intent.id)
             except errors.LedgerFenced as error:
@@ -141,6 +149,18 @@ class TopicWork:
             self._judge_commit((query, version), run, outcome)
             checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
+
+    async def _as_named_now(
+        self, topics: TopicClient, infos: list[TopicInfo], results: dict[str, list[TaskResult]]
+    ) -> dict[str, list[TaskResult]]:
+        """The results under the ids that the topics' names have now: those of a topic that was
+        deleted since are for nobody (hazard 36)."""
+        found = {}
+        for info in infos:
+            if info.id in results:
+                now = await topics.topics.open(info.name.full)
+                found[now.id] = results[info.id]
+        return found
 
     async def _run_tasks(
         self,
@@ -198,7 +218,7 @@ class TopicWork:
             self._attempts += 1
             name = f"a{self._attempts}"
             counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
-            self.ghost.rows_of[name] = sum(counts)
+            self.ghost.rows_of[name], self.ghost.topic_of[name] = sum(counts), info.id
             writer = tasks.task_writer(
                 info, intent, task_index=index, attempt=attempt, settings=settings
             )
@@ -209,7 +229,7 @@ class TopicWork:
                 keys = [rng.choice((None, b"k%d" % rng.randrange(5))) for _ in rows]
                 await writer.write(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
                 written += count
-                await asyncio.sleep(rng.choice((0, 0.05, 1.0)))
+                await asyncio.sleep(rng.choice((0, 0.05, 0.2 if self.plan.churn else 1.0)))
             found.append((await writer.finish(), name))
         return found
 
@@ -246,12 +266,14 @@ class TopicWork:
         self, topics: TopicClient, *, fresh: bool
     ) -> dict[str, dict[int, list[bytes]]]:
         """Every row of every topic and partition, judged as it comes."""
-        logs = [topics.log(topic_id) for topic_id in self.ghost.logs]
+        there = [topic_id for topic_id, log in self.ghost.logs.items() if not log.state.deleted]
+        logs = [topics.log(topic_id) for topic_id in there]
         states = await fold_agreeing(logs, fresh=fresh)
-        self._judge_states(states)
+        self.judge_states(states)
         return {state.topic_id: await self._read_topic(topics, state) for state in states}
 
-    def _judge_states(self, states: list[TopicState]) -> None:
+    def judge_states(self, states: list[TopicState]) -> None:
+        """States that were given out as those of one moment."""
         by_id = {state.topic_id: state for state in states}
         for topic_id, state in by_id.items():
             self.judge.compared(topic_id, state)
@@ -290,10 +312,20 @@ class TopicWork:
         place = (log.topic_id, partition, offset)
         invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
         attempt = value.decode().split(":")[0]
+        invariants.nothing_of_one_topic_is_in_another(
+            ghost, place, self.ghost.topic_of.get(attempt, ""), log.topic_id
+        )
         invariants.every_row_read_was_committed(ghost, attempt in self.ghost.committed, value)
         span = log.span_at(partition, offset)
         wanted = "nobody" if span is None else span.attempt
         invariants.a_row_is_where_its_commit_put_it(ghost, place, attempt, wanted)
+
+    def judge_live_row(self, log: LogGhost, offset: int, value: bytes, ledger_id: int) -> None:
+        """A row of partition 0 that no commit has yet: it keeps its offset when one has (T3)."""
+        ghost, place = self.world.ghost, (log.topic_id, 0, offset)
+        invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
+        named = value.startswith(f"{live_name(ledger_id)}:".encode()) and ledger_id in log.lives
+        invariants.every_row_read_was_committed(ghost, named, value)
 
     async def audit(self, client: Client) -> None:
         """Everything committed and not trimmed is there: each row once, a task's in their order."""
@@ -310,10 +342,11 @@ class TopicWork:
                     )
                     last[attempt] = int(row)
                     counted[attempt] = counted.get(attempt, 0) + 1
+        gone = {topic_id for topic_id, log in self.ghost.logs.items() if log.state.deleted}
         cut = {name for log in self.ghost.logs.values() for name in log.trimmed_attempts()}
         for attempt in self.ghost.committed:
             wanted, there = self.ghost.rows_of[attempt], counted.get(attempt, 0)
-            if attempt not in cut:
+            if attempt not in cut and self.ghost.topic_of[attempt] not in gone:
                 invariants.what_was_committed_is_all_there(self.world.ghost, attempt, there, wanted)
 
     # -- for the other actors ------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Topics: T1 to T6, T9, T10, T12, T14, T15."""
+"""Topics: T1 to T12, T14 to T16."""
 
 from typing import Any
 
@@ -129,10 +129,29 @@ def what_is_committed_was_acked(ghost: Ghost, ledger: LedgerGhost, last_entry: i
     require(end is None or last_entry <= end, "T6", f"{what}, CLOSED at {end}")
 
 
+@invariant("T7")
+def an_acked_row_is_in_the_log(ghost: Ghost, ledger_id: int, rows: int, named: bool) -> None:
+    """Rows are acked to a producer only in a ledger that the log names as live, or named once."""
+    require(named, "T7", f"{rows} rows were acked in ledger {ledger_id}, which no log names")
+
+
+@invariant("T7")
+def acked_rows_of_producers_are_there_once(ghost: Ghost, name: str, row: int, times: int) -> None:
+    """Every acked row of a producer is in exactly one segment or one live ledger of the log."""
+    require(times == 1, "T7", f"row {row} of {name} was acked and is there {times} times")
+
+
+@invariant("T8")
+def what_is_committed_is_readable_at_once(ghost: Ghost, problem: str) -> None:
+    """Committed ranges are fully readable at once by a fresh reader while at most Qa - 1 copies
+    are lost, without waiting for another add."""
+    require(not problem, "T8", f"a fresh reader cannot read what is committed: {problem}")
+
+
 @invariant("T9")
 def topics_are_seen_together(ghost: Ghost, commit_id: str, seen: dict[str, bool]) -> None:
     """A commit over several topics is seen by a read of them in all or in none."""
-    require(len(set(seen.values())) == 1, "T9", f"commit {commit_id} is seen as {seen}")
+    require(len(set(seen.values())) <= 1, "T9", f"commit {commit_id} is seen as {seen}")
 
 
 @invariant("T10")
@@ -152,6 +171,32 @@ def retention_goes_by_the_stores_time(
     """Rows that retention lets go were committed that long ago, by the store's clock."""
     what = f"row {offset - 1} of partition {partition} went {age_ms} ms after its commit"
     require(age_ms >= retention_ms, "T10", f"{what}, retention is {retention_ms} ms")
+
+
+@invariant("T11")
+def nothing_is_committed_to_a_deleted_topic(ghost: Ghost, topic_id: str, deleted: bool) -> None:
+    """After a topic was deleted it takes no commit (hazard 36)."""
+    require(not deleted, "T11", f"a commit came to topic {topic_id}, which was deleted")
+
+
+@invariant("T11")
+def rows_come_to_the_topic_they_were_written_for(ghost: Ghost, topic_id: str, are: bool) -> None:
+    """Nothing that tasks wrote for one topic id is accepted under another."""
+    require(are, "T11", f"rows that were written for another topic came to {topic_id}")
+
+
+@invariant("T11")
+def nothing_of_one_topic_is_in_another(
+    ghost: Ghost, place: Any, written_for: str, topic_id: str
+) -> None:
+    """Nothing of topic id X is ever returned under id Y."""
+    require(written_for == topic_id, "T11", f"{place} has a row of topic '{written_for}'")
+
+
+@invariant("T11")
+def nothing_is_acked_once_a_topic_was_deleted(ghost: Ghost, topic_id: str, late: bool) -> None:
+    """No add that was sent after somebody was told that the topic is deleted is ever acked."""
+    require(not late, "T11", f"an add of topic {topic_id} was acked, which was deleted before")
 
 
 @invariant("T12")
@@ -182,3 +227,22 @@ def a_commit_writes_each_topic_twice(ghost: Ghost, topics: int, writes: int) -> 
 def every_committer_ends(ghost: Ghost, what: str, done: bool) -> None:
     """Liveness: every creation and every batch is committed within a bounded number of runs."""
     require(done, "T14", f"{what} was not committed")
+
+
+@invariant("T16")
+def an_idle_poll_is_not_old(
+    ghost: Ghost, topic_id: str, seen: int, due: int, bound_s: float
+) -> None:
+    """An idle poll in a connected session is never older than 10 s; without a connection it is an
+    error within 30 s."""
+    what = f"{due - seen} commits of topic {topic_id} were made more than {bound_s:.0f} s ago"
+    require(seen >= due, "T16", f"{what} and an idle poll does not tell of them")
+
+
+@invariant("T16")
+def an_end_never_goes_back(
+    ghost: Ghost, topic_id: str, before: dict[int, int], now: dict[int, int]
+) -> None:
+    """What a query is told of where a topic ends is never below what it was told before."""
+    risen = all(now.get(p, -1) >= end for p, end in before.items())
+    require(risen, "T16", f"topic {topic_id} ended at {before} and ends at {now}")

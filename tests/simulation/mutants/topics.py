@@ -4,15 +4,19 @@ topic layer's hazards taken out."""
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
+from bookie_server.api.entry import NO_ENTRY
+from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown
 from spark_ledger.topic import (
     agreement,
-    checkpointer,
+    checkpoint,
+    client,
     commit,
     commit_draft,
     garbage,
+    guards,
     log_trim,
     retention,
+    slice_reader,
     subscription_moves,
 )
 from spark_ledger.topic.checkpointer import Checkpointer
@@ -20,12 +24,15 @@ from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome
 from spark_ledger.topic.commit_views import CommitViews
 from spark_ledger.topic.compactor import _Encoding
 from spark_ledger.topic.cursor import Cursor
+from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.records import IntentState
+from spark_ledger.topic.subscription_nodes import SubscriptionNodes
 from spark_ledger.topic.topic_log import TopicLog
 from tests.simulation.mutants.mutant import Mutant
 
 TOPIC = {
     "topics": True,
+    "churn": False,
     "faults": ("client killed", "unknown outcomes"),
     "between_s": 0.5,
     "writers": 0,
@@ -39,6 +46,11 @@ CONDEMNED = {
     "chaos_s": 25.0,
 }
 LONG = {**TOPIC, "chaos_s": 25.0}
+CHURN = {**LONG, "churn": True}
+ZOMBIES = {**CHURN, "faults": ("pause", "suspension"), "between_s": 0.3}
+SLOW = {**CHURN, "faults": ("slow store", "pause")}
+MISSED = {**CHURN, "faults": ("missed watches",)}
+CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
 LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 
 
@@ -152,16 +164,52 @@ def confirms_before_it_writes(write: Any) -> Any:
     return at_once
 
 
-def drops_what_it_keeps(table: Any) -> Any:
-    """A checkpoint forgets where the first row kept of a partition is."""
+def forgets_what_was_dropped(settled: Any) -> Any:
+    """What a checkpoint does not name any more was never dropped."""
 
-    def from_the_beginning(state: Any, parts: Any, **options: Any) -> Any:
-        small = table(state, parts, **options)
-        return replace(
-            small, partitions=tuple(replace(p, start_offset=0) for p in small.partitions)
-        )
+    def forgetful(state: Any, parts: Any, **options: Any) -> Any:
+        return replace(settled(state, parts, **options), dropped={})
 
-    return from_the_beginning
+    return forgetful
+
+
+def accepts_rows_of_a_namesake(ordered: Any) -> Any:
+    def under_any_id(topic_id: str, intent_id: str, results: Any) -> Any:
+        return ordered(topic_id, intent_id, [replace(one, topic_id=topic_id) for one in results])
+
+    return under_any_id
+
+
+def believes_that_it_is_there(check: Any) -> Any:
+    def careless(state: Any, app_id: str, actions: Any) -> None:
+        check(replace(state, deleted=False), app_id, actions)
+
+    return careless
+
+
+def goes_back_without_a_word(touch: Any) -> Any:
+    """No trim that was planned before hears of it."""
+    return lambda self: Check(self.folder, ANY_VERSION)
+
+
+def reads_what_was_announced(read_ranges: Any) -> Any:
+    """A committed range is no proof that it is confirmed."""
+
+    def unproven(reader: Any, planned: Any, *rest: Any) -> Any:
+        return read_ranges(reader, replace(planned, known_confirmed=NO_ENTRY), *rest)
+
+    return unproven
+
+
+def waits_for_its_watch(wait: Any) -> Any:
+    async def for_ever(self: Any) -> None:
+        await self._changed.wait()
+
+    return for_ever
+
+
+def answers_whatever_it_knows(state: Any) -> Any:
+    return lambda self: self._latest[0]
 
 
 MUTANTS = (
@@ -188,40 +236,60 @@ MUTANTS = (
     Mutant(
         *("merge reverses rows", "hazard 9, 39", _Encoding, "add", rows_out_of_order, LONG),
     ),
-)
-
-SOUGHT = (
     Mutant(
         *("no-op whoever recorded the version", "hazard 11", commit_draft, "settled"),
-        *(always_settled, LONG),
+        *(always_settled, ZOMBIES),
     ),
     Mutant(
         *("log trimmed to the newest checkpoint", "hazard 6, 8", log_trim, "_trim_some"),
-        *(trims_to_the_newest, TOPIC),
+        *(trims_to_the_newest, CHURN),
     ),
     Mutant(
-        *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, LAGGING),
+        *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, SLOW),
     ),
-    Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, LONG),
+    Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, CHURN),
     Mutant(
         *("ledgers of open intents deleted", "hazard 4, 5", garbage, "_waits_for"),
-        *(asks_no_intent, CONDEMNED),
+        *(asks_no_intent, CHURN),
     ),
     Mutant(
         *("subscriptions hold nothing", "hazard 37", subscription_moves, "held"),
-        *(holds_nothing, LONG),
+        *(holds_nothing, CHURN),
     ),
     Mutant(
         *("retention by another clock", "hazard 35", retention, "trim_points"),
-        *(keeps_by_another_clock, LONG),
+        *(keeps_by_another_clock, CHURN),
+    ),
+    Mutant(
+        *("step back told to nobody", "hazard 37", SubscriptionNodes, "touch"),
+        *(goes_back_without_a_word, SLOW),
     ),
     Mutant(
         *("cursor durable before it is written", "hazard 40", Cursor, "_write"),
-        *(confirms_before_it_writes, LONG),
+        *(confirms_before_it_writes, CHURN),
     ),
     Mutant(
-        *("checkpoint forgets trims", "hazard 9", checkpointer.checkpoint, "settled"),
-        *(drops_what_it_keeps, LONG),
+        *("checkpoint forgets what was dropped", "hazard 9, 34", checkpoint, "settled"),
+        *(forgets_what_was_dropped, CHURN),
+    ),
+    Mutant(
+        *("rows of a deleted topic for its namesake", "hazard 36", client, "ordered_segments"),
+        *(accepts_rows_of_a_namesake, CHURN),
+    ),
+    Mutant(
+        *("commit to a deleted topic", "hazard 36", guards, "check"),
+        *(believes_that_it_is_there, CHURN),
+    ),
+    Mutant(
+        *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_ranges"),
+        *(reads_what_was_announced, CHURN),
+    ),
+    Mutant(
+        *("watch trusted for ever", "hazard 47", TopicFollower, "_wait_for_change"),
+        *(waits_for_its_watch, MISSED),
+    ),
+    Mutant(
+        *("old state given out", "hazard 47", TopicFollower, "state"),
+        *(answers_whatever_it_knows, CUT_OFF),
     ),
 )
-"""Rules taken out that no seed tried so far has caught, so they are not among the mutants."""
