@@ -428,8 +428,9 @@ class SubscriptionBusy(LedgerError):
     error_class = "LEDGER_SUBSCRIPTION.BUSY"
     sql_state = "55006"
     remedy = (
-        "Stop the other query, wait until its lease is over, or choose another name; a query that"
-        " reads a topic twice needs two names."
+        "Stop the other query, or choose another name; a query that reads a topic twice needs two."
+        " One that was stopped or killed keeps it for some minutes, unless it is taken from it:"
+        " spark-ledger subscription seek TOPIC NAME --to earliest --force."
     )
 
 

@@ -403,6 +403,10 @@ def _unknown(lower: str, known: Iterable[Option], use: Use) -> OptionUnknown:
                 f"{option.name} belongs to {belongs_to(option.uses)}; this is {use.value}",
                 "Leave the option out.",
             )
+    if lower == "paths":
+        return OptionUnknown(
+            "the path of load() is a list", "Name several topics in one text: load('a,b')."
+        )
     near = difflib.get_close_matches(lower, names, n=1, cutoff=0.5)
     if near:
         remedy = f"Did you mean {names[near[0]]}?"

@@ -48,6 +48,8 @@ def _of_topics(url: str, view: str) -> type:
 
         def eval(self, topic: pa.Array | None = None) -> Iterator[pa.Table]:
             named = None if topic is None else topic[0].as_py()
+            if not isinstance(named, str | None):
+                raise OptionInvalid(f"topic is {named}, no text", "Give its name as 'flights'.")
             yield listings.table(url, view, named)
 
     return Listing
@@ -65,14 +67,20 @@ def _of_cluster(url: str, view: str) -> type:
 
 def _reading(url: str) -> type:
     class ReadLedger:
-        """A batch read; the arguments are its options."""
+        """A batch read; the arguments are its options, the first may be the topic by its place."""
 
         @staticmethod
-        def analyze(**arguments: AnalyzeArgument) -> AnalyzeResult:
+        def analyze(
+            topic: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
+        ) -> AnalyzeResult:
+            if topic is not None:
+                arguments["topic"] = topic
             given = {name: _constant(name, one) for name, one in arguments.items()}
             return AnalyzeResult(_source(url, given).schema())
 
-        def eval(self, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+        def eval(self, topic: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+            if topic is not None:
+                arguments["topic"] = topic
             source = _source(url, {name: _option(one) for name, one in arguments.items()})
             reader = source.reader(source.schema())
             for partition in reader.partitions():

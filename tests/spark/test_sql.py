@@ -44,6 +44,10 @@ def test_a_function_takes_the_topic_by_place_or_name(spark, functions, topics, t
     assert spark.sql(total).first()[0] == 10
     with pytest.raises(PySparkException, match=r"LEDGER_TOPIC\.NOT_FOUND"):
         spark.sql("SELECT * FROM ledger_topics('there-is-none')").collect()
+    with pytest.raises(
+        PySparkException, match=r"LEDGER_OPTION\.INVALID_VALUE\] topic is 1, no text"
+    ):
+        spark.sql("SELECT * FROM ledger_topics(1)").collect()
 
 
 def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
@@ -54,6 +58,8 @@ def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
     rows = spark.sql(f"SELECT offset, CAST(value AS STRING) AS v FROM {read}").collect()
     assert [row.offset for row in rows] == [7, 8, 9]
     assert all(row.v.isdecimal() for row in rows)
+    placed = f"read_ledger('{topic}', endingOffsets => 'earliest')"
+    assert spark.sql(f"SELECT count(*) FROM {placed}").collect() == [(0,)]
     listed = f"read_ledger(metadata => 'topics', topic => '{topic}')"
     assert spark.sql(f"SELECT rows FROM {listed}").collect() == [(10,)]
     with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.UNKNOWN"):
