@@ -22,7 +22,18 @@ from tests.simulation.exhaustive.topics.worlds import (
 )
 from tests.simulation.warm import quiet
 
-FOUND = {"1": "T1", "2": "T2", "4": "T4", "6": "T1", "10": "T2", "28": "T7", "29": "T3"}
+FOUND = {
+    "1": "T1",
+    "2": "T2",
+    "4": "T4",
+    "6": "T1",
+    "7": "T5",
+    "10": "T2",
+    "11": "T2",
+    "14": "T9",
+    "28": "T7",
+    "29": "T3",
+}
 """By hazard the invariant that its rule, taken out, breaks first."""
 
 
@@ -137,6 +148,15 @@ def test_a_process_that_is_not_a_function_of_its_answers_is_noticed():
     with pytest.raises(AssertionError, match="asks for the same things"):
         learner.after(moment, ("value", 1))
     learner.discard()
+
+
+def test_a_process_that_lists_where_others_make_what_is_their_own_is_refused():
+    async def program(process):
+        await process.children("/intents")
+
+    scope = Scope("wrong", "", (Actor("one", program),), FIRST, (), own=("/intents/system-",))
+    with pytest.raises(AssertionError, match="others have their own"):
+        Search(scope).explore()
 
 
 def test_a_scope_that_says_less_than_its_processes_write_is_refused():

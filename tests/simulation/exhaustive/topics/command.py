@@ -26,7 +26,7 @@ FULL: dict[str, tuple[Made, ...]] = {
     "commits": (
         lambda: scopes.commits((2, 2), (2,), read=True, faults=0),
         lambda: scopes.commits((2, 2), (2,), read=False, faults=1),
-        lambda: scopes.commits((2, 1), (1, 1), read=False, faults=1, begun=True),
+        lambda: scopes.commits((2,), (1, 1), read=False, faults=0, begun=True),
     ),
     "cleaning": (
         lambda: cleaning.cleaning((False, True, False), (False, True, False), faults=1),
@@ -53,7 +53,10 @@ MUTANTS: dict[str, Made] = {
     "2": lambda: scopes.commits((1, 1), (2,), read=False, faults=1),
     "4": lambda: cleaning.cleaning((False,), (True, True), faults=0),
     "6": lambda: scopes.commits((2,), (1, 1), read=False, faults=0, begun=True),
+    "7": lambda: scopes.commits((2,), (2,), read=True, faults=0, begun=True),
     "10": lambda: runs.runs(OTHER_TOPICS, read=False, faults=0),
+    "11": lambda: runs.runs((((0,), (0,)), ((0,),)), read=False, faults=0),
+    "14": lambda: runs.runs((((0, 1),),), read=True, faults=0),
     "28": lambda: live.live(1, 1, faults=1),
     "29": lambda: live.live(1, 1, faults=0),
 }

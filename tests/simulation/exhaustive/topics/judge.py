@@ -96,7 +96,7 @@ class Judge:
     def note(self, number: int, world: World, who: str, note: Note) -> str:
         key = (number, who, note)
         if key not in self._notes:
-            said = f"{who}: {note[0]} {note[1]}" if note[0] != "read" else f"{who}: read"
+            said = f"{who}: {note[0]}" + ("" if note[0].startswith("read") else f" {note[1]}")
             self.told[said] = self.told.get(said, 0) + 1
             self._notes[key] = self._told(lambda: self._judge_note(world, who, note))
         return self._notes[key]

@@ -6,15 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import commit, guards, records, state
+from spark_ledger.topic import agreement, commit, commit_draft, guards, records, state
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.records import IntentState, TxnRecord
 from spark_ledger.topic.store_calls import ensure, read
+from spark_ledger.topic.topic_log import TopicLog
 from tests.simulation.exhaustive.topics import live
 from tests.simulation.mutants.mutant import Mutant
-from tests.simulation.mutants.topics import publishes_whatever_is_there, sets_head_whatever_it_is
+from tests.simulation.mutants.topics import (
+    a_missing_commit_is_the_end,
+    always_settled,
+    never_torn,
+    publishes_whatever_is_there,
+    sets_head_whatever_it_is,
+)
 
 Make = Callable[[Any], Any]
 
@@ -107,8 +114,20 @@ RULES = (
         ((Checkpointer, "_set", publishes_whatever_is_there),),
     ),
     Rule(
+        *("missing commit taken for the end", "7", "commits"),
+        ((TopicLog, "_applied", a_missing_commit_is_the_end),),
+    ),
+    Rule(
         *("transaction key of each topic", "10", "runs"),
         ((commit._Commit, "run", key_of_each_topic),),
+    ),
+    Rule(
+        *("no-op whoever recorded the version", "11", "runs"),
+        ((commit_draft, "settled", always_settled),),
+    ),
+    Rule(
+        *("topics folded one by one", "14", "runs"),
+        ((agreement, "torn", never_torn),),
     ),
     Rule(
         *("owner adds before it has read its open back", "28", "live"),
