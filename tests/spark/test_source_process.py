@@ -178,7 +178,7 @@ def test_of_two_sources_with_one_subscription_the_second_that_has_rows_is_refuse
     starts = [run.initialOffset() for run in (one, other)]
     ends = [poll(run, start) for run, start in zip((one, other), starts, strict=True)]
     assert read(one, starts[0], ends[0]) == list(range(20))
-    with pytest.raises(SubscriptionBusy, match="a query that reads a topic twice needs two names"):
+    with pytest.raises(SubscriptionBusy, match="a query that reads a topic twice needs two"):
         other.partitions(starts[1], ends[1])
 
 

@@ -118,7 +118,7 @@ def test_a_subscription_twice_in_one_query_is_refused(topics, topic, keyed, tmp_
     both = stream(topics, **options).union(stream(topics, **options))
     said = failure_of(topics.start_copy(both, f"{topic}-copy", tmp_path / "checkpoint"))
     assert "[LEDGER_SUBSCRIPTION.BUSY]" in said
-    assert "needs two names" in said
+    assert "a query that reads a topic twice needs two" in said
 
 
 def test_one_query_reads_one_cluster_and_writes_another_and_of_several_hosts_one_may_be_down(
