@@ -26,7 +26,7 @@ FULL: dict[str, tuple[Made, ...]] = {
     "commits": (
         lambda: scopes.commits((2, 2), (2,), read=True, faults=0),
         lambda: scopes.commits((2, 2), (2,), read=False, faults=1),
-        lambda: scopes.commits((2,), (1, 1), read=False, faults=0, begun=True),
+        lambda: scopes.commits((2,), (1, 1), read=False, faults=1, begun=True),
     ),
     "cleaning": (
         lambda: cleaning.cleaning((False, True, False), (False, True, False), faults=1),
