@@ -78,7 +78,7 @@ class TopicWork:
         while self._unfinished(query) and self._runs < RUNS_MAX:
             driver = await self._start_run(query)
             drivers.append(driver)
-            patience_s = self.rng.choice(PATIENCE_S[self.plan.churn])
+            patience_s = self.rng.choice(PATIENCE_S[self.plan.churn]) * (1 + self._runs // 10)
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
