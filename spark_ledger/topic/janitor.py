@@ -156,8 +156,9 @@ class Janitor:
         self, intents: Sequence[Intent], condemn: Sequence[str]
     ) -> staleness.Silence:
         """The open intents that are condemned in this pass."""
-        opened = [intent.id for intent in intents if intent.open]
-        expired = await each(self._expired, opened)
+        beating = [intent for intent in intents if intent.open]
+        opened = [intent.id for intent in beating]
+        expired = await each(self._expired, beating)
         silent = [intent for intent, is_silent in zip(opened, expired, strict=True) if is_silent]
         now_s = asyncio.get_running_loop().time()
         judged = staleness.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
@@ -166,16 +167,17 @@ class Janitor:
         wanted = [intent for intent in opened if intent in condemn or intent in judged.condemn]
         return replace(judged, condemn=tuple(wanted))
 
-    async def _expired(self, intent_id: str) -> bool:
+    async def _expired(self, intent: Intent) -> bool:
         """Whether its heartbeat has stood still for a lease under this observer's eyes."""
-        node = await self.store.get(paths.intent_heartbeat(intent_id))
+        node = await self.store.get(paths.intent_heartbeat(intent.id))
         now_s = asyncio.get_running_loop().time()
-        seen = self._seen.get(intent_id)
+        seen = self._seen.get(intent.id)
         if seen is None or not seen.same(node.version, self._session):
-            self._seen[intent_id] = Sighting(node.version, now_s, self._session)
+            self._seen[intent.id] = Sighting(node.version, now_s, self._session)
             return False
         connected = self.store.session_state is SessionState.CONNECTED
-        return connected and now_s - seen.since_s >= self._lease_s
+        lease_s = staleness.lease_s(intent.record.kind, node.version, self._lease_s)
+        return connected and now_s - seen.since_s >= lease_s
 
     async def _condemn(self, intents: Sequence[Intent], stale: Sequence[str]) -> list[Intent]:
         return [

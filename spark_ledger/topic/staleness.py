@@ -12,6 +12,9 @@ from dataclasses import dataclass
 TOGETHER_PART_MAX = 0.2  # of the open intents
 TOGETHER_MIN = 2
 PAUSE_LEASES = 4
+UNUSED_LEASES = 96
+"""A batch job's writer is made when its query is planned. What it is to write may take long to be
+computed, and until its first task begins nobody shows a heartbeat, or has a ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Silence:
     condemn: tuple[str, ...]
     since_s: float | None = None
     alarm: str = ""
+
+
+def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
+    """How long an intent of this kind may show no further heartbeat after so many."""
+    return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
 
 
 def judge(

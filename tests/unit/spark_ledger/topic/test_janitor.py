@@ -186,6 +186,34 @@ def test_an_intent_is_stale_only_after_a_whole_lease_without_heartbeat_under_the
     play(act)
 
 
+def test_a_batch_whose_first_task_waits_long_for_its_rows_is_not_taken_for_dead():
+    async def act(stage):
+        planned = await stage.client.intents.open_batch_intent("app", "r", "t")
+        begun = await stage.client.intents.open_batch_intent("begun", "r", "t")
+        await stage.client.intents.heartbeat(begun)
+        janitor = await janitor_of(stage, lease_s=900)
+        await janitor.clean()
+        await asyncio.sleep(23 * 3600)
+        assert (await janitor.clean()).condemned == (begun.id,)
+
+        wrote = await stage.written(planned, [b"a"])
+        await stage.commit(planned, 0, wrote, finish_intent=True)
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_a_batch_that_never_began_is_taken_for_dead_after_a_day():
+    async def act(stage):
+        planned = await stage.client.intents.open_batch_intent("app", "r", "t")
+        janitor = await janitor_of(stage, lease_s=900)
+        await janitor.clean()
+        await asyncio.sleep(24 * 3600)
+        assert (await janitor.clean()).condemned == (planned.id,)
+
+    play(act)
+
+
 def test_a_lease_begins_anew_when_the_observers_session_was_in_doubt():
     async def act(stage):
         await stage.intent()
@@ -203,7 +231,8 @@ def test_a_lease_begins_anew_when_the_observers_session_was_in_doubt():
 def test_intents_that_fall_silent_together_are_left_alone_at_first_and_then_go_a_few_at_a_time():
     async def act(stage):
         for number in range(10):
-            await stage.client.intents.open_batch_intent(f"app-{number}", "r", "t")
+            intent = await stage.client.intents.open_batch_intent(f"app-{number}", "r", "t")
+            await stage.client.intents.heartbeat(intent)
         janitor = await janitor_of(stage, lease_s=300)
         await janitor.clean()
         await asyncio.sleep(400)
