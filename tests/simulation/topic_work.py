@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.agreement import fold_agreeing
 from spark_ledger.topic.checkpointer import Checkpointer
@@ -63,6 +63,7 @@ class TopicWork:
         self.limits = draw_limits(world.loop.random_for("topic limits"))
         self._attempts = 0
         self._runs = 0
+        self._gone = False
         self._made = asyncio.Lock()
 
     # -- the query -------------------------------------------------------------------------------
@@ -75,7 +76,11 @@ class TopicWork:
                     await self._create_topic(name)
         self.ghost.next_version[query] = 0
         drivers: list[asyncio.Task[None]] = []
-        while self._unfinished(query) and self._runs < RUNS_MAX:
+        calm_runs = 0  # what chaos may kill it may kill for ever
+        while self._unfinished(query) and calm_runs < RUNS_MAX:
+            calm_runs += self.world.observers.well_since is not None
+            if self._gone:
+                await self._make_again()
             driver = await self._start_run(query)
             drivers.append(driver)
             patience_s = self.rng.choice(PATIENCE_S[self.plan.churn]) * (1 + self._runs // 10)
@@ -83,10 +88,17 @@ class TopicWork:
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
         done = not self._unfinished(query)
-        invariants.every_committer_ends(self.world.ghost, f"{query} in {RUNS_MAX} runs", done)
+        invariants.every_committer_ends(self.world.ghost, f"{query} in {RUNS_MAX} calm runs", done)
         for outcome in await asyncio.gather(*drivers, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
+
+    async def _make_again(self) -> None:
+        """The topics, if who deleted one has died before it made the next of its name."""
+        async with self._made:
+            self._gone = False
+            for name in self.names:
+                await self._create_topic(name)
 
     def _unfinished(self, query: str) -> bool:
         return self.ghost.next_version[query] < self.batches
@@ -125,6 +137,7 @@ class TopicWork:
         try:
             await self._run_batches(driver, executor, query, run)
         except LedgerError as error:
+            self._gone = self._gone or isinstance(error, TopicNotFound)
             self.met(driver, "run", error)
 
     async def _run_batches(self, driver: Client, executor: Client, query: str, run: int) -> None:
