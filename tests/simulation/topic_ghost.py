@@ -345,25 +345,24 @@ class TopicJudge:
     def _ledger_gone(self, ledger_id: int, written: Written) -> None:
         now_ms = EPOCH_MS + int(written.time * 1000)
         for log in self._ghost.logs.values():
-            if log.deleted_ms is not None:
-                self._gone_with_its_topic(log, ledger_id, now_ms - log.deleted_ms)
-                continue
+            told = [folded for folded in (log.state, log.short) if folded is not None]
             record = log.checkpoint
             named = record is not None and ledger_id in record.root_ledgers()
             previous = 0 if record is None else record.previous
-            for folded in (log.state, log.short):
-                if folded is not None:
-                    named = named or ledger_id in _ledgers_told(folded, previous)
-                    self._gone_in_time(log, ledger_id, now_ms, folded)
+            named = named or any(ledger_id in _ledgers_told(one, previous) for one in told)
+            if named and log.deleted_ms is not None:
+                self._gone_with_its_topic(log, ledger_id, now_ms - log.deleted_ms)
+                continue
+            for folded in told:
+                self._gone_in_time(log, ledger_id, now_ms, folded)
             invariants.what_a_commit_names_is_there(self._world.ghost, ledger_id, named)
 
     def _gone_with_its_topic(self, log: LogGhost, ledger_id: int, since_ms: int) -> None:
-        told = ledger_id in _ledgers_told(log.state) or ledger_id in log.state.dropped
-        if told:
-            self._world.ghost.meet("ledger of a deleted topic deleted")
-            invariants.what_was_dropped_stays_for_the_delete_delay(
-                self._world.ghost, ledger_id, since_ms, log.policies.delete_delay_ms
-            )
+        """What the topic still named when it was deleted is dropped by that."""
+        self._world.ghost.meet("ledger of a deleted topic deleted")
+        invariants.what_was_dropped_stays_for_the_delete_delay(
+            self._world.ghost, ledger_id, since_ms, log.policies.delete_delay_ms
+        )
 
     def _gone_in_time(self, log: LogGhost, ledger_id: int, now_ms: int, folded: TopicState) -> None:
         dropped_ms = folded.dropped.get(ledger_id)
