@@ -1,17 +1,23 @@
 # Both of these work as the first command in a fresh clone:
 #   make demo     the main job: real flights through a replicated ledger, by Spark, exactly once
 #   make test     everything the project checks, in order, with the time of each step
+#   make notebook notebooks/01_flights.py: to a topic, to Delta and back, killed on the way
 # And when there is time:
-#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core
+#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; then every
+#                                        interleaving of the topic layer's small scopes
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
 
-.PHONY: demo test simulate chaos bench lint clean setup
+.PHONY: demo notebook test simulate chaos bench lint clean setup
 
 demo: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py demo
 	@$(VENV_PYTHON) -m spark_ledger.cli.main demo $(ARGS)
+
+notebook: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py demo
+	@$(VENV_PYTHON) notebooks/01_flights.py
 
 test: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
@@ -22,15 +28,19 @@ START ?= 0
 simulate: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --start $(START) --jobs 0 $(ARGS)
+	@$(VENV_PYTHON) -m tests.simulation.exhaustive commits cleaning live runs
 
 chaos: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
+	@$(VENV_PYTHON) -m tests.spark.exactly_once --rounds 20
 
 bench: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py bench
 	@$(VENV_PYTHON) benchmarks/bookie.py $(BOOKIE_ARGS)
+	@$(VENV_PYTHON) benchmarks/topic_log.py
+	@$(VENV_PYTHON) benchmarks/scaling.py
 	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
 
 lint: ; $(HAVE_PYTHON)
@@ -41,6 +51,6 @@ setup: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist artifacts demo-output
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist artifacts demo-output notebook-output
 	rm -rf spark-warehouse metastore_db derby.log *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

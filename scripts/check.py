@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
-SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts"]
+SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks"]
 PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
 
 
@@ -30,8 +30,8 @@ STEPS: dict[str, list[str]] = {
     "unit": [*PYTEST, "-n", "2", "tests/unit"],
     "storage": [*PYTEST, "-n", "2", "tests/storage"],
     "simulation": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/simulation"],
-    "integration": [*PYTEST, "tests/integration"],
-    "spark": [*PYTEST, "tests/spark"],
+    "integration": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/integration"],
+    "spark": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/spark"],
     "crash": [*PYTEST, "-s", "tests/crash"],
 }
 

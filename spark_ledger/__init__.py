@@ -3,18 +3,40 @@
 Importing it loads neither pyspark nor grpc: what it offers is imported when first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from spark_ledger.client.admin import Admin
     from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.spark.foreach import foreach_writer
+    from spark_ledger.spark.lag_listener import LagListener
+    from spark_ledger.spark.merge_job import compact
+    from spark_ledger.spark.sql_functions import sql_setup
 
 __version__ = "0.1.0"
-__all__ = ["LedgerClient", "__version__"]
+__all__ = [
+    "Admin",
+    "LagListener",
+    "LedgerClient",
+    "__version__",
+    "compact",
+    "foreach_writer",
+    "sql_setup",
+]
+
+_HOMES = {
+    "Admin": "spark_ledger.client.admin",
+    "LagListener": "spark_ledger.spark.lag_listener",
+    "LedgerClient": "spark_ledger.client.ledger_client",
+    "compact": "spark_ledger.spark.merge_job",
+    "foreach_writer": "spark_ledger.spark.foreach",
+    "sql_setup": "spark_ledger.spark.sql_functions",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LedgerClient":
-        from spark_ledger.client.ledger_client import LedgerClient
-
-        return LedgerClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

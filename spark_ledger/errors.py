@@ -226,6 +226,14 @@ class OffsetsStartAfterEnd(LedgerError):
     remedy = "Give startingOffsets at or before endingOffsets."
 
 
+class TimestampNotFound(LedgerError):
+    """No row was committed at or after the time at which a read is to start."""
+
+    error_class = "LEDGER_OFFSETS.TIMESTAMP_NOT_FOUND"
+    sql_state = "22003"
+    remedy = "Give an earlier time, or startingOffsetsByTimestampStrategy latest or earliest."
+
+
 class SchemaMissingColumn(LedgerError):
     error_class = "LEDGER_SCHEMA.MISSING_COLUMN"
     sql_state = "42703"
@@ -242,6 +250,36 @@ class SchemaTypeMismatch(LedgerError):
     error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
     sql_state = "42K09"
     remedy = "Cast the column."
+
+
+class SchemaIncompatible(LedgerError):
+    """Columns or rows do not fit the schema that the topic has, or was read with."""
+
+    error_class = "LEDGER_SCHEMA.INCOMPATIBLE"
+    sql_state = "42K09"
+    remedy = "Use columns that fit the schema, or let it grow with schemaMode=evolve."
+
+
+class SchemaReservedColumn(LedgerError):
+    error_class = "LEDGER_SCHEMA.RESERVED_COLUMN"
+    sql_state = "42K05"
+    remedy = "Rename it: names that begin with two underscores are metadata."
+
+
+class SchemaNotRegistered(LedgerError):
+    """A topic is to be read or written by its registered schema and has none."""
+
+    error_class = "LEDGER_SCHEMA.NOT_REGISTERED"
+    sql_state = "42704"
+    remedy = "Write to it once with valueFormat=arrow, or declare the columns with .schema(...)."
+
+
+class NullTopic(LedgerError):
+    """A row to be written names no topic, and no option does."""
+
+    error_class = "LEDGER_NULL_TOPIC_IN_DATA"
+    sql_state = "22004"
+    remedy = "Fill the column topic in every row, or name the topic with option topic."
 
 
 # -- topics -----------------------------------------------------------------------------------
@@ -281,6 +319,22 @@ class TopicRecreated(LedgerError):
     remedy = "Start with a new checkpoint: offsets of the old topic mean nothing in the new one."
 
 
+class RowsTrimmed(LedgerError):
+    """Rows that a read asks for were removed by retention or by hand. `facts` says how many."""
+
+    error_class = "LEDGER_DATA_LOSS.TRIMMED"
+    sql_state = "22000"
+    remedy = "Read on with failOnDataLoss=false; keep rows longer, or hold them by a subscription."
+
+
+class PartitionRemoved(LedgerError):
+    """A checkpoint names a partition that the topic does not have, or that is not read any more."""
+
+    error_class = "LEDGER_DATA_LOSS.PARTITION_REMOVED"
+    sql_state = "22000"
+    remedy = "Start with a new checkpoint, or read the partitions that the checkpoint names."
+
+
 class RowsLost(LedgerError):
     """Committed rows lie beyond the end of a closed ledger. `facts` says which rows."""
 
@@ -305,13 +359,82 @@ class CommitContended(LedgerError):
     remedy = "Run the batch again, or commit to this topic from fewer jobs at once."
 
 
+class TxnConflict(LedgerError):
+    """What the commit was planned on has changed. Nothing was committed."""
+
+    error_class = "LEDGER_TXN.CONFLICT"
+    sql_state = "40001"
+    remedy = "Look at the topic as it is now and plan again."
+
+
+class TxnVersionRequired(LedgerError):
+    error_class = "LEDGER_TXN.VERSION_REQUIRED"
+    sql_state = "22023"
+    remedy = "Give txnVersion, a number that rises with each batch of that txnAppId."
+
+
+class TopicTerminated(LedgerError):
+    error_class = "LEDGER_TOPIC.TERMINATED"
+    sql_state = "55019"
+    remedy = "Write to another topic."
+
+
+class CommitOverTooManyTopics(LedgerError):
+    """One commit holds all topics of a batch or none: there is a limit. Nothing was written."""
+
+    error_class = "LEDGER_OPTION.TOO_MANY_TOPICS"
+    sql_state = "54000"
+    remedy = "Write fewer topics in one batch, or one topic with more partitions."
+
+
 class CommitTooBig(LedgerError):
     error_class = "LEDGER_WRITE.COMMIT_TOO_BIG"
     sql_state = "54000"
     remedy = "Write with fewer tasks or partitions per batch."
 
 
+class PartitionInvalid(LedgerError):
+    """A row asks for a partition that the topic does not have (routing by column)."""
+
+    error_class = "LEDGER_WRITE.PARTITION_INVALID"
+    sql_state = "22023"
+    remedy = "Give each row a partition from 0 up to the topic's number of them, or grow the topic."
+
+
 class ColumnTypeMismatch(LedgerError):
     error_class = "LEDGER_SCHEMA.TYPE_MISMATCH"
     sql_state = "42K09"
     remedy = "Cast key and value to STRING or BINARY."
+
+
+# -- subscriptions ------------------------------------------------------------------------------
+
+
+class SubscriptionNotFound(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.NOT_FOUND"
+    sql_state = "42704"
+    remedy = "Correct the name, or create it: a query with option subscription does at its start."
+
+
+class SubscriptionExists(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.ALREADY_EXISTS"
+    sql_state = "42710"
+    remedy = "Choose another name, or use the subscription that is there."
+
+
+class SubscriptionBusy(LedgerError):
+    """Another query uses the subscription, or did until not long ago."""
+
+    error_class = "LEDGER_SUBSCRIPTION.BUSY"
+    sql_state = "55006"
+    remedy = (
+        "Stop the other query, or choose another name; a query that reads a topic twice needs two."
+        " One that was stopped or killed keeps it for some minutes, unless it is taken from it:"
+        " spark-ledger subscription seek TOPIC NAME --to earliest --force."
+    )
+
+
+class SubscriptionTypeMismatch(LedgerError):
+    error_class = "LEDGER_SUBSCRIPTION.TYPE_MISMATCH"
+    sql_state = "55019"
+    remedy = "Choose another name: this one is used in another way."

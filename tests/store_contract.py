@@ -155,6 +155,25 @@ async def a_multi_applies_all_its_operations(open_store: OpenStore) -> None:
 
 
 @contract
+async def a_multi_that_makes_a_node_and_takes_it_away_checks_that_there_is_none(
+    open_store: OpenStore,
+) -> None:
+    store = await open_store()
+    none_there = [Create("/a"), Delete("/a", ANY_VERSION)]
+    await store.multi([*none_there, Create("/b")])
+    with pytest.raises(NoNode):
+        await store.get("/a")
+    await store.create("/a", b"there")
+    with pytest.raises(MultiFailed) as failed:
+        await store.multi([*none_there, Delete("/b", 0)])
+    assert failed.value.index == 0
+    assert isinstance(failed.value.cause, NodeExists)
+    assert (await store.get("/a")).value == b"there"
+    assert (await store.get("/b")).version == 0
+    await store.close()
+
+
+@contract
 async def a_failed_multi_changes_nothing_and_names_the_first_failure(
     open_store: OpenStore,
 ) -> None:
@@ -294,7 +313,9 @@ async def a_node_tells_when_it_was_made_by_the_store_s_clock(open_store: OpenSto
     await store.create("/b")
     first, second = await store.get("/a"), await store.get("/b")
     await store.set("/a", b"later", 0)
-    assert (await store.get("/a")).created_ms == first.created_ms <= second.created_ms
+    changed = await store.get("/a")
+    assert changed.created_ms == first.created_ms == first.modified_ms <= second.created_ms
+    assert second.created_ms <= changed.modified_ms
     await store.close()
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The systems this project is measured against, on loopback, from Maven jars and with their own defaults.
-#   peers.sh install                 fetch the jars (needs mvn and Java 17)
+#   peers.sh install [NAME...]       fetch the jars (needs mvn and Java 17): kafka, spark-kafka, bk, pulsar
 #   peers.sh up kafka [N]            N combined KRaft brokers (default 3) on 127.0.0.1:9092...
 #   peers.sh up bookkeeper           ZooKeeper on 127.0.0.1:2182 and 3 Java bookies (journal synced)
 #   peers.sh up pulsar               Pulsar standalone on 127.0.0.1:6650 (E=Qw=Qa=1)
@@ -152,7 +152,8 @@ down() {
 }
 
 case "${1:-} ${2:-}" in
-  "install "*) for peer in kafka bk pulsar spark-kafka; do fetch "$peer"; done ;;
+  "install ") for peer in kafka bk pulsar spark-kafka; do fetch "$peer"; done ;;
+  "install "*) for peer in "${@:2}"; do fetch "$peer"; done ;;
   "spark-kafka-jars "*) ls "$HOME_DIR"/spark-kafka/lib/{spark,kafka,commons}*.jar | paste -sd, ;;
   "bk-bench "*) bk_bench "$2" "$3" ;;
   "down "*) down ;;

@@ -1,10 +1,12 @@
 """Which bookies there are and where, as the metadata store last told.
 
-Always true: `writable` and `address` answer from memory; one refresh runs at a time and re-reads
-everything after any watch fired, and every `refresh_s` if none did: a watch may be missed, and
-free space changes without one. A bookie's last known address is kept when its registration goes,
-for it may answer still. Failures to refresh are repeated until they end, never raised; a listener
-that fails is reported and harms nobody else.
+Always true: `writable` and `address` answer from memory; one look at the store runs at a time, when
+a watch fired, and after `refresh_s` if none did, for a watch may be missed. It lists who is there,
+and reads who came; everybody, if a watch fired and nobody came or went: then somebody registered
+anew. If none fired, AGAIN_AT_ONCE of the others, those read longest ago: free space changes without
+a watch. So what many processes ask for does not grow with the bookies. A bookie's last known
+address is kept when its registration goes, for it may answer still. Failures to look are repeated
+until they end, never raised; a listener that fails is reported and harms nobody else.
 """
 
 import asyncio
@@ -18,6 +20,8 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
 RETRY_S = 1.0
 REFRESH_S = 30.0
+AGAIN_AT_ONCE = 16
+_FOLDERS = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class BookieDirectory:
     def __init__(self, metadata: MetadataStore, refresh_s: float = REFRESH_S) -> None:
         self._metadata = metadata
         self._refresh_s = refresh_s
+        self._read_at: dict[str, BookieInfo | None] = {}  # by path, read longest ago first
+        self._armed: dict[str, int] = {}
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._addresses: dict[str, str] = {}
@@ -127,8 +133,46 @@ class BookieDirectory:
     async def refresh(self) -> None:
         """Re-read all registrations. Raises StoreError."""
         async with self._refreshing:
-            writable = await self._read_all(paths.BOOKIES_AVAILABLE)
-            readonly = await self._read_all(paths.BOOKIES_READONLY)
+            self._learn(await self._look(lambda known, came: known))
+
+    async def _look_again(self, told: bool) -> None:
+        """`told`: a watch fired. Raises StoreError."""
+
+        def again(known: list[str], came: bool) -> list[str]:
+            if told:
+                return [] if came else known
+            return known[:AGAIN_AT_ONCE]
+
+        async with self._refreshing:
+            self._learn(await self._look(again))
+
+    async def _look(
+        self, again: Callable[[list[str], bool], list[str]]
+    ) -> tuple[Registrations, Registrations]:
+        """The registrations of both folders. Read are those that came, and of the others, by path
+        in the order in which they were read, what `again` picks; it is told if any came or went."""
+        names = {folder: await self._names(folder) for folder in _FOLDERS}
+        there = dict.fromkeys(f"{folder}/{name}" for folder in _FOLDERS for name in names[folder])
+        known = [path for path in self._read_at if path in there]
+        moved = len(known) < max(len(there), len(self._read_at))
+        came = [path for path in there if path not in self._read_at]
+        for path in (*came, *again(known, moved)):
+            bookie = await self._read(path, path.rpartition("/")[2])
+            self._read_at.pop(path, None)
+            self._read_at[path] = bookie
+        self._read_at = {path: one for path, one in self._read_at.items() if path in there}
+        writable, readonly = (
+            {
+                name: bookie
+                for name in names[folder]
+                if (bookie := self._read_at[f"{folder}/{name}"]) is not None
+            }
+            for folder in _FOLDERS
+        )
+        return writable, readonly
+
+    def _learn(self, found: tuple[Registrations, Registrations]) -> None:
+        writable, readonly = found
         before = self._writable, self._readonly
         same = (writable, readonly) == before or _places(writable, readonly) == _places(*before)
         self._writable, self._readonly = writable, readonly
@@ -159,38 +203,42 @@ class BookieDirectory:
                 )
 
     async def _follow(self) -> None:
-        pause_s = self._refresh_s
+        pause_s, told = self._refresh_s, False
         while True:
             try:
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
+                told = True
             except TimeoutError:
                 pass  # nothing was told for so long: look all the same
             self._changed.clear()
             try:
-                await self.refresh()
-                pause_s = self._refresh_s
+                await self._look_again(told)
+                pause_s, told = self._refresh_s, False
             except StoreError:
                 pause_s = min(RETRY_S, self._refresh_s)
 
-    async def _read_all(self, folder: str) -> Registrations:
-        found: Registrations = {}
-        for name in await self._names(folder):
-            bookie = await self._read(f"{folder}/{name}", name)
-            if bookie is not None:
-                found[name] = bookie
-        return found
-
     async def _names(self, folder: str) -> list[str]:
+        watch = self._watch(folder)
         try:
-            return await self._metadata.children(folder, self._changed.set)
+            return await self._metadata.children(folder, watch)
         except NoNode:
             pass
         try:
-            await self._metadata.get(folder, self._changed.set)
+            await self._metadata.get(folder, watch)
         except NoNode:
             return []  # nobody ever registered; the watch tells when somebody does
-        return await self._metadata.children(folder, self._changed.set)
+        return await self._metadata.children(folder, watch)
+
+    def _watch(self, folder: str) -> Callable[[], None]:
+        """Of the listing that is asked for now; what an earlier one's tells, this one will see."""
+        number = self._armed[folder] = self._armed.get(folder, 0) + 1
+
+        def fired() -> None:
+            if self._armed[folder] == number:
+                self._changed.set()
+
+        return fired
 
     async def _names_now(self, folder: str) -> list[str]:
         try:

@@ -1,7 +1,6 @@
 """`spark-ledger bookie list|info|ready|forget`."""
 
 import asyncio
-import json as jsons
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -106,38 +105,14 @@ def forget(
 
 
 async def registered(service_url: str) -> list[dict[str, Any]]:
-    """Every bookie ever seen, by id, with what it registered and a `state`: "writable",
-    "read-only" or "down", and how many ledgers it lists as in limbo. Raises Unavailable."""
-    from spark_ledger.metadata import paths
-    from spark_ledger.metadata.store import MetadataStore, NoNode, StoreUnavailable
+    """See bookie_listing.registered. Raises Unavailable."""
+    from spark_ledger.bookies import bookie_listing
+    from spark_ledger.metadata.store import StoreUnavailable
     from spark_ledger.metadata.zookeeper import connect
-
-    async def those_in(store: MetadataStore, folder: str) -> dict[str, dict[str, Any]]:
-        found = {}
-        try:
-            for bookie_id in await store.children(folder):
-                found[bookie_id] = jsons.loads((await store.get(f"{folder}/{bookie_id}")).value)
-        except NoNode:
-            return found  # nobody has started a bookie here yet, or this one just left
-        return found
-
-    async def how_many(store: MetadataStore, folder: str) -> int:
-        try:
-            return len(await store.children(folder))
-        except NoNode:
-            return 0
 
     store = await connect(service_url, make_root=False)
     try:
-        states = {"down": paths.BOOKIES_KNOWN}
-        states |= {"read-only": paths.BOOKIES_READONLY, "writable": paths.BOOKIES_AVAILABLE}
-        bookies: dict[str, dict[str, Any]] = {}
-        for state, folder in states.items():
-            for bookie_id, record in (await those_in(store, folder)).items():
-                bookies[bookie_id] = {"id": bookie_id, "state": state, **record}
-        for bookie_id, record in bookies.items():
-            record["limbo_ledgers"] = await how_many(store, paths.limbo(bookie_id))
-        return [bookies[bookie_id] for bookie_id in sorted(bookies)]
+        return await bookie_listing.registered(store)
     except StoreUnavailable as error:
         raise Unavailable(str(error), "Its ZooKeeper is down, or very slow: try again.") from None
     finally:
@@ -157,21 +132,10 @@ _SHORT = {"writable": "rw", "read-only": "ro", "down": "lost"}
 
 
 def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
-    """A bookie as `list` tells of it; free bytes are unknown of one that is lost."""
-    why = bookie.get("reason") or bookie.get("degraded") or ""
-    if bookie["state"] == "down":
-        why = "not registered: it is down, or cannot reach ZooKeeper"
-    return {
-        "id": bookie["id"],
-        "state": _SHORT[bookie["state"]],
-        "why": why,
-        "address": bookie.get("address", ""),
-        "rack": bookie.get("rack", ""),
-        "version": bookie.get("server_version", ""),
-        "free_bytes": bookie.get("free_bytes"),
-        "total_bytes": bookie.get("total_bytes"),
-        "limbo_ledgers": bookie["limbo_ledgers"],
-    }
+    """A bookie as `list` tells of it."""
+    from spark_ledger.bookies.bookie_listing import told
+
+    return {**told(bookie), "state": _SHORT[bookie["state"]]}
 
 
 def checked_address(address: str) -> str:

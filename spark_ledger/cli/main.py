@@ -1,6 +1,6 @@
 """The `spark-ledger` command: nouns and the bare verbs, put together."""
 
-from spark_ledger.cli import bookie, cluster, ledger, topic
+from spark_ledger.cli import bookie, cluster, ledger, subscription, topic
 from spark_ledger.cli.common import App
 
 app = App(
@@ -11,6 +11,7 @@ app = App(
 )
 cluster.add_to(app)
 app.add_typer(topic.app, name="topic")
+app.add_typer(subscription.app, name="subscription")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(bookie.app, name="bookie")
 

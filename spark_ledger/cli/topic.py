@@ -1,4 +1,5 @@
-"""`spark-ledger topic create|list|describe|delete|tail|clean`."""
+"""`spark-ledger topic create|list|describe|tail`, and what steers topics: `grow|set|trim|truncate|
+terminate|delete|compact|clean`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,29 +17,39 @@ from spark_ledger.cli.common import (
     readable,
     with_topics,
 )
+from spark_ledger.cli.places import offsets_of, time_ms
+from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
+    from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
     from spark_ledger.topic.client import TopicClient
-    from spark_ledger.topic.janitor import CleanReport
+    from spark_ledger.topic.compactor import Compacted
+    from spark_ledger.topic.seek_target import SeekTarget
     from spark_ledger.topic.slice_reader import Rows
-    from spark_ledger.topic.state import TopicState
     from spark_ledger.topic.topics import TopicInfo
+    from spark_ledger.topic.upkeep import UpkeepReport
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Force = Annotated[bool, typer.Option("--force", help="Also what a subscription still needs.")]
 
 
 @app.command()
 def create(
     name: Name,
     partitions: Annotated[int, typer.Option(help="How many; they can only grow.", min=1)] = 1,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, as `topic set` takes it; repeat it.")
+    ] = None,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
     """Make a topic."""
+    policies = _changes(policy or [])
 
     async def work(client: "TopicClient") -> "TopicInfo":
-        return await client.topics.create(name, partitions)
+        return await _admin(client).create(name, partitions, policies)
 
     info = with_topics(service_url, work)
     if json:
@@ -66,43 +77,185 @@ def list_topics(json: JsonOption = False, service_url: UrlOption = None) -> None
 def describe(name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
     """A topic's partitions: offsets, segments, bytes."""
 
-    async def work(client: "TopicClient") -> "tuple[TopicInfo, TopicState]":
-        info = await client.topics.open(name)
-        return info, await client.log(info.id).fold(fresh=True)
+    async def work(client: "TopicClient") -> "TopicFacts":
+        return await _admin(client).describe(name)
 
-    info, state = with_topics(service_url, work)
-    partitions = [
-        {
-            "partition": number,
-            "start_offset": partition.start_offset,
-            "end_offset": partition.end_offset,
-            "segments": len(partition.segments),
-            "bytes": sum(placed.segment.bytes for placed in partition.segments),
-        }
-        for number, partition in enumerate(state.partitions)
-    ]
+    facts = with_topics(service_url, work)
+    columns = ("partition", "start_offset", "end_offset", "rows", "segments", "bytes")
+    partitions = [{name: getattr(one, name) for name in columns} for one in facts.partitions]
+    policies = _policies(facts.info)
     if json:
-        facts = {"commits": state.next, "ledgers": state.ledgers(), "offsets": partitions}
-        print_json({**_plain(info), **facts})
+        more = {
+            "commits": facts.commits,
+            "terminated": facts.terminated,
+            "rows": facts.rows,
+            "bytes": facts.bytes,
+            "ledgers": list(facts.ledgers),
+            "reclaimable": list(facts.reclaimable),
+            "policies": policies,
+            "offsets": partitions,
+        }
+        print_json({**_plain(facts.info), "partitions": len(partitions), **more})
         return
     print_facts(
         {
-            "topic": info.name.full,
-            "id": info.id,
-            "commits": state.next,
-            "ledgers": len(state.ledgers()),
-            "rows": sum(p.end_offset - p.start_offset for p in state.partitions),
+            "topic": facts.info.name.full,
+            "id": facts.info.id,
+            "commits": facts.commits,
+            "ledgers": f"{len(facts.ledgers)}, and {len(facts.reclaimable)} to be reclaimed",
+            "rows": facts.rows,
+            "bytes": facts.bytes,
+            **({"terminated": "yes"} if facts.terminated else {}),
+            **policies,
         }
     )
     print()
-    columns = ("PARTITION", "START", "END", "SEGMENTS", "BYTES")
-    print_table(columns, [tuple(row.values()) for row in partitions], "no partitions")
+    heads = ("PARTITION", "START", "END", "ROWS", "SEGMENTS", "BYTES")
+    print_table(heads, [tuple(row.values()) for row in partitions], "no partitions")
+
+
+@app.command()
+def grow(
+    name: Name,
+    partitions: Annotated[int, typer.Argument(help="How many it has then.", min=1)],
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Give a topic more partitions. Rows stay; keys may go to other partitions from now on."""
+
+    async def work(client: "TopicClient") -> "TopicInfo":
+        return await _admin(client).grow(name, partitions)
+
+    info = with_topics(service_url, work)
+    if json:
+        print_json({**_plain(info), "partitions": partitions})
+    else:
+        print(f"topic {info.name.short} has {partitions} partitions now")
+
+
+@app.command("set")
+def set_policies(
+    name: Name,
+    policy: Annotated[
+        list[str], typer.Argument(help="NAME=VALUE, e.g. retention_ms=7d, retention_bytes=none.")
+    ],
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Change a topic's policies: retention, delete delay, quorums and rolling of new ledgers."""
+    changes = _changes(policy)
+
+    async def work(client: "TopicClient") -> "TopicInfo":
+        return await _admin(client).change_policies(name, changes)
+
+    info = with_topics(service_url, work)
+    if json:
+        print_json({**_plain(info), "policies": _policies(info)})
+    else:
+        print_facts(_policies(info))
+
+
+@app.command()
+def truncate(
+    name: Name,
+    yes: Yes = False,
+    force: Force = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """All rows that a topic has go; offsets go on."""
+    if not yes:
+        typer.confirm(f"Let all rows of topic {name} go?", abort=True)
+
+    async def work(client: "TopicClient") -> "Trimmed":
+        return await _admin(client).truncate(name, force=force)
+
+    _print_trimmed(name, with_topics(service_url, work), json)
+
+
+@app.command()
+def trim(
+    name: Name,
+    to_offset: Annotated[
+        list[str] | None,
+        typer.Option(help="PARTITION=OFFSET: rows below it go. Repeat it for each partition."),
+    ] = None,
+    before: Annotated[
+        str | None, typer.Option(help="Rows committed before this time go: ISO 8601 or ms.")
+    ] = None,
+    yes: Yes = False,
+    force: Force = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Let old rows go, by offset or by the time they were committed at."""
+    target = _target(to_offset or [], before)
+    if not yes:
+        typer.confirm(f"Let these rows of topic {name} go?", abort=True)
+
+    async def work(client: "TopicClient") -> "Trimmed":
+        return await _admin(client).trim(name, target, force=force)
+
+    _print_trimmed(name, with_topics(service_url, work), json)
+
+
+@app.command()
+def terminate(
+    name: Name, yes: Yes = False, json: JsonOption = False, service_url: UrlOption = None
+) -> None:
+    """Nothing is appended to a topic any more. It can be read, trimmed, merged and deleted."""
+    if not yes:
+        typer.confirm(f"End topic {name} for ever?", abort=True)
+
+    async def work(client: "TopicClient") -> "TopicInfo":
+        return await _admin(client).terminate(name)
+
+    info = with_topics(service_url, work)
+    if json:
+        print_json({**_plain(info), "terminated": True})
+    else:
+        print(f"topic {info.name.short} takes no more rows")
+
+
+@app.command()
+def compact(
+    name: Name,
+    max_mib_per_s: Annotated[
+        float | None, typer.Option(help="Copy so much on average, at most.", min=0.001)
+    ] = None,
+    merged_mib: Annotated[int, typer.Option(help="Size of merged segments.", min=1)] = 64,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Merge a topic's small segments. It can be ended at any time and begun again."""
+
+    async def work(client: "TopicClient") -> "Compacted":
+        from spark_ledger.topic.compactor import compact
+        from spark_ledger.topic.merge_plan import MergeLimits
+
+        limits = MergeLimits(bytes_max=merged_mib << 20)
+        rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
+        return await compact(client, name, limits=limits, bytes_per_s=rate)
+
+    done = with_topics(service_url, work)
+    if json:
+        print_json(
+            {
+                "topic": name,
+                "segments": done.segments,
+                "merged": done.merged,
+                "bytes": done.bytes,
+                "commits": done.commits,
+            }
+        )
+    else:
+        print(f"{done.segments} segment(s) became {done.merged}, {done.bytes} byte(s) were copied")
 
 
 @app.command()
 def delete(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -111,7 +264,7 @@ def delete(
         typer.confirm(f"Delete topic {name} and all its rows?", abort=True)
 
     async def work(client: "TopicClient") -> "TopicInfo":
-        return await client.topics.delete(name)
+        return await _admin(client).delete(name)
 
     info = with_topics(service_url, work)
     if json:
@@ -144,34 +297,96 @@ def clean(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Delete ledgers that writers left behind and no topic refers to."""
-    from spark_ledger.topic.janitor import Janitor
+    """Do what a cluster that is up does by itself: let go what retention does not keep, delete
+    ledgers that no topic needs any more, and close those that writers left open."""
 
-    async def work(client: "TopicClient") -> "CleanReport":
-        import random
+    async def work(client: "TopicClient") -> "UpkeepReport":
+        from spark_ledger.topic.upkeep import Upkeep
 
-        janitor = Janitor(client.store, client.ledgers, random.Random())
-        return await janitor.clean(dry_run=dry_run, force=force)
+        upkeep = Upkeep(client)
+        try:
+            return await upkeep.once(dry_run=dry_run, force=force)
+        finally:
+            await upkeep.close()
 
     report = with_topics(service_url, work)
-    facts: dict[str, object] = {
-        "dry_run": report.dry_run,
-        "condemned": list(report.condemned),
-        "closed": list(report.closed),
-        "deleted": list(report.deleted),
-        "kept": list(report.kept),
-        "refused": report.refused,
-    }
     if json:
-        print_json(facts)
+        print_json(_clean_facts(report))
         return
-    did = "would be " if report.dry_run else ""
-    print(
-        f"{len(report.condemned)} abandoned writer(s) {did}ended, {len(report.closed)} ledger(s) "
-        f"{did}closed, {len(report.deleted)} {did}deleted, {len(report.kept)} kept"
-    )
-    if report.refused:
-        print(report.refused)
+    print(report.summary())
+    for warning in report.warnings():
+        print(warning)
+
+
+def _clean_facts(report: "UpkeepReport") -> dict[str, object]:
+    clean = report.clean
+    return {
+        "dry_run": clean.dry_run,
+        "trimmed": {
+            name: {"starts": _starts(gone), "rows": gone.rows}
+            for name, gone in report.trimmed.items()
+        },
+        "checkpointed": list(report.checkpointed),
+        "condemned": list(clean.condemned),
+        "closed": list(clean.closed),
+        "deleted": list(clean.deleted),
+        "kept": list(clean.kept),
+        "waiting": {str(ledger): why for ledger, why in clean.waiting.items()},
+        "unclosed": {str(ledger): why for ledger, why in clean.unclosed.items()},
+        "topics": list(clean.topics),
+        "refused": clean.refused,
+        "alarm": clean.alarm,
+        "problems": dict(report.problems),
+    }
+
+
+def _admin(client: "TopicClient") -> "TopicAdmin":
+    from spark_ledger.topic.admin import TopicAdmin
+
+    return TopicAdmin(client)
+
+
+def _changes(given: list[str]) -> dict[str, object]:
+    """Policies by name. Raises errors.BadConfig."""
+    from spark_ledger.topic.policies import value_of_text
+
+    changes: dict[str, object] = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        if not equals:
+            raise BadConfig(f"'{one}' is no policy", "Give NAME=VALUE, e.g. retention_ms=7d.")
+        changes[name] = value_of_text(name, text)
+    return changes
+
+
+def _target(offsets: list[str], before: str | None) -> "SeekTarget":
+    """Raises errors.BadConfig."""
+    from spark_ledger.topic.seek_target import CommittedSince
+
+    if bool(offsets) == (before is not None):
+        raise BadConfig(
+            "it is not said up to where", "Give either --to-offset PARTITION=OFFSET or --before."
+        )
+    if before is not None:
+        return CommittedSince(time_ms(before))
+    return offsets_of(offsets)
+
+
+def _print_trimmed(name: str, trimmed: "Trimmed", json: bool) -> None:
+    if json:
+        print_json({"topic": name, "starts": _starts(trimmed), "rows": trimmed.rows})
+    else:
+        print(f"{trimmed.rows} row(s) of topic {name} were let go")
+
+
+def _starts(trimmed: "Trimmed") -> dict[str, int]:
+    return {str(partition): offset for partition, offset in sorted(trimmed.starts.items())}
+
+
+def _policies(info: "TopicInfo") -> dict[str, object]:
+    from spark_ledger.topic.policies import to_json
+
+    return to_json(info.policies)
 
 
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
@@ -189,7 +404,8 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
     while True:
         ends = state.end_offsets()
         ranges = {number: (starts.get(number, 0), end) for number, end in ends.items()}
-        for task in plan_read(state, ranges, topic=info.name.full):
+        read = await client.tables(state, ranges)
+        for task in plan_read(state, ranges, topic=info.name.full, read=read):
             async for part in client.read(task):
                 yield part
         if not follow:
@@ -201,15 +417,17 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
 
 
 def _print_rows(part: "Rows", json: bool) -> None:
-    columns = (part.record_batch.column("key"), part.record_batch.column("value"))
-    pairs = zip(*(column.to_pylist() for column in columns), strict=True)
-    for offset, (key, value) in enumerate(pairs, part.offset):
+    from spark_ledger.topic.message_batch import KEY, VALUE, column_of
+
+    columns = (column_of(part.record_batch, KEY), column_of(part.record_batch, VALUE))
+    each = zip(*(column.to_pylist() for column in columns), part.each_ms().tolist(), strict=True)
+    for offset, (key, value, written_ms) in enumerate(each, part.offset):
         if json:
             print_json(
                 {
                     "partition": part.partition,
                     "offset": offset,
-                    "timestamp_ms": part.written_ms,
+                    "timestamp_ms": written_ms,
                     "key": None if key is None else readable(key),
                     "value": None if value is None else readable(value),
                 }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import records
+from spark_ledger.topic import actions, records
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.records import Commit
 
@@ -34,7 +34,7 @@ class Audit:
             segment.ledger_id: None
             for commit in self.commits(topic)
             for action in commit.actions
-            for segment in action.segments
+            for segment in actions.segments_of(action)
         }
         return [self._topics.run(self._ledger(ledger_id)) for ledger_id in ids]
 
@@ -44,7 +44,8 @@ class Audit:
         await client.store.sync(paths.topic_head(opened.id))
         head = records.decode_head((await client.store.get(paths.topic_head(opened.id))).value)
         nodes = [await client.store.get(paths.topic_log(opened.id, n)) for n in range(head.next)]
-        return [records.decode_commit(node.value) for node in nodes]
+        found = [records.decode_commit(node.value) for node in nodes]
+        return [commit for commit in found if isinstance(commit, Commit)]
 
     async def _ledger(self, ledger_id: int) -> LedgerFact:
         record = (await self._topics.client.ledgers.record(ledger_id, fresh=True)).record

@@ -153,6 +153,18 @@ class AddPipeline:
         lagging = self._lagging_bytes - self.cluster.config.inflight_bytes
         return self._unconfirmed_bytes + max(0, lagging)
 
+    @property
+    def held_bytes(self) -> int:
+        """What is in memory: not confirmed, or without its last answer."""
+        return self._unconfirmed_bytes + self._lagging_bytes
+
+    async def held_below(self, bytes_max: int) -> None:
+        """Return once so few bytes are held, or the client is closed. The last answer comes after
+        the per-replica time-out at the latest."""
+        await self._until(
+            lambda: self.held_bytes <= bytes_max or isinstance(self.failure, ClientClosed)
+        )
+
     async def room(self) -> None:
         """Return once less than the allowed bytes are in flight, or the pipeline has ended."""
         limit = self.cluster.config.inflight_bytes

@@ -105,6 +105,11 @@ class LedgerWriter:
         return self._pipeline.inflight_bytes
 
     @property
+    def held_bytes(self) -> int:
+        """Of entries that were appended and not answered by every bookie."""
+        return self._pipeline.held_bytes
+
+    @property
     def failure(self) -> LedgerError | None:
         """Why nothing can be added any more, once something failed."""
         return self._pipeline.failure
@@ -152,6 +157,10 @@ class LedgerWriter:
         """Return when fewer than `inflight_bytes` of the configuration are in flight (or the
         writer has failed): await it before each append to keep memory bounded."""
         await self._pipeline.room()
+
+    async def held_below(self, bytes_max: int) -> None:
+        """Return when `held_bytes` is `bytes_max` or less, 0 or more."""
+        await self._pipeline.held_below(bytes_max)
 
     async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[MissingCopy]:
         """Wait up to `timeout_s` for the last answers to what is confirmed now; returns which

@@ -1,19 +1,21 @@
-"""What a cluster that is up does for itself: the janitors' passes, every PASS_S.
+"""What a cluster that is up does for itself, every PASS_S: see topic/upkeep.py and repair/limbo.py.
 
 Always true: one observer for as long as the cluster is up, so that an abandoned writer can be told
-from one that another observer merely has not seen yet; a pass that fails has deleted nothing more
-and is followed by the next.
+from one that another observer merely has not seen yet; of several only the elected one works; a
+pass that fails has deleted nothing more and is followed by the next.
 """
 
 import asyncio
 import logging
 import os
 import random
+import time
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.connect import connect
 from spark_ledger.repair.limbo_janitor import LimboJanitor
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.upkeep import Upkeep, elected
 
 PASS_S = 60.0
 
@@ -21,30 +23,36 @@ log = logging.getLogger(__name__)
 
 
 async def maintain(service_url: str, pass_s: float = PASS_S) -> None:
-    """Clean, and repair what is in limbo, until cancelled.
+    """Let go, checkpoint, clean, and repair what is in limbo, until cancelled.
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
     ledgers = await connect(service_url)
-    janitor = Janitor(ledgers.metadata, ledgers, random.Random(os.urandom(16)))
+    client = TopicClient(ledgers, random.Random(os.urandom(16)), lambda: time.time_ns() // 10**6)
+    upkeep = Upkeep(client)
     limbo = LimboJanitor(ledgers)
     try:
         while True:
-            await _clean(janitor)
-            await _repair(limbo)
+            await _pass(client, upkeep, limbo)
             await asyncio.sleep(pass_s)
     finally:
+        await upkeep.close()
+        await client.close()
         await ledgers.close()
 
 
-async def _clean(janitor: Janitor) -> None:
+async def _pass(client: TopicClient, upkeep: Upkeep, limbo: LimboJanitor) -> None:
     try:
-        report = await janitor.clean()
+        if not await elected(client.store):
+            return
+        report = await upkeep.once()
+        if report.eventful:
+            log.info("maintenance: %s", report.summary())
+        for warning in report.warnings():
+            log.warning("maintenance: %s", warning)
     except LedgerError as error:
-        log.warning("the janitor's pass ended early: %s", error)
-        return
-    if report.condemned or report.deleted or report.refused:
-        log.info("janitor: %s", report)
+        log.warning("a pass of maintenance ended early: %s", error)
+    await _repair(limbo)
 
 
 async def _repair(limbo: LimboJanitor) -> None:

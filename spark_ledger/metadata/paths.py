@@ -17,6 +17,9 @@ QUERIES = "/queries"
 TXNS = "/txns"
 TOPICS = "/topics"
 TOPIC_IDS = "/topic-ids"
+TOPICS_DELETED = "/topics-deleted"
+STORE_CLOCK = "/store-clock"
+MAINTAINER = "/maintainer"
 LEDGER_ID_MAX = 2**63 - 1
 
 _CUTS = ((0, 3), (3, 7), (7, 11), (11, 15), (15, 19))
@@ -57,6 +60,37 @@ def topic_log(topic_id: str, number: int | None = None) -> str:
     """The topic's log, or the commit with that number in it."""
     log = f"{topic(topic_id)}/log"
     return log if number is None else f"{log}/{number:010d}"
+
+
+def subscriptions(topic_id: str) -> str:
+    """The topic's subscriptions: the node whose version tells a trim that one came or went back."""
+    return f"{topic(topic_id)}/subscriptions"
+
+
+def subscription(topic_id: str, name: str) -> str:
+    """The record of a subscription (its name escaped by the caller)."""
+    return f"{subscriptions(topic_id)}/{name}"
+
+
+def subscription_marks(topic_id: str, name: str, number: int | None = None) -> str:
+    """Where the subscription was at times, or one of these marks."""
+    marks = f"{subscription(topic_id, name)}/marks"
+    return marks if number is None else f"{marks}/{number:010d}"
+
+
+def topic_schema(topic_id: str, version: int | None = None) -> str:
+    """What is current of the topic's schema, or one version of it."""
+    schema = f"{topic(topic_id)}/schema"
+    return schema if version is None else f"{schema}/{version:05d}"
+
+
+def topic_checkpoint(topic_id: str) -> str:
+    return f"{topic(topic_id)}/checkpoint"
+
+
+def topic_deleted(topic_id: str) -> str:
+    """What says that a topic was deleted, and when; the last of it to go."""
+    return f"{TOPICS_DELETED}/{topic_id}"
 
 
 def intent(intent_id: str) -> str:

@@ -12,7 +12,7 @@ Parents are made by `create(..., parents=True)`; intermediate nodes are never de
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -55,13 +55,14 @@ class StoreUnavailable(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """A node's value, its version, when the store created it (ms since the epoch, the store's
-    clock) and the session that owns it (0 when it is not ephemeral)."""
+    """A node's value, its version, when the store created it and when it was last set (ms since
+    the epoch, the store's clock), and the session that owns it (0 when it is not ephemeral)."""
 
     value: bytes
     version: int
     created_ms: int = 0
     owner: int = 0
+    modified_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ class ZooKeeperStore:
         while True:
             try:
                 value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
-                return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner)
+                return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner, stat.mtime)
             except NoNode:
                 if watch is None or not await self._exists(path, kept):
                     raise

@@ -22,14 +22,21 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        from spark_ledger.spark.schema import DEFAULT_SCHEMA
+        from spark_ledger.spark import shape
 
-        return DEFAULT_SCHEMA
+        return shape.offered(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from spark_ledger.spark import batch, options
+        from spark_ledger.spark import options
 
-        return batch.LedgerBatchReader(options.batch_read_options(self.options), schema)
+        given = options.batch_read_options(self.options)
+        if given.metadata is not None:
+            from spark_ledger.spark import listings
+
+            return listings.ListingReader(given, schema)
+        from spark_ledger.spark import batch_reader
+
+        return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_ledger.spark import options, source
@@ -37,9 +44,10 @@ class LedgerDataSource(DataSource):
         return source.LedgerStreamReader(options.stream_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from spark_ledger.spark import batch, options
+        from spark_ledger.spark import batch_writer, options
 
-        return batch.planned_writer(options.batch_write_options(self.options), schema, overwrite)
+        written = options.batch_write_options(self.options)
+        return batch_writer.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_ledger.spark import options, sink

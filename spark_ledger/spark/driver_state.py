@@ -1,91 +1,254 @@
-"""What the driver knows of the topics that a query reads, and how it turns offsets into tasks.
+"""What the driver knows of the topics that a query reads: which they are, and how far they go.
 
-Always true: `ends` answers from memory (topic/follower.py says how old it may be); `fresh_ends`
-begins with a sync, so a user reads what he wrote; a topic keeps the id it was opened with, and
-one that was deleted is an error.
+Always true: `ends` answers from memory (topic/follower.py says how old that may be) and gives the
+very same object while nothing changed; `fresh_ends` begins with a sync, so a user reads what he
+wrote. A commit over several of the topics is in the ends of all or of none; an end never goes
+back, whether its rows are in a live segment or in a commit by now. A topic keeps the id it was
+found with; topics that a pattern matches later are found by looking again every RESCAN_S, in the
+background.
 """
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
-from spark_ledger.errors import TopicDeleted
-from spark_ledger.spark import losses
-from spark_ledger.spark.offsets import Positions, TopicEnds, rows_between, within
+from pyspark.sql.types import StructType
+
+from spark_ledger.client.loop import background_loop
+from spark_ledger.errors import TopicDeleted, TopicNotFound
+from spark_ledger.spark import planning
+from spark_ledger.spark.limits import CurveOf
+from spark_ledger.spark.offsets import Ends, Positions, TopicEnds
+from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.places import Place
+from spark_ledger.spark.schema import has_payload, payload_of
+from spark_ledger.spark.typed_values import ValueReader, registered_schema
 from spark_ledger.topic import blocking
+from spark_ledger.topic.agreement import agree, fold_agreeing
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.follower import TopicFollower
-from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.read_plan import ReadTask, plan_read
+from spark_ledger.topic.lag import PartitionLag
+from spark_ledger.topic.live import LiveEnds
+from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.segments import LiveSegment
 from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.topic.topics import TopicInfo
+
+RESCAN_S = 10.0
+NOTHING_SEEN = -1
+
+
+@dataclass(frozen=True)
+class View:
+    """What was known at a moment: the topics' states and their ends, by short name."""
+
+    states: Mapping[str, TopicState]
+    ends: Ends
+    live_changes: int
 
 
 class TopicsRead:
     """The topics of one reader, in its driver-side process. Names are in their short form."""
 
-    def __init__(self, service_url: str, topics: Iterable[str]) -> None:
-        """Connects and folds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
-        names = [parse_topic(topic).short for topic in topics]
-        self._cluster = blocking.topics(service_url)
-        client = self._cluster.client
-        self._ids = {name: self._cluster.run(client.topics.open(name)).id for name in names}
-        self._followers: dict[str, TopicFollower] = {}
-        self._ledger_ends = losses.LedgerEnds(client.ledgers)
+    def __init__(self, options: ReadOptions) -> None:
+        """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
+        self.options = options
+        self.cluster = blocking.topics(options.service_url)
+        self.infos: dict[str, TopicInfo] = {}
+        self._client = self.cluster.client
+        self._live = LiveEnds(self._client.ledgers)
+        self._planner = planning.Planner(self._client, self._live, options)
+        self._followers: dict[str, TopicFollower] | None = None
+        self._view = View({}, {}, NOTHING_SEEN)
+        self._scan: Future[list[TopicInfo]] | None = None
+        self._scanned_s = time.monotonic()
+        self.cluster.run(self._find())
 
     def follow(self) -> None:
         """Keep the states current from now on, without a round trip for `ends`."""
-        client = self._cluster.client
-        for name, topic_id in self._ids.items():
-            self._followers[name] = self._cluster.run(client.follow(topic_id))
+        self._followers = {}
+        self.cluster.run(self._follow_all())
 
-    def ends(self) -> dict[str, TopicEnds]:
+    def ends(self) -> Ends:
         """From memory. Raises Unavailable when that is too old; TopicDeleted."""
-        return _ends({name: follower.state() for name, follower in self._followers.items()})
+        assert self._followers is not None, "follow() comes first"
+        self._look_for_topics()
+        try:
+            states = {name: one.state() for name, one in self._followers.items()}
+        except (TopicDeleted, TopicNotFound):
+            return self.fresh_ends()
+        seen, changes = self._view, self._live.changes
+        same = seen.live_changes == changes and len(states) == len(seen.states)
+        if same and all(seen.states.get(name) is one for name, one in states.items()):
+            return seen.ends
+        if not agree(states.values()):
+            return self.fresh_ends()
+        return self._seen(states, changes)
 
-    def fresh_ends(self) -> dict[str, TopicEnds]:
-        """With all that was committed before this call."""
-        return _ends(self._fresh_states())
+    def fresh_ends(self) -> Ends:
+        """With all that was committed before this call, and all that bookies say is confirmed."""
+        return self.cluster.run(self._fresh_ends())
 
-    def plan(
-        self, start: Positions, end: Positions, min_partitions: int, fail_on_data_loss: bool
-    ) -> list[ReadTask]:
-        """Tasks that read from `start` to `end`. Raises RowsLost unless told to leave such rows
-        out: then the tasks hold exactly the others."""
-        states = self._states_with(end)
-        rows = max(1, rows_between(start, end))
-        tasks: list[ReadTask] = []
-        for topic, state in states.items():
-            part = rows_between({topic: start[topic]}, end)
-            ranges = dict(enumerate(zip(start[topic], end[topic], strict=True)))
-            share = max(1, -(-min_partitions * part // rows))
-            tasks += plan_read(state, ranges, topic=topic, min_partitions=share)
-        return self._readable(tasks, fail_on_data_loss)
+    def positions(self, place: Place, known: Ends) -> Positions:
+        """Where `place` is in the topics, whose ends are what `fresh_ends` returned last.
 
-    def _states_with(self, end: Positions) -> Mapping[str, TopicState]:
-        """States that reach `end`, from memory where they do."""
-        client = self._cluster.client
-        known = {name: client.log(topic_id).known for name, topic_id in self._ids.items()}
-        states = {name: state for name, state in known.items() if state is not None}
-        reached = states.keys() == known.keys() and within(end, _ends(states))
-        return states if reached else self._fresh_states()
+        Raises as offsets.resolve, SubscriptionNotFound.
+        """
+        return self.cluster.run(
+            self._planner.positions(place, known, self._view.states, self.infos)
+        )
 
-    def _fresh_states(self) -> dict[str, TopicState]:
-        client, run = self._cluster.client, self._cluster.run
-        return {
-            name: run(client.log(topic_id).fold(fresh=True)) for name, topic_id in self._ids.items()
-        }
+    def curves(self, start: Positions, end: Positions) -> CurveOf:
+        """For `limits.admit`: what lies between these positions."""
+        return self.cluster.run(self._planner.curves(self._view.states, start, end))
 
-    def _readable(self, tasks: list[ReadTask], fail_on_data_loss: bool) -> list[ReadTask]:
-        last_entries = self._cluster.run(self._ledger_ends.of(tasks))
-        return losses.readable(tasks, last_entries, fail_on_data_loss)
+    def lags(self, positions: Positions, now_ms: int) -> list[PartitionLag]:
+        """How far the positions are behind what is known, without a round trip."""
+        return self._planner.lags(self._view.states, self._view.ends, positions, now_ms)
+
+    def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
+        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless told to
+        leave such rows out: then the tasks hold exactly the others; as LiveEnds.look."""
+        return self.cluster.run(self._planner.plan(self._view.states, start, end))
+
+    def values(self, declared: StructType) -> ValueReader | None:
+        """How payloads become the declared columns, by the schemas registered now; None in a format
+        where a payload is one column. Raises as registered_schema and ValueReader.of."""
+        value_format = self.options.value_format
+        if not has_payload(value_format):
+            return None
+        infos, schemas = list(self.infos.values()), self._client.schemas
+        registered = self.cluster.run(
+            registered_schema(schemas, infos, value_format, declared=True)
+        )
+        return ValueReader.of(value_format, payload_of(declared), registered)
+
+    def close(self) -> None:
+        """Follow no live segment any more. The followers stay: others in the process may use
+        them."""
+        self.cluster.run(self._live.close())
+
+    # -- which topics -------------------------------------------------------------------------
+
+    async def _find(self) -> None:
+        """Those that are named, or match the pattern now."""
+        if self.options.pattern is None:
+            for name in self.options.topics:
+                info = await self._client.topics.open(name)
+                self.infos[info.name.short] = info
+        else:
+            self._take(await self._matching(fresh=True))
+
+    async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
+        return await _all_topics(self._client, self.options, fresh=fresh)
+
+    def _take(self, found: Sequence[TopicInfo]) -> None:
+        for info in found:
+            self.infos.setdefault(info.name.short, info)
+        self.infos = dict(sorted(self.infos.items()))
+
+    def _look_for_topics(self) -> None:
+        """Take what was found; look again if it is time. Waits for the first fold of new ones."""
+        if self.options.pattern is None:
+            return
+        if self._scan is not None and self._scan.done():
+            scan, self._scan = self._scan, None
+            if scan.exception() is None:
+                self._take(scan.result())
+                self.cluster.run(self._follow_all())
+        now_s = time.monotonic()
+        if self._scan is None and now_s - self._scanned_s >= RESCAN_S:
+            self._scanned_s = now_s
+            self._scan = background_loop().submit(self._matching(fresh=False))
+
+    # -- how far they go ------------------------------------------------------------------------
+
+    async def _follow_all(self) -> None:
+        assert self._followers is not None
+        new = [name for name in self.infos if name not in self._followers]
+        made = await asyncio.gather(*(self._client.follow(self.infos[name].id) for name in new))
+        self._followers.update(zip(new, made, strict=True))
+        self._followers = {name: self._followers[name] for name in self.infos}
+
+    async def _fresh_ends(self) -> Ends:
+        if self.options.pattern is not None:
+            self._take(await self._matching(fresh=True))
+            if self._followers is not None:
+                await self._follow_all()
+        states = await self._folded()
+        await self._live.look(_lives(states))
+        return self._seen(states, self._live.changes)
+
+    async def _folded(self) -> dict[str, TopicState]:
+        """The topics' states, those without that are gone with all they had, if losses are
+        accepted; else raises TopicDeleted."""
+        while True:
+            logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
+            try:
+                folded = await fold_agreeing(list(logs.values()))
+                return dict(zip(logs, folded, strict=True))
+            except (TopicDeleted, TopicNotFound):
+                gone = [name for name, log in logs.items() if await _is_gone(log)]
+            if gone and self.options.fail_on_data_loss:
+                raise _deleted(gone[0], self.infos[gone[0]].id)
+            self._forget(gone)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Topics that were deleted: one that takes such a name is found by a pattern."""
+        for name in names:
+            self.infos.pop(name, None)
+            if self._followers is not None:
+                self._followers.pop(name, None)
+
+    def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
+        """Remember what was seen. Gone topics are left out if losses are accepted."""
+        lossy = not self.options.fail_on_data_loss
+        left = {name: state for name, state in states.items() if not (lossy and state.deleted)}
+        self._forget(states.keys() - left.keys())
+        ends = {name: self._ends_of(name, state) for name, state in left.items()}
+        self._view = View(left, ends, changes)
+        if self._followers is not None:
+            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(left))
+        return ends
+
+    def _ends_of(self, name: str, state: TopicState) -> TopicEnds:
+        if state.deleted:
+            raise _deleted(name, state.topic_id)
+        assigned = None if self.options.assigned is None else self.options.assigned[name]
+        before = self._view.ends.get(name)
+        known = () if before is None else before.ends
+        ends = [self._planner.end_of(held) for held in state.partitions]
+        return TopicEnds(
+            state.topic_id,
+            tuple(held.start_offset for held in state.partitions),
+            tuple(max(end, known[p]) if p < len(known) else end for p, end in enumerate(ends)),
+            assigned,
+        )
 
 
-def _ends(states: Mapping[str, TopicState]) -> dict[str, TopicEnds]:
-    return {name: _ends_of(name, state) for name, state in states.items()}
+def _deleted(name: str, topic_id: str) -> TopicDeleted:
+    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", topic=name)
 
 
-def _ends_of(name: str, state: TopicState) -> TopicEnds:
-    if state.deleted:
-        raise TopicDeleted(f"topic {name!r} (id {state.topic_id}) was deleted", topic=name)
-    return TopicEnds(
-        state.topic_id,
-        tuple(partition.start_offset for partition in state.partitions),
-        tuple(partition.end_offset for partition in state.partitions),
-    )
+async def _is_gone(log: TopicLog) -> bool:
+    try:
+        await log.fold(fresh=True)
+    except (TopicDeleted, TopicNotFound):
+        return True
+    return False
+
+
+async def _all_topics(client: TopicClient, options: ReadOptions, *, fresh: bool) -> list[TopicInfo]:
+    """The topics that match the pattern, by short name."""
+    if fresh:
+        await client.store.sync()
+    infos = {info.name.short: info for info in await client.topics.list()}
+    return [infos[name] for name in options.matching(infos)]
+
+
+def _lives(states: Mapping[str, TopicState]) -> list[LiveSegment]:
+    every = (held.live for state in states.values() for held in state.partitions)
+    return [live for live in every if live is not None]

@@ -2,22 +2,24 @@
 
 A ledger that was closed below a committed range, or that is not there any more, has lost those
 rows. Always true: the loss is told with its exact offsets or, if the user accepted it, exactly
-these rows are left out; no offset is renumbered (hazard 26).
+these rows are left out; no offset is renumbered (hazard 26). A plan looks at LEDGERS_MAX ledgers at
+most that it does not know to be closed; the tasks look at what they open in any case
+(topic/task_reader.py).
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
-from spark_ledger.errors import NoSuchLedger, RowsLost
+from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.topic.read_plan import EntryPiece, ReadSlice, ReadTask
+from spark_ledger.topic.lost_rows import LastEntries, lost_of, rows_lost, without
+from spark_ledger.topic.read_plan import ReadTask
 
 RECORDS_AT_ONCE = 256
+LEDGERS_MAX = 2_000
 CLOSED_KEPT = 100_000
-
-LastEntries = Mapping[int, int | None]
-"""Ledger id -> its last entry: None while it is open, -1 when it is empty or not there."""
+GONE = -2
+"""As the last entry of a ledger: there is no such ledger."""
 
 
 class LedgerEnds:
@@ -28,22 +30,27 @@ class LedgerEnds:
         self._closed: dict[int, int] = {}
 
     async def of(self, tasks: Iterable[ReadTask]) -> LastEntries:
-        """The ends of the ledgers that the tasks read."""
-        wanted = sorted({part.ledger_id for task in tasks for part in task.slices})
+        """The ends of the ledgers that the tasks read, as many as are looked at."""
+        tables = (stretch.table for task in tasks for stretch in task.stretches)
+        every = sorted({ledger_id for table in tables for ledger_id in table.ledger_ids()})
         found: dict[int, int | None] = {}
+        found.update((one, self._closed[one]) for one in every if one in self._closed)
+        wanted = [one for one in every if one not in found][:LEDGERS_MAX]
         for first in range(0, len(wanted), RECORDS_AT_ONCE):
             some = wanted[first : first + RECORDS_AT_ONCE]
             ends = await asyncio.gather(*(self._last_entry(ledger_id) for ledger_id in some))
             found.update(zip(some, ends, strict=True))
         return found
 
+    def forget(self) -> None:
+        """What is closed may have been deleted since."""
+        self._closed.clear()
+
     async def _last_entry(self, ledger_id: int) -> int | None:
-        if ledger_id in self._closed:
-            return self._closed[ledger_id]
         try:
             last = (await self._record(ledger_id)).record.last_entry
         except NoSuchLedger:
-            return -1
+            return GONE
         if last is not None and len(self._closed) < CLOSED_KEPT:
             self._closed[ledger_id] = last
         return last
@@ -62,51 +69,9 @@ def readable(
 ) -> list[ReadTask]:
     """The tasks without the rows that are gone. Raises RowsLost if there are any and
     `fail_on_data_loss` is set."""
-    lost = [piece for task in tasks for piece in _lost(task, last_entries)]
-    if not lost:
-        return list(tasks)
-    if fail_on_data_loss:
-        raise _rows_lost(tasks, last_entries)
-    cut = (_without_lost(task, last_entries) for task in tasks)
-    return [task for task in cut if task.slices]
-
-
-def _is_lost(ledger_id: int, piece: EntryPiece, last_entries: LastEntries) -> bool:
-    last = last_entries[ledger_id]
-    return last is not None and piece.entry_id > last
-
-
-def _lost(task: ReadTask, last_entries: LastEntries) -> Iterator[EntryPiece]:
-    for part in task.slices:
-        yield from (piece for piece in part.pieces if _is_lost(part.ledger_id, piece, last_entries))
-
-
-def _without_lost(task: ReadTask, last_entries: LastEntries) -> ReadTask:
-    slices = []
-    for part in task.slices:
-        pieces = [p for p in part.pieces if not _is_lost(part.ledger_id, p, last_entries)]
-        if len(pieces) == len(part.pieces):
-            slices.append(part)
-        elif pieces:
-            slices.append(_cut(part, pieces))
-    return replace(task, slices=tuple(slices))
-
-
-def _cut(part: ReadSlice, pieces: Sequence[EntryPiece]) -> ReadSlice:
-    return replace(part, pieces=tuple(pieces), known_confirmed=pieces[-1].entry_id)
-
-
-def _rows_lost(tasks: Sequence[ReadTask], last_entries: LastEntries) -> RowsLost:
-    where, rows = [], 0
-    for task in tasks:
-        for part in task.slices:
-            gone = [p for p in part.pieces if _is_lost(part.ledger_id, p, last_entries)]
-            if gone:
-                rows += sum(piece.take for piece in gone)
-                first, end = gone[0].offset, gone[-1].offset + gone[-1].take
-                where.append(
-                    f"{task.topic} partition {task.partition} offsets {first} to {end - 1} "
-                    f"(ledger {part.ledger_id})"
-                )
-    named = "; ".join(where[:8]) + ("; ..." if len(where) > 8 else "")
-    return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows)
+    lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, last_entries))}
+    if fail_on_data_loss and lost:
+        raise rows_lost([one for found in lost.values() for one in found])
+    gone = {i: [(one.start, one.end) for one in found] for i, found in lost.items()}
+    kept = (without(task, gone[i]) if i in gone else task for i, task in enumerate(tasks))
+    return [task for task in kept if task.rows]

@@ -1,15 +1,16 @@
-"""Offsets as Spark keeps them, and what a user may give: parse, check, admit.
+"""Offsets as Spark keeps them: encoded, decoded, checked against what the topics hold.
 
     {"_ids": {"flights": "<uuid>"}, "flights": {"0": 120, "1": 98}}
 
 An offset is the number of the next row of a partition (dense, 0-based, end exclusive: Kafka's
 shape and meaning). `_ids` says which topic was meant: a topic of the same name made later is
 another topic. Always true: keys are sorted, so equal offsets are equal texts, which is how Spark
-compares them; no partition's end is below its start.
+compares them; positions name exactly the partitions that are read; no partition's end is below its
+start; a topic or partition that came after an offset was taken starts at its beginning.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,189 +19,304 @@ from spark_ledger.errors import (
     OffsetsNotAssigned,
     OffsetsOutOfRange,
     OffsetsStartAfterEnd,
+    PartitionRemoved,
+    RowsTrimmed,
+    TimestampNotFound,
+    TopicDeleted,
     TopicRecreated,
 )
+from spark_ledger.spark import timestamps
+from spark_ledger.spark.places import (
+    EARLIEST,
+    IDS,
+    LATEST,
+    AtSubscription,
+    AtTime,
+    ByPartition,
+    Explicit,
+    Named,
+    Place,
+    key_of,
+    split,
+)
 
-IDS = "_ids"
-EARLIEST = -2
-LATEST = -1
-_NAMED = {"earliest": EARLIEST, "latest": LATEST}
-
-Positions = dict[str, tuple[int, ...]]
-"""Topic, as the user wrote it -> the next offset of each of its partitions."""
+Positions = dict[str, dict[int, int]]
+"""Topic, by its short name -> partition -> its next offset; partitions ascend."""
+IN_CHECKPOINT = "the offset in the checkpoint"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TopicEnds:
-    """What a topic holds: rows `starts[p]` to `ends[p]` (exclusive) of each partition p."""
+    """What a topic holds: rows `starts[p]` to `ends[p]` (exclusive) of each partition p. Of these
+    `assigned` are read, ascending; None: all."""
 
     topic_id: str
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+    assigned: tuple[int, ...] | None = None
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """Those that are read and there."""
+        if self.assigned is None:
+            return range(len(self.ends))
+        return [p for p in self.assigned if p < len(self.ends)]
 
 
 Ends = Mapping[str, TopicEnds]
 
 
-def encode(positions: Mapping[str, Sequence[int]], known: Ends) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Offsets [start, end) of a partition that were asked for and are kept no more."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def encode(positions: Positions, known: Ends) -> dict[str, Any]:
     """The offset as Spark stores it, with the ids of the topics."""
-    offset: dict[str, Any] = {IDS: {topic: known[topic].topic_id for topic in sorted(positions)}}
-    for topic in positions:
-        by_name = {str(p): next_row for p, next_row in enumerate(positions[topic])}
-        offset[topic] = dict(sorted(by_name.items()))
+    ids = {key_of(topic): known[topic].topic_id for topic in positions}
+    offset: dict[str, Any] = {IDS: dict(sorted(ids.items()))}
+    for topic, by_partition in positions.items():
+        by_name = {str(p): next_row for p, next_row in by_partition.items()}
+        offset[key_of(topic)] = dict(sorted(by_name.items()))
     return dict(sorted(offset.items()))
 
 
-def decode(offset: Mapping[str, Any], known: Ends) -> Positions:
+def decode(
+    offset: Mapping[str, Any], known: Ends, *, by_pattern: bool = False, lossy: bool = False
+) -> Positions:
     """An offset that this source once returned, or text like it, as positions.
 
-    A topic or partition that came since then starts at its beginning. Raises TopicRecreated,
-    OffsetsMalformed, and OffsetsNotAssigned for a topic or partition that is not read any more.
+    Raises OffsetsMalformed, TopicRecreated. What it names and is not there or not read any more
+    is left out if `lossy` (the user accepts losses), else it raises PartitionRemoved for a
+    partition; for a topic OffsetsNotAssigned, or TopicDeleted if topics are read `by_pattern`.
     """
-    _check_shape(offset, "the offset in the checkpoint")
-    _check_topics(offset, known, "the offset in the checkpoint")
+    offsets, ids = split(offset, IN_CHECKPOINT)
+    _check_ids(ids, known, IN_CHECKPOINT)
+    for topic, named in () if lossy else offsets.items():
+        _check_still_read(topic, named, known.get(topic), by_pattern)
     positions: Positions = {}
     for topic, ends in known.items():
-        by_partition = _by_partition(offset.get(topic, {}), topic, len(ends.ends))
-        at = (by_partition.get(p, ends.starts[p]) for p in range(len(ends.ends)))
-        positions[topic] = tuple(at)
-        if any(next_row < 0 for next_row in positions[topic]):
-            raise OffsetsMalformed(f"a negative offset in {json.dumps(dict(offset))}")
+        named = offsets.get(topic, {})
+        positions[topic] = {p: named.get(p, ends.starts[p]) for p in ends.partitions}
+        if any(at < 0 for at in named.values()):
+            raise OffsetsMalformed(f"{IN_CHECKPOINT} has a negative offset: {json.dumps(offset)}")
     return positions
 
 
-def resolve(text: str, option: str, known: Ends) -> Positions:
-    """What a user gave as `option`: earliest, latest, or JSON with an offset, -2 (earliest) or
-    -1 (latest) for each partition.
+def resolve(
+    place: Place, known: Ends, found: ByPartition | None = None, *, lossy: bool = False
+) -> Positions:
+    """Where `place` is in the topics of `known`, which must have been read after the user could
+    know of it. `found` is for an AtTime what was looked up for `times_wanted` (partitions without
+    such a row left out), for an AtSubscription its positions (others start at their beginning).
+    An offset whose row is kept no more is an error, or the first that is kept if `lossy`.
 
-    `known` must have been read after the user could know of it. Raises OffsetsMalformed,
-    OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated.
+    Raises OffsetsMalformed, OffsetsNotAssigned, OffsetsOutOfRange, TopicRecreated,
+    TimestampNotFound.
     """
-    named = _NAMED.get(text.strip().lower())
-    if named is not None:
-        return {topic: _at(named, ends) for topic, ends in known.items()}
-    offset = _json(text, option)
-    _check_shape(offset, option)
-    _check_topics(offset, known, option)
-    for topic in known:
-        if topic not in offset:
-            raise OffsetsNotAssigned(f"{option} does not name topic {topic!r}, which is read")
-    return {topic: _one(offset[topic], topic, known[topic], option) for topic in known}
+    _check_assigned(known, place.option)
+    if isinstance(place, Named):
+        return {topic: _at(place.at, ends) for topic, ends in known.items()}
+    if isinstance(place, Explicit):
+        return _explicit(place, known, lossy)
+    assert found is not None, f"what {place.option} says is looked up first"
+    if isinstance(place, AtTime):
+        return _at_time(place, known, found)
+    assert isinstance(place, AtSubscription), place
+    return _at_subscription(place, known, found)
+
+
+def times_wanted(place: AtTime, known: Ends) -> dict[str, dict[int, int]]:
+    """The milliseconds to look up for each partition that is read. Raises OffsetsNotAssigned."""
+    if place.every_ms is not None:
+        return {t: dict.fromkeys(ends.partitions, place.every_ms) for t, ends in known.items()}
+    named = place.by_partition or {}
+    _check_named(named, known, place.option)
+    return {t: {p: named[t][p] for p in ends.partitions} for t, ends in known.items()}
+
+
+def kept(start: Positions, known: Ends) -> tuple[Positions, list[Trimmed]]:
+    """`start` without what is kept no more, and what that was."""
+    lost = [
+        Trimmed(topic, p, at, known[topic].starts[p])
+        for topic, p, at in _each(start)
+        if at < known[topic].starts[p]
+    ]
+    moved = {
+        topic: {p: max(at, known[topic].starts[p]) for p, at in by_partition.items()}
+        for topic, by_partition in start.items()
+    }
+    return moved, lost
+
+
+def rows_trimmed(lost: Sequence[Trimmed]) -> RowsTrimmed:
+    """The error that says so, with how many rows."""
+    rows = sum(one.end - one.start for one in lost)
+    named = "; ".join(
+        f"offsets {one.start} to {one.end - 1} of partition {one.partition} of topic {one.topic!r}"
+        for one in lost[:8]
+    )
+    more = "; ..." if len(lost) > 8 else ""
+    return RowsTrimmed(f"{rows} rows to be read were removed: {named}{more}", rows=rows)
 
 
 def check_order(start: Positions, end: Positions) -> None:
     """Raises OffsetsStartAfterEnd if any partition ends before it starts."""
-    for topic, starts in start.items():
-        for partition, (first, last) in enumerate(zip(starts, end[topic], strict=True)):
-            if first > last:
-                raise OffsetsStartAfterEnd(
-                    f"partition {partition} of topic {topic!r} starts at {first}, ends at {last}"
-                )
+    for topic, partition, first in _each(start):
+        last = end[topic][partition]
+        if first > last:
+            raise OffsetsStartAfterEnd(
+                f"partition {partition} of topic {topic!r} starts at {first}, ends at {last}"
+            )
 
 
 def check_within(positions: Positions, known: Ends, what: str) -> None:
     """Raises OffsetsOutOfRange if any position is past the end of its partition."""
-    for topic, ends in known.items():
-        for partition, (at, end) in enumerate(zip(positions[topic], ends.ends, strict=True)):
-            if at > end:
-                raise OffsetsOutOfRange(
-                    f"{what} is {at} for partition {partition} of topic {topic!r}, "
-                    f"which ends at {end}"
-                )
+    for topic, partition, at in _each(positions):
+        end = known[topic].ends[partition]
+        if at > end:
+            raise OffsetsOutOfRange(
+                f"{what} is {at} for partition {partition} of topic {topic!r}, which ends at {end}"
+            )
 
 
 def within(start: Positions, known: Ends) -> bool:
     """Whether no position is past the end of its partition."""
     return all(
-        at <= end
-        for topic, ends in known.items()
-        for at, end in zip(start[topic], ends.ends, strict=True)
+        topic in known and p < len(known[topic].ends) and at <= known[topic].ends[p]
+        for topic, p, at in _each(start)
     )
 
 
 def ends_of(known: Ends) -> Positions:
-    return {topic: ends.ends for topic, ends in known.items()}
+    return {topic: _at(LATEST, ends) for topic, ends in known.items()}
 
 
 def furthest(one: Positions, other: Positions) -> Positions:
-    """The later position of each partition."""
-    return {
-        topic: tuple(max(pair) for pair in zip(one[topic], other[topic], strict=True))
-        for topic in one
-    }
+    """The later position of each partition of `one`."""
+    return _merged(one, other, max)
 
 
 def nearest(one: Positions, other: Positions) -> Positions:
-    """The earlier position of each partition; one that `other` does not have counts as 0 there,
-    so a partition that came after `other` was taken does not advance."""
-    return {topic: _nearest(one[topic], other.get(topic, ())) for topic in one}
+    """The earlier position of each partition of `one`; one that `other` does not have counts as 0
+    there, so a partition that came after `other` was taken does not advance."""
+    return _merged(one, other, min)
 
 
 def rows_between(start: Positions, end: Positions) -> int:
-    return sum(sum(end[topic]) - sum(start[topic]) for topic in start)
+    return sum(end[topic][p] - at for topic, p, at in _each(start))
 
 
-def admit(start: Positions, end: Positions, rows_max: int) -> Positions:
-    """An end at most `rows_max` rows beyond `start`, each partition getting its share of the
-    backlog; what rounding leaves goes to the largest remainders, then to the first partitions."""
-    backlog = rows_between(start, end)
-    if backlog <= rows_max:
-        return end
-    slots = [
-        (topic, p, end[topic][p] - start[topic][p])
-        for topic in sorted(start)
-        for p in range(len(start[topic]))
-    ]
-    shares = [rows_max * rows // backlog for _, _, rows in slots]
-    remainders = [(-(rows_max * rows % backlog), i) for i, (_, _, rows) in enumerate(slots)]
-    for _, i in sorted(remainders)[: rows_max - sum(shares)]:
-        shares[i] += 1
-    admitted = {topic: list(positions) for topic, positions in start.items()}
-    for (topic, p, _), share in zip(slots, shares, strict=True):
-        admitted[topic][p] += share
-    return {topic: tuple(positions) for topic, positions in admitted.items()}
+def _merged(one: Positions, other: Positions, choose: Callable[[int, int], int]) -> Positions:
+    return {
+        topic: {p: choose(at, other.get(topic, {}).get(p, 0)) for p, at in parts.items()}
+        for topic, parts in one.items()
+    }
 
 
-def _nearest(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    padded = (*other, *(0 for _ in range(len(one) - len(other))))
-    return tuple(min(pair) for pair in zip(one, padded, strict=False))
+def _each(positions: Positions) -> Iterator[tuple[str, int, int]]:
+    for topic, by_partition in positions.items():
+        for partition, at in by_partition.items():
+            yield topic, partition, at
 
 
-def _at(named: int, ends: TopicEnds) -> tuple[int, ...]:
-    return ends.starts if named == EARLIEST else ends.ends
+def _at(named: int, ends: TopicEnds) -> dict[int, int]:
+    offsets = ends.starts if named == EARLIEST else ends.ends
+    return {p: offsets[p] for p in ends.partitions}
 
 
-def _json(text: str, option: str) -> dict[str, Any]:
-    try:
-        offset = json.loads(text)
-    except ValueError:
-        raise OffsetsMalformed(f"{option} is {text!r}, which is not JSON") from None
-    if not isinstance(offset, dict):
-        raise OffsetsMalformed(f"{option} is {text!r}, not an object of topics")
-    return offset
+def _explicit(place: Explicit, known: Ends, lossy: bool) -> Positions:
+    _check_ids(place.ids, known, place.option)
+    _check_named(place.offsets, known, place.option)
+    return {
+        topic: {p: _one(place, topic, p, ends, lossy) for p in ends.partitions}
+        for topic, ends in known.items()
+    }
 
 
-def _check_shape(offset: Mapping[str, Any], what: str) -> None:
-    for topic, by_partition in offset.items():
-        good = isinstance(by_partition, dict) and (
-            topic == IDS
-            or all(
-                name.isdecimal() and isinstance(at, int) and not isinstance(at, bool)
-                for name, at in by_partition.items()
-            )
+def _one(place: Explicit, topic: str, partition: int, ends: TopicEnds, lossy: bool) -> int:
+    first, last = ends.starts[partition], ends.ends[partition]
+    given = place.offsets[topic][partition]
+    at = {EARLIEST: first, LATEST: last}.get(given, given)
+    where = f"{place.option} is {at} for partition {partition} of topic {topic!r}"
+    if at > last:
+        raise OffsetsOutOfRange(f"{where}, which ends at {last}")
+    if at < first and not lossy:
+        raise OffsetsOutOfRange(f"{where}, which now begins at {first}")
+    return max(at, first)
+
+
+def _at_time(place: AtTime, known: Ends, found: ByPartition) -> Positions:
+    wanted = times_wanted(place, known)
+    positions: Positions = {}
+    for topic, ends in known.items():
+        there = found.get(topic, {})
+        positions[topic] = {
+            p: there[p] if p in there else _missing(place, topic, p, ends, wanted[topic][p])
+            for p in ends.partitions
+        }
+    return positions
+
+
+def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis: int) -> int:
+    if place.missing == "error":
+        raise TimestampNotFound(
+            f"{place.option} is {timestamps.as_text(millis)} ({millis}) for partition {partition} "
+            f"of topic {topic!r}, which has no row committed then or later"
         )
-        if not good:
-            text = json.dumps(by_partition)
-            raise OffsetsMalformed(
-                f"{what} has {text} for {topic!r}, not whole numbers by partition number"
+    return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
+
+
+def _at_subscription(place: AtSubscription, known: Ends, found: ByPartition) -> Positions:
+    positions = {
+        topic: {p: found.get(topic, {}).get(p, ends.starts[p]) for p in ends.partitions}
+        for topic, ends in known.items()
+    }
+    check_within(positions, known, f"subscription {place.name!r}")
+    return positions
+
+
+def _check_assigned(known: Ends, option: str) -> None:
+    """That each partition which is to be read is there."""
+    for topic, ends in known.items():
+        _check_there(topic, ends.assigned or (), ends, f"assign (beside {option})")
+
+
+def _check_there(topic: str, numbers: Iterable[int], ends: TopicEnds, what: str) -> None:
+    for p in numbers:
+        if p >= len(ends.ends):
+            raise OffsetsNotAssigned(
+                f"topic {topic!r} has no partition {p}, which {what} names: it has {len(ends.ends)}"
             )
 
 
-def _check_topics(offset: Mapping[str, Any], known: Ends, what: str) -> None:
-    for topic in offset:
-        if topic != IDS and topic not in known:
-            raise OffsetsNotAssigned(f"{what} names topic {topic!r}, which is not read")
-    for topic, topic_id in offset.get(IDS, {}).items():
+def _check_named(named: ByPartition, known: Ends, option: str) -> None:
+    """That every partition that is read is named, and no other."""
+    for topic in named:
+        if topic not in known:
+            raise OffsetsNotAssigned(f"{option} names topic {topic!r}, which is not read")
+    for topic, ends in known.items():
+        if topic not in named:
+            raise OffsetsNotAssigned(f"{option} does not name topic {topic!r}, which is read")
+        _check_there(topic, named[topic], ends, option)
+        read = set(ends.partitions)
+        for p in named[topic]:
+            if p not in read:
+                raise OffsetsNotAssigned(
+                    f"{option} names partition {p} of topic {topic!r}, which is not read"
+                )
+        for p in ends.partitions:
+            if p not in named[topic]:
+                raise OffsetsNotAssigned(f"{option} misses partition {p} of topic {topic!r}")
+
+
+def _check_ids(ids: Mapping[str, str], known: Ends, what: str) -> None:
+    for topic, topic_id in ids.items():
         if topic in known and known[topic].topic_id != topic_id:
             raise TopicRecreated(
                 f"{what} is of topic {topic!r} with id {topic_id}; "
@@ -208,29 +324,17 @@ def _check_topics(offset: Mapping[str, Any], known: Ends, what: str) -> None:
             )
 
 
-def _by_partition(named: Mapping[str, int], topic: str, partitions: int) -> dict[int, int]:
-    by_partition = {int(name): at for name, at in named.items()}
-    for partition in by_partition:
-        if partition >= partitions:
-            raise OffsetsNotAssigned(
-                f"topic {topic!r} has no partition {partition}: it has {partitions}"
+def _check_still_read(
+    topic: str, named: Mapping[int, int], ends: TopicEnds | None, by_pattern: bool
+) -> None:
+    if ends is None and by_pattern:
+        raise TopicDeleted(f"{IN_CHECKPOINT} names topic {topic!r}, which is gone", topic=topic)
+    if ends is None:
+        raise OffsetsNotAssigned(f"{IN_CHECKPOINT} names topic {topic!r}, which is not read")
+    read = set(ends.partitions)
+    for p in named:
+        if p not in read:
+            why = "is not read any more" if p < len(ends.ends) else "the topic does not have"
+            raise PartitionRemoved(
+                f"{IN_CHECKPOINT} names partition {p} of topic {topic!r}, which {why}"
             )
-    return by_partition
-
-
-def _one(named: Mapping[str, int], topic: str, ends: TopicEnds, option: str) -> tuple[int, ...]:
-    by_partition = _by_partition(named, topic, len(ends.ends))
-    resolved = []
-    for partition, (first, last) in enumerate(zip(ends.starts, ends.ends, strict=True)):
-        if partition not in by_partition:
-            raise OffsetsNotAssigned(f"{option} misses partition {partition} of topic {topic!r}")
-        at = {EARLIEST: first, LATEST: last}.get(by_partition[partition], by_partition[partition])
-        where = f"{option} is {at} for partition {partition} of topic {topic!r}"
-        if at < 0:
-            raise OffsetsMalformed(f"{where}: only -1 and -2 may be negative")
-        if at > last:
-            raise OffsetsOutOfRange(f"{where}, which ends at {last}")
-        if at < first:
-            raise OffsetsOutOfRange(f"{where}, which now begins at {first}")
-        resolved.append(at)
-    return tuple(resolved)

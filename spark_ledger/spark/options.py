@@ -1,209 +1,426 @@
 """The options of format("ledger"), checked: what a reader and a writer were told.
 
-Always true: option names are compared without case; an option that nobody here knows is refused
-with the nearest name, and so is one given to the wrong kind of query; of the ways to name a topic
-exactly one is used. Spark's own options that reach a source or sink are left alone.
+Always true: what option_table.py does not list for this kind of query is refused with the nearest
+name; a value that is wrong, empty, in conflict with another, or of no effect without another that
+is absent, is an error that names the option; topics are known by their short names.
 """
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from spark_ledger.config import resolve_service_url
-from spark_ledger.errors import OptionConflict, OptionInvalid, OptionMissing, OptionUnknown
-
-SPARKS_OWN = frozenset(
-    {
-        "checkpointlocation",
-        "queryname",
-        "outputmode",
-        "asyncprogresstrackingenabled",
-        "asyncprogresstrackingcheckpointintervalms",
-        "_asyncprogresstrackingoverridesinksupportcheck",
-    }
+from spark_ledger.errors import (
+    OffsetsStartAfterEnd,
+    OptionConflict,
+    OptionInvalid,
+    OptionMissing,
+    OptionUnknown,
+    TxnVersionRequired,
 )
-READ: tuple[str, ...] = ("serviceUrl", "subscribe", "topic", "path", "startingOffsets")
-READ += ("minPartitions", "failOnDataLoss")
-BATCH_READ = (*READ, "endingOffsets")
-STREAM_READ = (*READ, "maxOffsetsPerTrigger")
-WRITE: tuple[str, ...] = ("serviceUrl", "topic", "path", "partitions", "compression")
-WRITE += ("ensembleSize", "writeQuorum", "ackQuorum")
-BATCH_WRITE = (*WRITE, "txnAppId", "txnVersion")
-STREAM_WRITE = WRITE
-COMPRESSIONS = ("none", "lz4", "zstd")
+from spark_ledger.spark import places
+from spark_ledger.spark.limits import Limits
+from spark_ledger.spark.option_table import (
+    PAYLOAD_FORMATS,
+    READ_OPTIONS,
+    SPARKS_OWN,
+    WRITE_OPTIONS,
+    Option,
+    Use,
+    belongs_to,
+    options_for,
+)
+from spark_ledger.spark.places import AtSubscription, AtTime, Place
+from spark_ledger.topic.names import parse_topic
 
-_ELSEWHERE = {
-    "partitions": "partitions belongs to a write; a read is cut by minPartitions",
-    "endingoffsets": "endingOffsets belongs to a batch read (spark.read)",
-    "maxoffsetspertrigger": "maxOffsetsPerTrigger belongs to a streaming read (spark.readStream)",
-    "startingoffsets": "startingOffsets belongs to a read",
-    "txnappid": "txnAppId belongs to a batch write; a streaming write has its query id",
-    "txnversion": "txnVersion belongs to a batch write; a streaming write has its batch id",
-}
+ANY_TOPIC = "*"
+"""The target of a write whose rows name their topics."""
+WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metadata"})
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read. `starting` and `ending` are texts, read by offsets.py."""
+    """What to read: `topics` by name (with `assigned`: these partitions of them), or those that
+    `pattern` matches; with `metadata`, a listing, maybe of all topics."""
 
     service_url: str
     topics: tuple[str, ...]
-    starting: str
-    ending: str = "latest"
-    max_offsets_per_trigger: int | None = None
+    starting: Place
+    ending: Place
+    pattern: str | None = None
+    assigned: Mapping[str, tuple[int, ...]] | None = None
+    subscription: str | None = None
+    limits: Limits = field(default_factory=Limits)
     min_partitions: int | None = None
+    task_rows: int | None = None
+    task_bytes: int = 64 << 20
     fail_on_data_loss: bool = True
+    value_format: str = "binary"
+    include_headers: bool = False
+    include_metadata: bool = False
+    key_filter: tuple[bytes, ...] | None = None
+    metadata: str | None = None
+
+    @property
+    def max_offsets_per_trigger(self) -> int | None:
+        return self.limits.rows_max
+
+    def matching(self, names: Iterable[str]) -> list[str]:
+        """Those of the topics' short names that the pattern matches as a whole, sorted."""
+        pattern = re.compile(self.pattern or "")
+        return sorted(name for name in names if pattern.fullmatch(name))
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where to write. `target` is the topic as the user wrote it. The quorums are used when the
-    first write creates the topic, and so is `partitions`."""
+    """Where to write and how. `topic` None: each row names its own. `partitions` is what a topic
+    that the write creates has (None: not given, one); of the quorums and the durability None means
+    the topic's own."""
 
     service_url: str
-    target: str
-    partitions: int = 1
+    topic: str | None
+    partitions: int | None = None
+    routing: str | None = None
     compression: str = "none"
     ensemble_size: int | None = None
     write_quorum: int | None = None
     ack_quorum: int | None = None
+    durability: str | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
+    bad_records_topic: str | None = None
+    user_metadata: str | None = None
+    max_in_flight_bytes: int = 64 << 20
+    value_format: str = "binary"
+    schema_mode: str = "validate"
+
+    @property
+    def txn_target(self) -> str:
+        """What transactions are recorded under: the topic, or ANY_TOPIC."""
+        return self.topic or ANY_TOPIC
+
+    @property
+    def target(self) -> str:
+        """The one topic. Raises OptionMissing if there is none."""
+        if self.topic is None:
+            raise _no_topic("topic")
+        return self.topic
+
+    @property
+    def typed(self) -> bool:
+        """Whether rows have columns of their own in place of `value`."""
+        return self.value_format in PAYLOAD_FORMATS
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """What decides which columns a reader has."""
+
+    value_format: str
+    include_headers: bool
+    include_metadata: bool
+    metadata: str | None
 
 
 def batch_read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = _checked(options, BATCH_READ, "a batch read")
-    return _read_options(given, starting="earliest")
+    """Raises LEDGER_OPTION.*, OffsetsMalformed, OffsetsStartAfterEnd, TopicNameInvalid."""
+    return _read_options(_checked(options, Use.BATCH_READ), starting="earliest")
 
 
 def stream_read_options(options: Mapping[str, str]) -> ReadOptions:
-    given = _checked(options, STREAM_READ, "a streaming read")
-    return _read_options(given, starting="latest")
+    """Raises LEDGER_OPTION.*, OffsetsMalformed, TopicNameInvalid."""
+    return _read_options(_checked(options, Use.STREAM_READ), starting="latest")
 
 
 def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
-    given = _checked(options, BATCH_WRITE, "a batch write")
-    app_id, version = given.get("txnAppId"), _integer(given, "txnVersion", at_least=0)
-    if (app_id is None) != (version is None):
-        absent = "txnAppId" if app_id is None else "txnVersion"
-        raise OptionMissing(
-            f"{absent} is not given, but its partner is",
-            "Give txnAppId and txnVersion together, or neither.",
-        )
-    return _write_options(given, app_id, version)
+    """Raises LEDGER_OPTION.*, LEDGER_TXN.VERSION_REQUIRED, TopicNameInvalid."""
+    given = _checked(options, Use.BATCH_WRITE)
+    if given.has("txnAppId") and not given.has("txnVersion"):
+        raise TxnVersionRequired(f"txnAppId is {given['txnAppId']!r}, but no txnVersion is given")
+    given.needs("txnVersion", "txnAppId")
+    return _write_options(given, given["txnAppId"], given["txnVersion"])
 
 
 def stream_write_options(options: Mapping[str, str]) -> WriteOptions:
-    return _write_options(_checked(options, STREAM_WRITE, "a streaming write"), None, None)
+    """Raises LEDGER_OPTION.*, TopicNameInvalid."""
+    return _write_options(_checked(options, Use.STREAM_WRITE), None, None)
 
 
-def _read_options(given: Mapping[str, str], starting: str) -> ReadOptions:
-    return ReadOptions(
-        service_url=resolve_service_url(given.get("serviceUrl")),
-        topics=_topics(given),
-        starting=given.get("startingOffsets", starting),
-        ending=given.get("endingOffsets", "latest"),
-        max_offsets_per_trigger=_integer(given, "maxOffsetsPerTrigger"),
-        min_partitions=_integer(given, "minPartitions"),
-        fail_on_data_loss=_boolean(given, "failOnDataLoss", True),
+def shape_options(options: Mapping[str, str]) -> ShapeOptions:
+    """For the schema of a reader or a writer, before Spark says which it is: what is wrong with
+    the other options is left to them."""
+    given = {key.lower(): text.strip() for key, text in options.items()}
+    by_name = {option.name: option for option in READ_OPTIONS}
+
+    def value_of(name: str) -> Any:
+        text = given.get(name.lower(), by_name[name].default)
+        return None if text is None else by_name[name].kind.parse(name, text)
+
+    return ShapeOptions(
+        value_format=value_of("valueFormat"),
+        include_headers=value_of("includeHeaders"),
+        include_metadata=value_of("includeMetadata"),
+        metadata=value_of("metadata"),
     )
 
 
-def _write_options(
-    given: Mapping[str, str], app_id: str | None, version: int | None
-) -> WriteOptions:
+class _Given:
+    """Values by the options' proper names; of one that was not given, its default."""
+
+    def __init__(self, use: Use, values: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        self.use = use
+        self._values = values
+        self.texts = texts
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        return name in self.texts
+
+    def needs(self, name: str, other: str) -> None:
+        """Raises OptionMissing if `name` is given and `other`, without which it means nothing, is
+        not."""
+        if self.has(name) and not self.has(other):
+            raise OptionMissing(
+                f"{other} is not given, and {name} means nothing without it",
+                f"Add {other}, or leave {name} out.",
+            )
+
+    def excludes(self, name: str, others: Iterable[str]) -> None:
+        """Raises OptionConflict if `name` is given and one of the others too."""
+        for other in others:
+            if self.has(name) and self.has(other):
+                raise OptionConflict(
+                    f"{name} is {self.texts[name]!r} and {other} is {self.texts[other]!r}"
+                )
+
+
+def _read_options(given: _Given, starting: str) -> ReadOptions:
+    if given.has("metadata"):
+        given.excludes("metadata", (name for name in given.texts if name not in WITH_METADATA))
+    _check_nothing_is_pushed_down(given)
+    topics, assigned = _selected(given)
+    start, end = _starting(given, starting), _ending(given)
+    _check_times(start, end)
+    return ReadOptions(
+        service_url=resolve_service_url(given["serviceUrl"]),
+        topics=topics,
+        starting=start,
+        ending=end,
+        pattern=given["subscribePattern"],
+        assigned=assigned,
+        subscription=given["subscription"],
+        limits=_limits(given),
+        min_partitions=given["minPartitions"],
+        task_rows=given["maxRecordsPerPartition"],
+        task_bytes=given["maxBytesPerPartition"],
+        fail_on_data_loss=given["failOnDataLoss"],
+        value_format=given["valueFormat"],
+        include_headers=given["includeHeaders"],
+        include_metadata=given["includeMetadata"],
+        key_filter=given["keyFilter"],
+        metadata=given["metadata"],
+    )
+
+
+def _check_nothing_is_pushed_down(given: _Given) -> None:
+    """Spark 4.2.0 keeps what a reader with pushFilters planned for one query and gives it to every
+    other query on the same DataFrame, and to both sides of a self-join: rows would be missing
+    there, and no reader can know of it."""
+    if given["filterPushdown"]:
+        raise OptionInvalid(
+            "filterPushdown is true, but Spark 4.2.0 reads what was planned for one query's filters"
+            " in other queries on the same DataFrame too: rows would be missing there",
+            "Leave it out: filters are applied by Spark. What a read leaves out safely is said by"
+            " assign, startingOffsets, endingOffsets, startingTimestamp, endingTimestamp and"
+            " keyFilter.",
+        )
+
+
+def _write_options(given: _Given, app_id: str | None, version: int | None) -> WriteOptions:
+    topic, bad = _short(given["topic"]), _short(given["badRecordsTopic"])
+    if topic is not None and topic == bad:
+        raise OptionConflict(
+            f"badRecordsTopic is {bad!r}, the topic that is written", "Name another topic for it."
+        )
     return WriteOptions(
-        service_url=resolve_service_url(given.get("serviceUrl")),
-        target=_one_of(given, ("topic", "path"), "topic"),
-        partitions=_integer(given, "partitions") or 1,
-        compression=_choice(given, "compression", COMPRESSIONS),
-        ensemble_size=_integer(given, "ensembleSize"),
-        write_quorum=_integer(given, "writeQuorum"),
-        ack_quorum=_integer(given, "ackQuorum"),
+        service_url=resolve_service_url(given["serviceUrl"]),
+        topic=topic,
+        partitions=given["partitions"] if given.has("partitions") else None,
+        routing=given["routing"],
+        compression=given["compression"],
+        ensemble_size=given["ensembleSize"],
+        write_quorum=given["writeQuorum"],
+        ack_quorum=given["ackQuorum"],
+        durability=given["durability"],
         txn_app_id=app_id,
         txn_version=version,
+        bad_records_topic=bad,
+        user_metadata=given["userMetadata"],
+        max_in_flight_bytes=given["maxInFlightBytes"],
+        value_format=given["valueFormat"],
+        schema_mode=_schema_mode(given),
     )
 
 
-def _checked(options: Mapping[str, str], known: tuple[str, ...], use: str) -> dict[str, str]:
-    """`options` under their proper names. Raises for the first one that `use` does not know."""
-    names = {name.lower(): name for name in known}
-    given = {}
-    for key, value in options.items():
-        lower = key.lower()
-        if lower in names:
-            given[names[lower]] = value
-        elif lower not in SPARKS_OWN:
-            raise _unknown(lower, names, use)
-    return given
+def _schema_mode(given: _Given) -> str:
+    given.excludes("mergeSchema", ["schemaMode"])
+    for name in ("schemaMode", "mergeSchema"):
+        given.needs(name, "valueFormat")
+        if given.has(name) and given["valueFormat"] not in PAYLOAD_FORMATS:
+            raise OptionConflict(
+                f"{name} is given and valueFormat is {given['valueFormat']!r}: only values of "
+                f"{', '.join(PAYLOAD_FORMATS)} have a schema",
+                f"Write with valueFormat=arrow, or leave {name} out.",
+            )
+    return "evolve" if given["mergeSchema"] else str(given["schemaMode"])
 
 
-def _unknown(lower: str, names: Mapping[str, str], use: str) -> OptionUnknown:
-    if lower in _ELSEWHERE:
-        return OptionUnknown(f"{_ELSEWHERE[lower]}; this is {use}", "Leave the option out.")
-    near = difflib.get_close_matches(lower, names, n=1, cutoff=0.5)
-    if near:
-        remedy = f"Did you mean {names[near[0]]}?"
-    else:
-        remedy = f"Known are: {', '.join(sorted(names.values()))}."
-    return OptionUnknown(f"{use} has no option {lower!r}", remedy)
+def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, ...]] | None]:
+    """The topics that are named, and the partitions of them if it is by `assign`."""
+    ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.has(name)]
+    if len(ways) > 1:
+        named = " and ".join(f"{way} ({given.texts[way]!r})" for way in ways)
+        raise OptionConflict(f"what to read is named in {len(ways)} ways: {named}")
+    if not ways and not given.has("metadata"):
+        raise _no_topic("subscribe")
+    if given.has("assign"):
+        assigned = places.parse_assigned(given["assign"], "assign")
+        return tuple(assigned), assigned
+    return _topics(given["subscribe"]) if given.has("subscribe") else (), None
 
 
-def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
-    named = _one_of(given, ("subscribe", "topic", "path"), "subscribe")
-    topics = tuple(name.strip() for name in named.split(",") if name.strip())
+def _topics(named: str) -> tuple[str, ...]:
+    topics = [parse_topic(name.strip()).short for name in named.split(",") if name.strip()]
     if not topics:
         raise OptionInvalid(f"no topic is named in {named!r}", "Name a topic.")
     if len(set(topics)) != len(topics):
         raise OptionInvalid(f"a topic is named twice in {named!r}", "Name each topic once.")
-    return topics
+    return tuple(topics)
 
 
-def _one_of(given: Mapping[str, str], ways: tuple[str, ...], usual: str) -> str:
-    """The topic, named in exactly one of `ways`."""
-    used = [way for way in ways if way in given]
-    if not used:
-        raise OptionMissing(
-            "no topic is named",
-            f"Add option {usual!r}, or give the topic to load(), save() or start().",
+def _starting(given: _Given, default: str) -> Place:
+    """Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
+    by_time = ("startingTimestamp", "startingOffsetsByTimestamp")
+    given.excludes("startingSubscription", (*by_time, "startingOffsets"))
+    if given.has("startingSubscription"):
+        return AtSubscription("startingSubscription", given["startingSubscription"])
+    missing = given["startingOffsetsByTimestampStrategy"]
+    if given.has("startingOffsetsByTimestampStrategy") and not any(map(given.has, by_time)):
+        given.needs("startingOffsetsByTimestampStrategy", by_time[0])
+    return _place(given, (*by_time, "startingOffsets"), default, missing)
+
+
+def _ending(given: _Given) -> Place:
+    ways = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+    return _place(given, ways, "latest", "latest")
+
+
+def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> Place:
+    """By the first of the ways that is used; all that are used must be well formed."""
+    every, by_partition, offsets = ways
+    used: list[Place] = []
+    if given.has(every):
+        used.append(places.parse_time(given[every], every, missing))
+    if given.has(by_partition):
+        used.append(places.parse_times(given[by_partition], by_partition, missing))
+    used.append(places.parse_offsets(given.texts.get(offsets, default), offsets))
+    return used[0]
+
+
+def _check_times(start: Place, end: Place) -> None:
+    """Raises OffsetsStartAfterEnd for two moments in the wrong order."""
+    moments = [place.every_ms for place in (start, end) if isinstance(place, AtTime)]
+    first, last = moments if len(moments) == 2 else (None, None)
+    if first is not None and last is not None and first > last:
+        raise OffsetsStartAfterEnd(
+            f"{start.option} is {first}, which is after {end.option} {last}",
+            "Give startingTimestamp at or before endingTimestamp.",
         )
-    if len(used) > 1:
-        named = " and ".join(f"{_way(way)} ({given[way]!r})" for way in used)
-        raise OptionConflict(f"the topic is named in {len(used)} ways: {named}")
-    if not given[used[0]].strip():
-        raise OptionInvalid(f"{_way(used[0])} is empty", "Name a topic.")
-    return given[used[0]].strip()
+
+
+def _limits(given: _Given) -> Limits:
+    given.needs("maxTriggerDelay", "minOffsetsPerTrigger")
+    most, fewest = given["maxOffsetsPerTrigger"], given["minOffsetsPerTrigger"]
+    if most is not None and fewest is not None and fewest > most:
+        raise OptionConflict(
+            f"minOffsetsPerTrigger is {fewest}, more than maxOffsetsPerTrigger {most}",
+            "Give maxOffsetsPerTrigger at least minOffsetsPerTrigger.",
+        )
+    limits = Limits(most, given["maxBytesPerTrigger"], fewest)
+    delay = given["maxTriggerDelay"]
+    return limits if delay is None else Limits(most, limits.bytes_max, fewest, delay)
+
+
+def _checked(options: Mapping[str, str], use: Use) -> _Given:
+    """The options' values under their proper names. Raises for the first that is wrong."""
+    known = options_for(use)
+    by_name = {name.lower(): (option, name) for option in known for name in option.names}
+    used: dict[str, list[tuple[str, str]]] = {}
+    for key, text in options.items():
+        if key.lower() in by_name:
+            option, name = by_name[key.lower()]
+            used.setdefault(option.name, []).append((name, text.strip()))
+        elif key.lower() not in SPARKS_OWN:
+            raise _unknown(key.lower(), known, use)
+    texts = {name: _one_text(name, ways) for name, ways in used.items()}
+    values = {}
+    for option in known:
+        wanted = texts.get(option.name, option.default)
+        values[option.name] = (
+            None if wanted is None else option.kind.parse(_given_as(option, used), wanted)
+        )
+    return _Given(use, values, texts)
+
+
+def _given_as(option: Option, used: Mapping[str, list[tuple[str, str]]]) -> str:
+    return used[option.name][0][0] if option.name in used else option.name
+
+
+def _one_text(name: str, ways: list[tuple[str, str]]) -> str:
+    if len(ways) > 1:
+        named = " and ".join(f"{_way(way)} ({text!r})" for way, text in ways)
+        what = "the topic is named" if name in ("subscribe", "topic") else f"{name} is given"
+        raise OptionConflict(f"{what} in {len(ways)} ways: {named}")
+    ((way, text),) = ways
+    if not text:
+        raise OptionInvalid(f"{_way(way)} is empty", "Give it a value, or leave it out.")
+    return text
 
 
 def _way(option: str) -> str:
     return "the path of load(), save() or start()" if option == "path" else f"option {option}"
 
 
-def _integer(given: Mapping[str, str], name: str, at_least: int = 1) -> int | None:
-    if name not in given:
-        return None
-    text = given[name].strip()
-    try:
-        value = int(text)
-    except ValueError:
-        value = at_least - 1
-    if value < at_least:
-        raise OptionInvalid(
-            f"{name} is {text!r}, not a whole number of {at_least} or more",
-            f"Give {name} such a number.",
+def _unknown(lower: str, known: Iterable[Option], use: Use) -> OptionUnknown:
+    names = {name.lower(): name for one in known for name in one.names if name != "path"}
+    for option in (*READ_OPTIONS, *WRITE_OPTIONS):
+        if lower in (name.lower() for name in option.names):
+            return OptionUnknown(
+                f"{option.name} belongs to {belongs_to(option.uses)}; this is {use.value}",
+                "Leave the option out.",
+            )
+    if lower == "paths":
+        return OptionUnknown(
+            "the path of load() is a list", "Name several topics in one text: load('a,b')."
         )
-    return value
+    near = difflib.get_close_matches(lower, names, n=1, cutoff=0.5)
+    if near:
+        remedy = f"Did you mean {names[near[0]]}?"
+    else:
+        remedy = f"Known are: {', '.join(sorted(names.values()))}."
+    return OptionUnknown(f"{use.value} has no option {lower!r}", remedy)
 
 
-def _boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
-    text = given.get(name, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise OptionInvalid(f"{name} is {text!r}", f"Give {name} true or false.")
-    return text == "true"
+def _no_topic(option: str) -> OptionMissing:
+    return OptionMissing(
+        "no topic is named",
+        f"Add option {option!r}, or give the topic to load(), save() or start().",
+    )
 
 
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    text = given.get(name, choices[0]).strip().lower()
-    if text not in choices:
-        raise OptionInvalid(f"{name} is {text!r}", f"Give {name} one of {', '.join(choices)}.")
-    return text
+def _short(name: str | None) -> str | None:
+    return None if name is None else parse_topic(name).short

@@ -1,16 +1,22 @@
-"""The columns: what a reader offers, what it was asked for, what a writer takes.
+"""The columns by name and type: what a reader offers, what it may be asked for.
+
+    binary, string   Kafka's: key value topic partition offset timestamp timestampType,
+                     with includeHeaders: headers,
+                     with includeMetadata: eventTime ledgerId entryId batchIndex messageId
+                     schemaVersion valueSize
+    json and typed   the payload's own columns, then __key __topic __partition __offset
+                     __publishTime __eventTime __messageId __messageProperties,
+                     with includeMetadata: __ledgerId __entryId __batchIndex __schemaVersion
 
 Always true: the default schema is Kafka's, name for name and type for type; a user's .schema() is
-a projection of it by name (key and value also as STRING); what is written has a column `value`,
-may have `key`, both STRING or BINARY, and nothing else.
+a projection by name, without regard to case, of all columns that the format has, whether an option
+adds them to the default or not; text and bytes of key and value may be either.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Iterable
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -21,66 +27,163 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_ledger.errors import SchemaMissingColumn, SchemaTypeMismatch, SchemaUnknownColumn
-from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.errors import (
+    SchemaMissingColumn,
+    SchemaReservedColumn,
+    SchemaTypeMismatch,
+    SchemaUnknownColumn,
+)
+from spark_ledger.spark.columns import to_spark
+from spark_ledger.spark.option_table import PAYLOAD_FORMATS
+from spark_ledger.spark.options import ShapeOptions
+from spark_ledger.topic.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
 
-CREATE_TIME = 0
-"""The timestampType of Kafka that says: the time the writer made the entry."""
+HEADERS_TYPE = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+RESERVED_PREFIX = "__"
 
-_OFFERED: dict[str, tuple[str, tuple[DataType, ...]]] = {
-    "key": ("key", (BinaryType(), StringType())),
-    "value": ("value", (BinaryType(), StringType())),
-    "topic": ("topic", (StringType(),)),
-    "partition": ("partition", (IntegerType(),)),
-    "offset": ("offset", (LongType(),)),
-    "timestamp": ("timestamp", (TimestampType(),)),
-    "timestamptype": ("timestampType", (IntegerType(),)),
+__all__ = ["DEFAULT_SCHEMA", "check_projection", "to_spark"]
+
+Kinds = tuple[DataType, ...]
+_BYTES: Kinds = (BinaryType(), StringType())
+_TEXT: Kinds = (StringType(),)
+_INT: Kinds = (IntegerType(),)
+_LONG: Kinds = (LongType(),)
+_TIME: Kinds = (TimestampType(),)
+_HEADERS: Kinds = (HEADERS_TYPE,)
+
+_KAFKAS: dict[str, Kinds] = {
+    "key": _BYTES,
+    "value": _BYTES,
+    "topic": _TEXT,
+    "partition": _INT,
+    "offset": _LONG,
+    "timestamp": _TIME,
+    "timestampType": _INT,
 }
-_TAKEN = ("key", "value")
+_PLACE: dict[str, Kinds] = {
+    "eventTime": _TIME,
+    "ledgerId": _LONG,
+    "entryId": _LONG,
+    "batchIndex": _INT,
+    "messageId": _TEXT,
+    "schemaVersion": _INT,
+    "valueSize": _INT,
+}
+_TYPED: dict[str, Kinds] = {
+    "__key": _BYTES,
+    "__topic": _TEXT,
+    "__partition": _INT,
+    "__offset": _LONG,
+    "__publishTime": _TIME,
+    "__eventTime": _TIME,
+    "__messageId": _TEXT,
+    "__messageProperties": _HEADERS,
+}
+_TYPED_PLACE: dict[str, Kinds] = {
+    "__ledgerId": _LONG,
+    "__entryId": _LONG,
+    "__batchIndex": _INT,
+    "__schemaVersion": _INT,
+}
+_UNTYPED_ALL = {**_KAFKAS, "headers": _HEADERS, **_PLACE}
+_TYPED_ALL = {**_TYPED, **_TYPED_PLACE}
+_IN_ENTRY = {
+    "key": KEY,
+    "value": VALUE,
+    "valuesize": VALUE,
+    "headers": HEADERS,
+    "eventtime": EVENT_TIME,
+    "__key": KEY,
+    "__eventtime": EVENT_TIME,
+    "__messageproperties": HEADERS,
+}
+"""What a column of a reader is made of in an entry."""
 
-DEFAULT_SCHEMA = StructType([StructField(name, kinds[0]) for name, kinds in _OFFERED.values()])
+
+def _struct(columns: dict[str, Kinds]) -> list[StructField]:
+    return [StructField(name, kinds[0]) for name, kinds in columns.items()]
 
 
-def check_projection(declared: StructType) -> None:
-    """Raises SchemaUnknownColumn or SchemaTypeMismatch for a column that no reader has."""
+DEFAULT_SCHEMA = StructType(_struct(_KAFKAS))
+"""Kafka's."""
+
+
+def has_payload(value_format: str) -> bool:
+    """Whether a reader's rows have the payload's own columns in place of `value`."""
+    return value_format in PAYLOAD_FORMATS
+
+
+def read_schema(shape: ShapeOptions, payload: StructType | None = None) -> StructType:
+    """What a reader offers when the user declares nothing; `payload` are the payload's columns
+    where the format has such. Raises SchemaReservedColumn."""
+    if has_payload(shape.value_format):
+        assert payload is not None, "the payload's columns are looked up first"
+        for column in payload.fields:
+            check_not_reserved(column.name)
+        more = _TYPED_PLACE if shape.include_metadata else {}
+        return StructType([*payload.fields, *_struct({**_TYPED, **more})])
+    columns = dict(_KAFKAS)
+    if shape.value_format == "string":
+        columns["value"] = _TEXT
+    if shape.include_headers:
+        columns["headers"] = _HEADERS
+    if shape.include_metadata:
+        columns |= _PLACE
+    return StructType(_struct(columns))
+
+
+def check_projection(declared: StructType, value_format: str = "binary") -> None:
+    """Raises SchemaUnknownColumn, SchemaReservedColumn or SchemaTypeMismatch for a column that no
+    reader has, SchemaMissingColumn if there is none; of the payload's own columns only the names
+    are looked at."""
+    check_named_once(declared)
+    if not declared.fields:
+        raise SchemaMissingColumn("the declared schema has no column", "Declare at least one.")
+    payload = has_payload(value_format)
+    offered = _by_lower(_TYPED_ALL if payload else _UNTYPED_ALL)
     for column in declared.fields:
-        if column.name.lower() not in _OFFERED:
-            offered = ", ".join(name for name, _ in _OFFERED.values())
+        known = offered.get(column.name.lower())
+        if known is not None:
+            check_type(column, known[1])
+        elif payload:
+            check_not_reserved(column.name)
+        else:
+            names = ", ".join(name for name, _ in offered.values())
             raise SchemaUnknownColumn(
-                f"a topic has no column {column.name!r}", f"Declare some of: {offered}."
+                f"a topic has no column {column.name!r}", f"Declare some of: {names}."
             )
-        _check_type(column, _OFFERED[column.name.lower()][1])
 
 
-def check_written(written: StructType) -> None:
-    """Raises an error that names the first column which cannot be written, or `value` if it is
-    missing."""
-    names = [column.name.lower() for column in written.fields]
-    for column in written.fields:
-        if column.name.lower() not in _TAKEN:
-            raise SchemaUnknownColumn(f"column {column.name!r} cannot be written to a topic")
-        _check_type(column, (StringType(), BinaryType()))
-    for name in sorted(set(names)):
-        if names.count(name) > 1:
-            raise SchemaUnknownColumn(f"there are two columns {name!r}", "Select one of them.")
-    if "value" not in names:
-        raise SchemaMissingColumn("there is no column 'value' to write")
+def payload_of(declared: StructType) -> StructType:
+    """The payload's own columns among those of a reader with such."""
+    return StructType([one for one in declared.fields if one.name.lower() not in _TYPED_LOWER])
 
 
-def key_and_value(batch: pa.RecordBatch) -> tuple[pa.Array | None, pa.Array]:
-    """The two columns of a batch to be written, whatever their order and case."""
-    columns = {field.name.lower(): batch.column(i) for i, field in enumerate(batch.schema)}
-    return columns.get("key"), columns["value"]
+def entry_columns(
+    declared: StructType,
+    value_format: str = "binary",
+    stored: Iterable[str] = (),
+    *,
+    with_key: bool = False,
+) -> frozenset[str]:
+    """What must be decoded of an entry, by the names there; everything else is never built.
+    `stored` are the names that the versions of the topic's schema have; `with_key` for a filter
+    on keys."""
+    wanted = {name.lower() for name in declared.names}
+    found = {_IN_ENTRY[name] for name in wanted if name in _IN_ENTRY}
+    found |= {KEY} if with_key else set()
+    found |= {TYPED_NAMES[name] for name in found if name in TYPED_NAMES}
+    if has_payload(value_format):
+        found |= {name for name in stored if name.lower() in wanted}
+        found |= {VALUE} if value_format == "json" and wanted - _TYPED_LOWER else set()
+    return frozenset(found)
 
 
-def to_spark(rows: Rows, topic: str, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns that `schema` names; key and value are the entry's own memory."""
-    columns = [_COLUMNS[field.name.lower()](rows, topic, field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _check_type(column: StructField, allowed: tuple[DataType, ...]) -> None:
-    if not any(isinstance(column.dataType, type(kind)) for kind in allowed):
+def check_type(column: StructField, allowed: Kinds) -> None:
+    """Raises SchemaTypeMismatch."""
+    if not any(_same(column.dataType, kind) for kind in allowed):
         wanted = " or ".join(kind.simpleString().upper() for kind in allowed)
         raise SchemaTypeMismatch(
             f"column {column.name!r} is {column.dataType.simpleString().upper()}, not {wanted}",
@@ -88,42 +191,27 @@ def _check_type(column: StructField, allowed: tuple[DataType, ...]) -> None:
         )
 
 
-def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Bytes as `kind`. Text is not checked to be UTF-8, as in Spark's own CAST."""
-    if column.type.equals(kind):
-        return column
-    if pa.types.is_string(kind):
-        return column.view(kind)
-    return column.cast(kind)
+def check_named_once(declared: StructType) -> None:
+    """Raises SchemaUnknownColumn for a name that is there twice, without regard to case."""
+    names = [name.lower() for name in declared.names]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaUnknownColumn(f"there are two columns {name!r}", "Select one of them.")
 
 
-def _offsets(rows: Rows) -> pa.Array:
-    count = rows.record_batch.num_rows
-    return pa.array(np.arange(rows.offset, rows.offset + count, dtype=np.int64))
+def check_not_reserved(name: str) -> None:
+    """Raises SchemaReservedColumn."""
+    if name.startswith(RESERVED_PREFIX):
+        raise SchemaReservedColumn(f"a column of the payload cannot be named {name!r}")
 
 
-def _times(rows: Rows, kind: pa.DataType) -> pa.Array:
-    count = rows.record_batch.num_rows
-    return pa.array(np.full(count, rows.written_ms * 1000, dtype=np.int64)).view(kind)
+def _same(one: DataType, other: DataType) -> bool:
+    """Whether they are one type, whatever may be null."""
+    return one.simpleString() == other.simpleString()
 
 
-@lru_cache(maxsize=64)
-def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), count)
+def _by_lower(columns: dict[str, Kinds]) -> dict[str, tuple[str, Kinds]]:
+    return {name.lower(): (name, kinds) for name, kinds in columns.items()}
 
 
-def _repeated(value: str | int, kind: pa.DataType, rows: Rows) -> pa.Array:
-    """`value` for each row: a slice of a column that is kept, its length rounded up."""
-    count = rows.record_batch.num_rows
-    return _constant(value, kind, max(1024, 1 << (count - 1).bit_length())).slice(0, count)
-
-
-_COLUMNS: dict[str, Callable[[Rows, str, pa.DataType], pa.Array]] = {
-    "key": lambda rows, topic, kind: _as(rows.record_batch.column(0), kind),
-    "value": lambda rows, topic, kind: _as(rows.record_batch.column(1), kind),
-    "topic": lambda rows, topic, kind: _repeated(topic, kind, rows),
-    "partition": lambda rows, topic, kind: _repeated(rows.partition, kind, rows),
-    "offset": lambda rows, topic, kind: _offsets(rows),
-    "timestamp": lambda rows, topic, kind: _times(rows, kind),
-    "timestamptype": lambda rows, topic, kind: _repeated(CREATE_TIME, kind, rows),
-}
+_TYPED_LOWER: frozenset[str] = frozenset(_by_lower(_TYPED_ALL))

@@ -2,56 +2,83 @@
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
 replay adds nothing; the driver's writer object is a new one each time and learns the query and
-the run from its tasks' messages only; abort deletes nothing.
+the run from its tasks' messages only; abort deletes nothing. In complete mode the rows of a batch
+take the place of all that the topic had when the run began, and of the run's own.
+
+Spark makes a writer for commit, and another for abort when commit failed; if that cannot be made,
+Spark hides why commit failed. So making one asks nobody: what the cluster has to say against a
+batch is asked for when the writer is sent to its tasks, and they raise it.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark import tasks
+from spark_ledger.errors import LedgerError
+from spark_ledger.spark import write_job
+from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.schema import check_written
-from spark_ledger.spark.target import open_target, results_of, target_name
-from spark_ledger.spark.tasks import Written
+from spark_ledger.spark.topic_writers import Task
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.spark.write_tasks import (
+    TaskProperties,
+    Written,
+    commit_rows,
+    query_intent,
+    write_rows,
+)
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit import TxnKey
 
-QUERY_ID = "sql.streaming.queryId"
-RUN_ID = "spark.jobGroup.id"
+CHECKED_S = 60.0
+"""How long a process goes by its last look at the topics that a query's options name."""
+
+_checked: Kept[tuple[WriteOptions, str, bool], bool] = Kept(CHECKED_S)
 
 
 class LedgerStreamWriter(DataSourceStreamArrowWriter):
     """Made for every micro-batch twice: where its tasks are planned and where it is committed."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        check_written(schema)
-        if overwrite:
-            raise OptionInvalid("a topic cannot be overwritten", "Use outputMode('append').")
-        self.options = options
-        self.topic = open_target(blocking.topics(options.service_url), options)
+        self.job = WriteJob.of(options, schema, overwrite)
+        self.refusal: LedgerError | None = None
+        self._key = (options, schema.json(), overwrite)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the tasks."""
+        if self.refusal is None and _checked.get(self._key) is None:
+            self.refusal = _refusal(self.job)
+            if self.refusal is None:
+                _checked.put(self._key, True)
+        return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None, "a writer writes inside a Spark task"
-        query_id, run_id = (context.getLocalProperty(name) for name in (QUERY_ID, RUN_ID))
-        assert query_id and run_id, "a stream is written by a streaming query"
-        target = target_name(self.options)
-        intent = tasks.query_intent(self.options.service_url, query_id, run_id, target)
-        return tasks.write_rows(self.options, self.topic, intent, context, iterator)
+        if self.refusal is not None:
+            raise self.refusal
+        spark = TaskProperties.of(TaskContext.get())
+        assert spark.query_id and spark.run_id, "a stream is written by a streaming query"
+        assert spark.batch_id is not None, "a micro-batch has a number"
+        intent = query_intent(self.job, spark.query_id, spark.run_id)
+        task = Task(intent, spark.index, spark.attempt, spark.about)
+        return write_rows(self.job, task, iterator, version=spark.batch_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]
-        if not written:
-            return
-        intent, topic_id = written[0].intent, written[0].result.topic_id
-        txn = TxnKey(intent.app_id, intent.target, batchId, intent.run_id)
-        cluster = blocking.topics(self.options.service_url)
-        cluster.run(cluster.client.commit(topic_id, txn, intent.id, results_of(messages)))
+        if written:
+            commit_rows(self.job, written[0].intent, batchId, written, last=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+
+def _refusal(job: WriteJob) -> LedgerError | None:
+    """Why the batch cannot be written, as far as can be told before its rows are seen."""
+    try:
+        cluster = blocking.topics(job.options.service_url)
+        cluster.run(write_job.check(cluster.client, job, fresh=True))
+    except LedgerError as error:
+        return error
+    return None

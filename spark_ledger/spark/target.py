@@ -1,49 +1,87 @@
-"""The topic that a sink writes to: opened, or made by the first write."""
+"""The topics that a write goes to: found as they are now, or made when the first rows for them
+come.
 
-from collections.abc import Sequence
+Always true: a topic that is there keeps its partitions and policies, whatever the options say:
+other quorums hold for the ledgers of this write only, another number of partitions is an error;
+rows are routed over the partitions that the topic has now.
+"""
 
-from pyspark.sql.datasource import WriterCommitMessage
+from dataclasses import dataclass, replace
 
-from spark_ledger.errors import OptionInvalid, TopicNotFound
+from spark_ledger.errors import OptionConflict, OptionInvalid, TopicDeleted, TopicTerminated
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.tasks import Written
-from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.names import parse_topic
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.task_writer import TaskResult
 from spark_ledger.topic.topics import TopicInfo
 
-
-def target_name(options: WriteOptions) -> str:
-    """What transactions are recorded under: the topic, however it was spelled."""
-    return parse_topic(options.target).short
+_DEFAULTS = TopicPolicies()
 
 
-def open_target(cluster: BlockingTopics, options: WriteOptions) -> TopicInfo:
-    """The topic, made with the options' partitions and quorums if it is not there."""
-    topics = cluster.client.topics
-    try:
-        return cluster.run(topics.open(options.target, fresh=False))
-    except TopicNotFound:
-        policies = policies_of(options)
-    return cluster.run(topics.create(options.target, options.partitions, policies, exist_ok=True))
+@dataclass(frozen=True, slots=True)
+class WrittenTopic:
+    """A topic and how many partitions it has now; `info` has how many it was made with."""
+
+    info: TopicInfo
+    partitions: int
 
 
-def policies_of(options: WriteOptions) -> TopicPolicies:
-    """What was given, the rest as near to the defaults as it allows. Raises OptionInvalid."""
-    default = TopicPolicies()
-    ensemble = options.ensemble_size or max(default.ensemble_size, options.write_quorum or 0)
-    write = options.write_quorum or min(default.write_quorum, ensemble)
-    ack = options.ack_quorum or min(default.ack_quorum, write)
+def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
+    """What was given, the rest as near to `base` as it allows. Raises OptionInvalid."""
+    ensemble = options.ensemble_size or max(base.ensemble_size, options.write_quorum or 0)
+    write = options.write_quorum or min(base.write_quorum, ensemble)
+    ack = options.ack_quorum or min(base.ack_quorum, write)
     if not ensemble >= write >= ack >= 1:
         raise OptionInvalid(
             f"ensembleSize {ensemble}, writeQuorum {write}, ackQuorum {ack}",
             "Give ensembleSize >= writeQuorum >= ackQuorum.",
         )
-    return TopicPolicies(ensemble, write, ack)
+    return replace(
+        base,
+        ensemble_size=ensemble,
+        write_quorum=write,
+        ack_quorum=ack,
+        durability=options.durability or base.durability,
+    )
 
 
-def results_of(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
-    """What the tasks wrote, in the order of their indexes."""
-    results = [message.result for message in messages if isinstance(message, Written)]
-    return sorted(results, key=lambda result: result.task_index)
+def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
+    """Whether the options can be meant for the topic that they name and that is there already. A
+    query that made it goes on after it has grown. Raises OptionConflict, OptionInvalid."""
+    policies_of(options, topic.info.policies)
+    asked, made = options.partitions, topic.info.partitions
+    if asked is not None and asked not in (made, topic.partitions):
+        raise OptionConflict(
+            f"partitions is {asked}, but topic '{topic.info.name}' is there with"
+            f" {topic.partitions}",
+            "Leave the option out, or grow the topic: spark-ledger topic grow.",
+        )
+
+
+async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:
+    """The topic if it is there. Raises TopicTerminated, TopicDeleted for one that was just now."""
+    info = await client.topics.find(name, fresh=fresh)
+    if info is None:
+        return None
+    state = await client.log(info.id).fold(fresh=fresh)
+    if state.deleted:
+        raise TopicDeleted(f"topic '{name}' was deleted", topic=name)
+    if state.terminated:
+        raise TopicTerminated(f"topic '{name}' takes no more rows", topic=name)
+    return WrittenTopic(info, len(state.partitions))
+
+
+async def find_or_make(
+    client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
+) -> WrittenTopic:
+    """The topic as it is, or made: with the options' quorums and durability, and their partitions
+    but for the one of bad records, which has one. Raises as look_up and check_fits."""
+    found = await look_up(client, name, fresh=fresh)
+    if found is None:
+        partitions = 1 if name == options.bad_records_topic else options.partitions or 1
+        await client.topics.create(name, partitions, policies_of(options), exist_ok=True)
+        found = await look_up(client, name, fresh=True)
+    if found is None:
+        raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
+    if name == options.topic:
+        check_fits(options, found)
+    return found

@@ -1,8 +1,8 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
 Always true: rows are encoded and decoded in the caller's thread; only sending and fetching run on
-the background loop, so both go on at once; what is handed over and not yet sent is bounded by
-HANDED_OVER_BYTES_MAX, what is fetched ahead by AHEAD_BYTES.
+the background loop, so both go on at once; what is handed over and not yet sent is bounded by the
+task's settings, what is fetched ahead by AHEAD_BYTES.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -24,14 +24,22 @@ from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.slice_reader import FetchedPiece, Rows, fetch_task
-from spark_ledger.topic.task_writer import TaskIdentity, TaskResult
+from spark_ledger.topic.slice_reader import FetchedPiece, Rows
+from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_writer import (
+    DEFAULT_SETTINGS,
+    TaskIdentity,
+    TaskResult,
+    TaskSettings,
+    inline_segments,
+)
 from spark_ledger.topic.topics import TopicInfo
 
 T = TypeVar("T")
 
-HANDED_OVER_BYTES_MAX = 8 * 1024 * 1024
 AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
 _connected: dict[str, "BlockingTopics"] = {}
@@ -68,13 +76,15 @@ os.register_at_fork(after_in_child=_after_fork)
 
 class BlockingTopics:
     """`run(coroutine)` carries out anything of `.client` (a TopicClient) and waits:
-    `b.run(b.client.topics.open("t"))`. Its errors are raised here."""
+    `b.run(b.client.topics.open("t"))`. Its errors are raised here; those of the metadata store, of
+    whatever kind, as errors.Unavailable."""
 
     def __init__(self, client: TopicClient) -> None:
         self.client = client
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return background_loop().run(coroutine)
+        with reachable("topics were worked on"):
+            return background_loop().run(coroutine)
 
     def task_writer(
         self,
@@ -83,26 +93,36 @@ class BlockingTopics:
         *,
         task_index: int,
         attempt: int = 0,
-        compression: str = "none",
         partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> "BlockingTaskWriter":
         """See TopicClient.task_writer."""
 
         async def make_sender() -> EntrySender:
-            return self.client.sender(topic, intent)
+            return self.client.sender(topic, intent, settings)
 
-        encoder = self.client.encoder(topic, task_index, compression, partitions)
+        encoder = self.client.encoder(topic, task_index, partitions, settings)
         identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return BlockingTaskWriter(identity, encoder, self.run(make_sender()))
+        return BlockingTaskWriter(identity, encoder, self.run(make_sender()), settings)
 
-    def read(self, task: ReadTask) -> Iterator[Rows]:
-        """The task's rows in order, fetched ahead. Raises as slice_reader.read_task."""
+    def read(
+        self,
+        task: ReadTask,
+        columns: Collection[str] | None = None,
+        *,
+        keys: Sequence[bytes] | None = None,
+        lossy: bool = False,
+    ) -> Iterator[Rows]:
+        """The task's rows in order, fetched ahead. `columns` are those that are decoded, by their
+        names in entries (None: all). With `keys` some entries without any of these are left out.
+        Raises as task_reader.fetch_kept."""
         loop = background_loop()
-        ahead = _Ahead(fetch_task(self.client.ledgers, task))
+        hashes = None if keys is None else hashes_of(keys)
+        ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
         try:
-            while handful := loop.run(ahead.next()):
+            while handful := self.run(ahead.next()):
                 for piece in handful:
-                    yield piece.rows()
+                    yield piece.rows(columns)
         finally:
             loop.run(ahead.close())
 
@@ -111,24 +131,68 @@ class BlockingTaskWriter:
     """task_writer.TaskWriter for one thread that is not the loop's: same methods, same errors.
     An error of the sending may come out of a later call."""
 
-    def __init__(self, identity: TaskIdentity, encoder: BatchEncoder, sender: EntrySender) -> None:
+    def __init__(
+        self,
+        identity: TaskIdentity,
+        encoder: BatchEncoder,
+        sender: EntrySender,
+        settings: TaskSettings = DEFAULT_SETTINGS,
+    ) -> None:
         self._identity = identity
         self._encoder = encoder
         self._sender = sender
+        self._settings = settings
         self._handed: deque[tuple[Future[None], int]] = deque()
         self._handed_bytes = 0
 
-    def write(self, keys: pa.Array | None, values: pa.Array) -> None:
+    def write(
+        self,
+        keys: pa.Array | None,
+        values: pa.Array | pa.RecordBatch,
+        *,
+        event_times: pa.Array | None = None,
+        headers: pa.Array | None = None,
+        partitions: pa.Array | None = None,
+    ) -> None:
         """See TaskWriter.write."""
-        for entry in self._encoder.add(keys, values):
+        for entry in self._encoder.add(
+            keys, values, event_times=event_times, headers=headers, partitions=partitions
+        ):
             self._hand_over(entry)
 
-    def finish(self) -> TaskResult:
-        """See TaskWriter.finish."""
+    @property
+    def held_bytes(self) -> int:
+        """Of the rows in memory, about: gathered, handed over, not answered by every bookie."""
+        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
+
+    def drain(self) -> None:
+        """Send what is gathered and wait for every ack; more may be written."""
         for entry in self._encoder.flush():
             self._hand_over(entry)
         self._wait_until(0)
-        return self._identity.result(*background_loop().run(self._sender.finish()))
+        background_loop().run(self._sender.drain())
+
+    def settle(self) -> None:
+        """`drain`, then wait until every copy is there or its bookie's time is over: nothing is
+        held any more."""
+        self.drain()
+        background_loop().run(self._sender.settled())
+
+    def finish(self) -> TaskResult:
+        """See TaskWriter.finish."""
+        return self.finishing()()
+
+    def finishing(self) -> Callable[[], TaskResult]:
+        """Begin to finish; the function returned waits for the end: several may go on at once."""
+        small = self._encoder.flush_small(self._settings.inline_bytes_max)
+        if small is not None:
+            done = self._identity.result(inline_segments(small), ())
+            return lambda: done
+        for entry in self._encoder.flush():
+            self._hand_over(entry)
+        self._wait_until(0)
+        finished = background_loop().submit(self._sender.finish())
+        return lambda: self._identity.result(*finished.result())
 
     def abort(self) -> None:
         """See TaskWriter.abort."""
@@ -139,7 +203,7 @@ class BlockingTaskWriter:
     def _hand_over(self, entry: EncodedEntry) -> None:
         self._handed.append((background_loop().submit(self._sender.send(entry)), entry.body.nbytes))
         self._handed_bytes += entry.body.nbytes
-        self._wait_until(HANDED_OVER_BYTES_MAX)
+        self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:
         """Take the results of what was sent; wait until at most so many bytes are not."""

@@ -3,20 +3,47 @@ use. Nothing is decided here; each part is in its own file."""
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
+from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.store import Check
 from spark_ledger.topic import slice_reader
+from spark_ledger.topic.actions import Action, Append, Overwrite
 from spark_ledger.topic.batch_encoder import BatchEncoder
-from spark_ledger.topic.commit import CommitKind, CommitOutcome, TxnKey, commit
+from spark_ledger.topic.blobs import Blobs
+from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.topic.chunks import ChunkStore
+from spark_ledger.topic.commit import Committer
+from spark_ledger.topic.commit_draft import (
+    NEXT_VERSION,
+    SNAPSHOT_OF_INTENT,
+    CommitKind,
+    CommitOutcome,
+    TxnKey,
+    Wanted,
+    check_one_attempt,
+    ordered_segments,
+)
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
+from spark_ledger.topic.routing import Router
+from spark_ledger.topic.schema_registry import SchemaRegistry
+from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
-from spark_ledger.topic.task_writer import TaskIdentity, TaskResult, TaskWriter
+from spark_ledger.topic.state import Tables, TopicState
+from spark_ledger.topic.subscriptions import Subscriptions
+from spark_ledger.topic.task_writer import (
+    DEFAULT_SETTINGS,
+    TaskIdentity,
+    TaskResult,
+    TaskSettings,
+    TaskWriter,
+)
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
 
@@ -28,9 +55,17 @@ class TopicClient:
         self.ledgers = ledgers
         self.store = ledgers.metadata
         self.topics = Topics(self.store, rng)
+        self.schemas = SchemaRegistry(self.store, rng)
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
+        self.blobs = Blobs(ledgers, self.cache)
+        self.chunks = ChunkStore(ledgers)
+        self.checkpoints = Checkpointer(ledgers, self.intents, self.blobs, self.chunks, self.log)
+        self.committer = Committer(self.store, self.log, self.blobs, self.chunks.load, rng)
         self.janitor = Janitor(self.store, ledgers, rng)
+        self.subscriptions = Subscriptions(
+            ledgers, self.intents, self.log, rng, read_chunks=self.chunks.load
+        )
         self._rng = rng
         self._now_ms = now_ms
         self._logs: dict[str, TopicLog] = {}
@@ -39,7 +74,7 @@ class TopicClient:
     def log(self, topic_id: str) -> TopicLog:
         """The topic's log; the same object for the same topic, so folds are incremental."""
         if topic_id not in self._logs:
-            self._logs[topic_id] = TopicLog(self.store, topic_id)
+            self._logs[topic_id] = TopicLog(self.store, topic_id, self.ledgers)
         return self._logs[topic_id]
 
     async def follow(self, topic_id: str) -> TopicFollower:
@@ -57,31 +92,47 @@ class TopicClient:
         *,
         task_index: int,
         attempt: int = 0,
-        compression: str = "none",
         partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> TaskWriter:
         """A writer for one task attempt, on ledgers of this process's cache. `partitions` is
         today's number of them where the topic has grown. Raises errors.BadConfig."""
-        encoder = self.encoder(topic, task_index, compression, partitions)
+        encoder = self.encoder(topic, task_index, partitions, settings)
         identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return TaskWriter(identity, encoder, self.sender(topic, intent))
+        return TaskWriter(identity, encoder, self.sender(topic, intent, settings), settings)
 
     def encoder(
-        self, topic: TopicInfo, task_index: int, compression: str, partitions: int | None = None
+        self,
+        topic: TopicInfo,
+        task_index: int,
+        partitions: int | None = None,
+        settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> BatchEncoder:
         """What turns a task's rows into entries. Raises errors.BadConfig."""
-        count = partitions or topic.partitions
         return BatchEncoder(
-            count,
-            task_index % count,
+            Router(settings.routing, partitions or topic.partitions, task_index),
             self._now_ms,
-            compression=compression,
+            compression=settings.compression,
             entry_bytes_max=self.ledgers.config.entry_bytes_max,
+            gather_bytes_max=settings.gather_bytes_max,
+            key_filters=settings.key_filters,
+            schema_version=settings.schema_version,
         )
 
-    def sender(self, topic: TopicInfo, intent: Intent) -> EntrySender:
+    def sender(
+        self, topic: TopicInfo, intent: Intent, settings: TaskSettings = DEFAULT_SETTINGS
+    ) -> EntrySender:
         """What sends a task's entries; call it on the loop."""
-        return EntrySender(self.cache, self.intents, intent, topic.id, topic.policies)
+        policies = settings.policies or topic.policies
+        return EntrySender(
+            self.cache,
+            self.intents,
+            intent,
+            topic.id,
+            policies,
+            settings.unacked_bytes_max,
+            settings.held_bytes_max,
+        )
 
     async def commit(
         self,
@@ -90,23 +141,97 @@ class TopicClient:
         intent_id: str,
         results: Sequence[TaskResult],
         *,
+        overwrite: bool = False,
+        user_metadata: str = "",
         finish_intent: bool = False,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
-        """See commit.commit. With `finish_intent` the intent is done afterwards in any case."""
-        outcome = await commit(
-            self.store,
-            self.log(topic_id),
-            txn=txn,
-            intent_id=intent_id,
-            results=results,
-            rng=self._rng,
+        """`commit_topics` of one topic."""
+        return await self.commit_topics(
+            {topic_id: results},
+            txn,
+            intent_id,
+            overwrite=overwrite,
+            user_metadata=user_metadata,
             finish_intent=finish_intent,
             timeout_s=timeout_s,
         )
-        if finish_intent and outcome.kind is CommitKind.ALREADY:
-            await self.intents.finish(intent_id)
+
+    async def commit_topics(
+        self,
+        results: Mapping[str, Sequence[TaskResult]],
+        txn: TxnKey,
+        intent_id: str,
+        *,
+        overwrite: bool | Collection[str] = False,
+        user_metadata: str = "",
+        finish_intent: bool = False,
+        timeout_s: float = 60.0,
+    ) -> CommitOutcome:
+        """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
+
+        With `overwrite`, or in those of the topics that it names by id, the rows take the place of
+        all that was there when the intent was made for overwriting them
+        (Intents.open_...(overwrites=)) and of this app's own since; rows of others since are
+        errors.TxnConflict. With `finish_intent` the intent is done afterwards
+        in any case. Raises as Committer.commit; errors.TopicRecreated (results of another topic),
+        errors.LedgerFenced (of another intent), ValueError for results that claim a task or an
+        entry twice.
+        """
+        check_one_attempt(result for some in results.values() for result in some)
+        if isinstance(overwrite, bool):
+            overwrite = results if overwrite else ()
+        drafts = {
+            id_: (_rows_action(ordered_segments(id_, intent_id, some), id_ in overwrite),)
+            for id_, some in results.items()
+        }
+        wanted = Wanted(txn, intent_id, drafts, finish_intent, user_metadata=user_metadata)
+        return await self._commit(wanted, timeout_s)
+
+    async def commit_actions(
+        self,
+        topic_id: str,
+        actions: Sequence[Action],
+        intent: Intent,
+        *,
+        checks: Sequence[Check] = (),
+        txn: TxnKey | None = None,
+        user_metadata: str = "",
+        finish_intent: bool = False,
+        timeout_s: float = 60.0,
+    ) -> CommitOutcome:
+        """Commit any actions to one topic: maintenance, under an intent of its own
+        (Intents.open_system_intent), whose commits this process alone makes. What each action
+        drops is filled in. `checks` are nodes whose versions the multi checks too: if one moved,
+        errors.TxnConflict. Raises as Committer.commit."""
+        key = txn or TxnKey(intent.app_id, intent.target, NEXT_VERSION, intent.run_id)
+        drafts = {topic_id: tuple(actions)}
+        wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), user_metadata)
+        return await self._commit(wanted, timeout_s)
+
+    async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
+        for topic_id in wanted.drafts:
+            await self.checkpoints.before_commit(topic_id, wanted.intent_id)
+        outcome = await self.committer.commit(wanted, timeout_s)
+        if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
+            await self.intents.finish(wanted.intent_id)
+        intent_id = None if wanted.finish_intent else wanted.intent_id
+        for topic_id, made in outcome.topics.items():
+            self.checkpoints.after_commit(topic_id, made.number, intent_id)
         return outcome
+
+    async def tables(self, state: TopicState, ranges: Ranges) -> Tables:
+        """What `plan_read(state, ranges, read=...)` needs of chunks. Raises as ChunkStore.load."""
+        return await self.chunks.load(chunks_to_read(state, ranges))
+
+    async def readable(self, state: TopicState, ranges: Ranges) -> tuple[TopicState, Tables]:
+        """The state with its `tables`, folded again where a newer checkpoint took the place of a
+        chunk that is gone. Raises as TopicLog.fold and ChunkStore.load."""
+        try:
+            return state, await self.tables(state, ranges)
+        except NoSuchLedger:
+            newer, _ = await self.log(state.topic_id).fold_from_checkpoint()
+            return newer, await self.tables(newer, ranges)
 
     def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
         """See slice_reader.read_task."""
@@ -121,9 +246,16 @@ class TopicClient:
             if isinstance(follower, TopicFollower):
                 await follower.close()
         self._followers.clear()
+        await self.subscriptions.close()
+        await self.checkpoints.close()
+        await self.chunks.close()
         await self.cache.close()
 
     async def _start_follower(self, topic_id: str) -> TopicFollower:
         follower = TopicFollower(self.log(topic_id))
         await follower.start()
         return follower
+
+
+def _rows_action(segments: tuple[Segment, ...], overwrite: bool) -> Action:
+    return Overwrite(segments, SNAPSHOT_OF_INTENT) if overwrite else Append(segments)

@@ -1,19 +1,18 @@
-"""Commit: a batch's segments become visible in a topic, all at once, exactly once.
+"""Commit: what a batch brings to its topics becomes visible, all at once, exactly once.
 
-One multi: set head at the version it was folded from, create log/<n>, set the transaction record
-at its known version, check (or end) the intent. Always true: whoever loses a race changes
-nothing; a lost answer is resolved only by sync and the transaction record, never from the log and
-never by sending again first (hazards 1, 2); a version at or below the recorded one changes
-nothing, and is silent only if this run or one before this run's beginning recorded it (hazard 11).
+One multi: set the transaction record at its known version, check (or end) the intent, and for each
+topic set head at the version it was folded from and create log/<n>. Always true: all topics or
+none; whoever loses a race changes nothing; a lost answer is resolved only by sync and the
+transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
+or below the recorded one changes nothing. The first try goes by what this process last saw
+(commit_views.py); whatever it is refused by is looked at again after a sync before it is believed.
 """
 
 import asyncio
-import itertools
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
@@ -27,248 +26,343 @@ from spark_ledger.metadata.store import (
     Set,
     StoreUnavailable,
 )
-from spark_ledger.topic import records
+from spark_ledger.topic import commit_draft, commit_views, guards, records
+from spark_ledger.topic.blobs import Blobs
+from spark_ledger.topic.commit_draft import (
+    INLINE_COMMIT_BYTES_MAX,
+    MULTI_BYTES_MAX,
+    NEXT_VERSION,
+    Actions,
+    CommitKind,
+    CommitOutcome,
+    TxnKey,
+    Wanted,
+)
+from spark_ledger.topic.commit_payloads import CommitPayloads
+from spark_ledger.topic.commit_turns import LOSSES_MAX, Turns
+from spark_ledger.topic.commit_views import CommitViews
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.names import escape
-from spark_ledger.topic.records import Append, Commit, Head, IntentState, TxnRecord
-from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import look_up, pause_s, reachable
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.records import Commit, Head, IntentState, TxnRecord
+from spark_ledger.topic.state import Tables, TopicState
+from spark_ledger.topic.store_calls import pause_s, reachable
 from spark_ledger.topic.topic_log import TopicLog
 
-BODY_BYTES_MAX = 900 * 1024  # ZooKeeper's limit for a request is 1 MiB; later: spilled bodies
+__all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "Wanted"]
+
+OPERATION_BYTES = 64  # of a multi beside path and value, generously
+_CHECKS_AT = 2  # the caller's checks come after transaction record and intent
+
+LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
 
 
-@dataclass(frozen=True, slots=True)
-class TxnKey:
-    """(app id, target) name the transaction record, `version` is what is committed to it.
-    Streaming: query id, the sink's target as written by the user, batch id, run id of the query.
-    Batch: txnAppId and txnVersion, or a random app id and version 0; the intent's run id."""
-
-    app_id: str
-    target: str
-    version: int
-    run_id: str
-
-
-class CommitKind(Enum):
-    COMMITTED = "committed"
-    ALREADY = "already"
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOutcome:
-    """`number` in the topic's log (-1: no rows, no number); `rows` by partition."""
-
-    kind: CommitKind
-    number: int
-    rows: Mapping[int, int]
-
-
-async def commit(
-    store: MetadataStore,
-    log: TopicLog,
-    *,
-    txn: TxnKey,
-    intent_id: str,
-    results: Sequence[TaskResult],
-    rng: random.Random,
-    finish_intent: bool = False,
-    timeout_s: float = 60.0,
-) -> CommitOutcome:
-    """Commit the tasks' results in order of task index. Returns when it is durable.
-
-    `finish_intent` sets the intent to done in the same multi: a batch job's only commit.
-    Raises errors.LedgerFenced (intent ended, another run recorded the version, results of another
-    intent), errors.TopicDeleted, errors.TopicRecreated (results of another topic),
-    errors.CommitContended, errors.CommitTooBig, errors.CommitOutcomeUnknown (the deadline passed
-    with an answer lost: replay it), errors.Unavailable (nothing was sent), ValueError for results
-    that claim a task or an entry twice.
-    """
-    segments = ordered_segments(log.topic_id, intent_id, results)
-    commit_id = f"{rng.getrandbits(128):032x}"
-    draft = Commit(
-        commit_id, txn.app_id, txn.target, txn.version, txn.run_id, intent_id, (Append(segments),)
-    )
-    committer = _Committer(store, log, draft, finish_intent)
-    with reachable(f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"):
-        return await committer.run(rng, timeout_s)
-
-
-def ordered_segments(
-    topic_id: str, intent_id: str, results: Sequence[TaskResult]
-) -> tuple[Segment, ...]:
-    """The results' segments, by task index and then in the task's order; checked to be of this
-    topic and intent and to claim nothing twice. Raises as `commit`."""
-    for result in results:
-        if result.topic_id != topic_id:
-            raise errors.TopicRecreated(
-                f"task {result.task_index} wrote for topic {result.topic_id}, not {topic_id}"
-            )
-        if result.intent_id != intent_id:
-            raise errors.LedgerFenced(
-                f"task {result.task_index} wrote under intent {result.intent_id}, the commit is"
-                f" {intent_id}'s"
-            )
-    tasks = [result.task_index for result in results]
-    if len(set(tasks)) != len(tasks):
-        raise ValueError(f"two results of one task: {sorted(tasks)}")
-    by_task = sorted(results, key=lambda result: result.task_index)
-    segments = tuple(segment for result in by_task for segment in result.segments)
-    _check_claims(segments)
-    return segments
-
-
-def settled(record: TxnRecord, draft: Commit, w0: int) -> CommitOutcome | None:
-    """What the transaction record says of the draft: its outcome, or None: not committed yet.
-
-    Raises errors.LedgerFenced when another run recorded the version after this run had begun.
-    """
-    if record.version < draft.version:
-        return None
-    mine = record.commit_id == draft.commit_id
-    if not (mine or record.run_id == draft.run_id or draft.version <= w0):
-        raise errors.LedgerFenced(
-            f"version {draft.version} of '{draft.app_id}' on '{draft.target}' was committed by"
-            f" run {record.run_id}, after run {draft.run_id} had begun",
-            recorded_version=record.version,
-            recorded_by=record.run_id,
-        )
-    exact = record.version == draft.version
-    kind = CommitKind.COMMITTED if mine else CommitKind.ALREADY
-    return CommitOutcome(
-        kind, record.number if exact else records.NO_COMMIT, record.rows if exact else {}
-    )
-
-
-class _Committer:
-    """One commit, tried until its outcome is known."""
+class Committer:
+    """What makes the commits of one process. `load` reads the chunks of a checkpoint."""
 
     def __init__(
-        self, store: MetadataStore, log: TopicLog, draft: Commit, finish_intent: bool
+        self,
+        store: MetadataStore,
+        log: Callable[[str], TopicLog],
+        blobs: Blobs,
+        load: LoadChunks,
+        rng: random.Random,
     ) -> None:
-        self._store = store
-        self._log = log
-        self._draft = draft
-        self._finish_intent = finish_intent
-        self._body = records.encode_commit(draft)
-        self._segments = draft.actions[0].segments
-        self._rows = dict(sorted(_rows_by_partition(self._segments).items()))
-        self._txn_path = paths.txn(escape(draft.app_id), escape(draft.target))
-        self._answer_lost = False
-        if len(self._body) > BODY_BYTES_MAX:
-            raise errors.CommitTooBig(
-                f"a commit of {len(self._segments)} segments takes {len(self._body)} bytes, at"
-                f" most {BODY_BYTES_MAX} fit",
-                bytes=len(self._body),
-            )
+        self.store = store
+        self.blobs = blobs
+        self.load = load
+        self.rng = rng
+        self.views = CommitViews(store, log)
 
-    async def run(self, rng: random.Random, timeout_s: float) -> CommitOutcome:
+    async def commit(self, wanted: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
+        """Make the commit. Returns when it is durable.
+
+        A key of version NEXT_VERSION is for whoever alone commits under its app id: each call is
+        a commit of its own. Raises errors.LedgerFenced (the intent ended, another run recorded the
+        version), errors.TxnConflict (what an action was planned on has changed, or one of the
+        checks fails), errors.TopicDeleted, errors.TopicTerminated, errors.CommitContended,
+        errors.CommitTooBig, errors.CommitOutcomeUnknown (the deadline passed with an answer lost:
+        replay it), errors.Unavailable (nothing was committed), what writing to ledgers raises,
+        ValueError for what never holds.
+        """
+        txn = wanted.txn
+        one = _Commit(self, wanted)
+        doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
+        with reachable(doing):
+            if txn.version != NEXT_VERSION:
+                return await one.run(timeout_s)
+            async with self.views.turn(f"{txn.app_id}@{txn.target}"):
+                return await one.run(timeout_s)
+
+
+class _Doubt(Exception):
+    """A view that may be old refuses the commit: look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What an attempt goes by. `record_version` is that of the transaction record's node."""
+
+    fresh: bool
+    intent: Intent
+    txn: TxnKey
+    record_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the commit does to one topic: `after` is the state once `commit` is at `before.next`."""
+
+    before: TopicState
+    commit: Commit
+    after: TopicState
+
+
+class _Commit:
+    """One commit, tried until its outcome is known."""
+
+    def __init__(self, process: Committer, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._process = process
+        self._store = process.store
+        self._views = process.views
+        self._rng = process.rng
+        self._commit_id = f"{process.rng.getrandbits(128):032x}"
+        self._topic_ids = sorted(wanted.drafts)
+        self._txn_path = paths.txn(escape(wanted.txn.app_id), escape(wanted.txn.target))
+        self._turns = Turns(self._store, self._commit_id, self._topic_ids)
+        self._payloads = CommitPayloads(self._store, process.blobs, self._commit_id)
+        self._losses = 0
+        self._answer_lost = False
+
+    async def run(self, timeout_s: float) -> CommitOutcome:
+        try:
+            return await self._try_until(asyncio.get_running_loop().time() + timeout_s, timeout_s)
+        finally:
+            await self._payloads.let_go()
+            await self._turns.give_back()
+
+    async def _try_until(self, deadline: float, timeout_s: float) -> CommitOutcome:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        tries = 0
+        fresh, tries = False, 0
         while True:
             problem: Exception | None = None
             try:
-                outcome = await self._attempt(fresh=tries > 0)
+                outcome = await self._attempt(fresh=fresh)
                 if outcome is not None:
                     return outcome
+                self._losses += 1
+            except _Doubt:
+                fresh = True
+                continue
             except OutcomeUnknown as error:
                 self._answer_lost, problem = True, error
-            except StoreUnavailable as error:
+            except (StoreUnavailable, errors.Unavailable) as error:
                 problem = error
+            fresh = True
             if loop.time() >= deadline:
                 raise self._gave_up(timeout_s, problem)
-            await asyncio.sleep(pause_s(rng, tries))
-            tries += 1
+            await asyncio.sleep(pause_s(self._rng, tries))
+            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # its turn is short
 
     async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
         """Look, then send the multi once. None: a race was lost, nothing was changed."""
         if fresh:
             await self._store.sync(self._txn_path)
-        intent = await self._intent()
-        record, version = await self._record()  # after the intent: see _intent
-        outcome = settled(record, self._draft, intent.record.w0)
+        try:
+            intent = await self._views.intent(self._wanted.intent_id, fresh=fresh)
+        except errors.LedgerFenced:
+            return await self._without_intent()
+        record, version = await self._record(fresh)  # after the intent: see _settled
+        txn = self._wanted.txn
+        if txn.version == NEXT_VERSION:
+            txn = replace(txn, version=record.version + 1)
+        view = _View(fresh, intent, txn, version)
+        outcome = self._settled(view, record)
         if outcome is not None:
             return outcome
-        if not intent.open:
-            raise intent.ended()
-        state = await self._log.fold(fresh=fresh)
-        self._check_topic(state)
-        number = state.next if self._segments else records.NO_COMMIT
-        done = TxnRecord(
-            self._draft.version,
-            self._draft.run_id,
-            self._draft.commit_id,
-            self._log.topic_id,
-            number,
-            self._rows,
-        )
-        try:
-            await self._store.multi(self._operations(state, done, version, intent))
-        except MultiFailed:
-            return None
-        return CommitOutcome(CommitKind.COMMITTED, number, self._rows)
+        drafts = await self._payloads.moved(intent, self._wanted.drafts, INLINE_COMMIT_BYTES_MAX)
+        folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
+        if self._losses >= LOSSES_MAX:
+            await self._turns.take()
+        else:
+            await self._turns.let_others_go(folding)
+        async with AsyncExitStack() as alone:
+            for topic_id in self._topic_ids:
+                await alone.enter_async_context(self._views.turn(topic_id))
+            steps = await self._steps(view, drafts, folding)
+            return await self._send(view, drafts, steps)
 
-    def _operations(
-        self, state: TopicState, done: TxnRecord, txn_version: int, intent: Intent
-    ) -> list[Operation]:
-        topic_id = self._log.topic_id
+    async def _without_intent(self) -> CommitOutcome:
+        """Intents go a while after their end (hazard 12): what was committed before, the record
+        says, unless that went too."""
+        found = await self._views.txn(self._txn_path, fresh=True)
+        if found is None:
+            txn = self._wanted.txn
+            raise errors.CommitOutcomeUnknown(
+                f"neither the intent nor the transaction record of '{txn.app_id}' for"
+                f" '{txn.target}' is there any more: they ended long ago"
+            )
+        if found[0].commit_id == self._commit_id:
+            return CommitOutcome(CommitKind.COMMITTED, found[0].topics())
+        raise errors.LedgerFenced(f"there is no intent {self._wanted.intent_id} any more")
+
+    async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
+        found = await self._views.txn(self._txn_path, fresh=fresh)
+        if found is None and not fresh:
+            raise _Doubt
+        if found is None:
+            raise errors.LedgerFenced(
+                f"'{self._wanted.txn.app_id}' has no transaction record for"
+                f" '{self._wanted.txn.target}': its intent was made for another"
+            )
+        return found
+
+    def _settled(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
+        """What is decided already. The record was read *after* the intent: if this commit's own
+        multi, whose answer was lost, ended the intent, the record says so."""
+        try:
+            outcome = commit_draft.settled(
+                record, self._commit_id, self._wanted.txn, view.intent.record.w0
+            )
+            if outcome is None and not view.intent.open:
+                raise view.intent.ended()
+        except errors.LedgerError as error:
+            raise (error if view.fresh else _Doubt()) from error
+        if outcome is not None and not view.fresh:
+            raise _Doubt
+        return outcome
+
+    # -- what it does to each topic ------------------------------------------------------------
+
+    async def _steps(
+        self, view: _View, drafts: Mapping[str, Actions], folding: Sequence[str]
+    ) -> dict[str, _Step]:
+        """By topic in which it takes a number. Raises what guards.check raises."""
+        found = await asyncio.gather(
+            *(
+                self._views.state(id_, fold=id_ in folding, fresh=view.fresh)
+                for id_ in self._topic_ids
+            )
+        )
+        states = dict(zip(self._topic_ids, found, strict=True))
+        numbered = [id_ for id_ in self._topic_ids if commit_draft.takes_number(drafts[id_])]
+        try:
+            for id_ in self._topic_ids:
+                guards.check(states[id_], view.txn.app_id, self._planned(view, id_, drafts))
+            return {
+                id_: await self._step(view, states[id_], self._planned(view, id_, drafts), numbered)
+                for id_ in numbered
+            }
+        except (errors.LedgerError, ValueError) as error:
+            raise (error if view.fresh else _Doubt()) from error
+
+    def _planned(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
+        snapshot = view.intent.record.snapshots.get(topic_id)
+        return commit_draft.with_snapshots(drafts[topic_id], snapshot)
+
+    async def _step(
+        self, view: _View, state: TopicState, actions: Actions, numbered: Sequence[str]
+    ) -> _Step:
+        read = await self._process.load(commit_draft.chunks_of(state, actions))
+        commit = Commit(
+            self._commit_id,
+            view.txn.app_id,
+            view.txn.target,
+            view.txn.version,
+            view.txn.run_id,
+            view.intent.id,
+            commit_draft.with_dropped(state, actions, read),
+            others=tuple(id_ for id_ in numbered if id_ != state.topic_id),
+            user_metadata=self._wanted.user_metadata,
+        )
+        return _Step(state, commit, commit_views.following(state, commit))
+
+    # -- the multi ---------------------------------------------------------------------------
+
+    async def _send(
+        self, view: _View, drafts: Mapping[str, Actions], steps: Mapping[str, _Step]
+    ) -> CommitOutcome | None:
+        numbers = {topic_id: step.before.next for topic_id, step in steps.items()}
+        done = commit_draft.record_of(view.txn, self._commit_id, numbers, drafts)
         operations: list[Operation] = [
-            Set(self._txn_path, records.encode_txn(done), txn_version),
-            self._intent_operation(intent),
+            Set(self._txn_path, records.encode_txn(done), view.record_version),
+            self._intent_operation(view.intent),
+            *self._wanted.checks,
         ]
-        if self._segments:
-            head = records.encode_head(Head(state.next + 1))
-            operations += [
-                Set(paths.topic_head(topic_id), head, state.head_version),
-                Create(paths.topic_log(topic_id, state.next), self._body),
-            ]
-        return operations
+        heads = [self._head(step) for step in steps.values()]
+        bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
+        nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
+        try:
+            checks = await self._payloads.checks()
+        except (errors.NoSuchLedger, errors.RowsLost):
+            await self._payloads.let_go()  # a janitor was faster: everything once more
+            return None
+        operations += checks
+        heads_at = len(operations)
+        for topic_id, head in zip(steps, heads, strict=True):
+            log = paths.topic_log(topic_id, numbers[topic_id])
+            operations += [head, Create(log, nodes[topic_id].value)]
+        self._check_size(operations)
+        try:
+            await self._store.multi(operations)
+        except MultiFailed as failed:
+            self._lost(failed, heads_at, list(steps))
+            return None
+        self._turns.used()
+        self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
+        return CommitOutcome(CommitKind.COMMITTED, done.topics())
+
+    def _head(self, step: _Step) -> Set:
+        path = paths.topic_head(step.before.topic_id)
+        return Set(path, records.encode_head(Head(step.after.next)), step.before.head_version)
 
     def _intent_operation(self, intent: Intent) -> Operation:
         path = paths.intent(intent.id)
-        if not self._finish_intent:
+        if not self._wanted.finish_intent:
             return Check(path, intent.version)
-        done = replace(intent.record, state=IntentState.DONE)
-        return Set(path, records.encode_intent(done), intent.version)
+        return Set(path, records.encode_intent(_done(intent).record), intent.version)
 
-    async def _intent(self) -> Intent:
-        """The intent, read *before* the transaction record: if this commit's own multi, whose
-        answer was lost, ended the intent, the record read after it says so."""
-        path = paths.intent(self._draft.intent)
-        node = await look_up(self._store, path)
-        if node is None:
-            raise errors.LedgerFenced(f"there is no intent {self._draft.intent}")
-        return Intent(self._draft.intent, records.decode_intent(node.value), node.version)
-
-    async def _record(self) -> tuple[TxnRecord, int]:
-        node = await look_up(self._store, self._txn_path)
-        if node is None:
-            raise errors.LedgerFenced(
-                f"'{self._draft.app_id}' has no transaction record for '{self._draft.target}':"
-                " its intent was made for another"
+    def _check_size(self, operations: Sequence[Operation]) -> None:
+        size = _bytes_of(operations)
+        if size > MULTI_BYTES_MAX:
+            raise errors.CommitTooBig(
+                f"a commit to {len(self._topic_ids)} topics takes {size} bytes of metadata, at"
+                f" most {MULTI_BYTES_MAX} fit",
+                bytes=size,
             )
-        return records.decode_txn(node.value), node.version
 
-    def _check_topic(self, state: TopicState) -> None:
-        if state.deleted:
-            raise errors.TopicDeleted(f"topic {state.topic_id} was deleted")
-        if state.min_writer > records.WRITER_VERSION:
-            raise errors.UnsupportedFormat(
-                f"topic {state.topic_id} needs writer version {state.min_writer}, this is"
-                f" version {records.WRITER_VERSION}"
-            )
-        for segment in self._segments:
-            if segment.partition >= len(state.partitions):
-                raise ValueError(
-                    f"partition {segment.partition} of {len(state.partitions)} was written"
-                )
+    def _lost(self, failed: MultiFailed, heads_at: int, topic_ids: Sequence[str]) -> None:
+        """A race was lost: note which. Raises errors.TxnConflict for one of the caller's checks:
+        its version does not come back."""
+        checks = self._wanted.checks
+        if _CHECKS_AT <= failed.index < _CHECKS_AT + len(checks):
+            raise errors.TxnConflict(
+                f"{checks[failed.index - _CHECKS_AT].path} has changed since the commit was planned"
+            ) from failed
+        if failed.index >= heads_at:
+            self._views.lost(topic_ids[(failed.index - heads_at) // 2])
+
+    def _note(
+        self,
+        view: _View,
+        done: TxnRecord,
+        steps: Mapping[str, _Step],
+        body_ledgers: Mapping[str, int | None],
+    ) -> None:
+        """The multi was applied: what is seen from now on."""
+        self._views.txn_is(self._txn_path, done, view.record_version + 1)
+        if self._wanted.finish_intent:
+            self._views.intent_is(_done(view.intent))
+        for topic_id, step in steps.items():
+            ledger, after = body_ledgers[topic_id], step.after
+            if ledger is not None:
+                after = replace(after, bodies={**after.bodies, ledger: step.before.next})
+            self._views.state_is(after)
 
     def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
-        draft = self._draft
-        what = f"the commit of version {draft.version} of '{draft.app_id}' to '{draft.target}'"
+        txn = self._wanted.txn
+        what = f"the commit of version {txn.version} of '{txn.app_id}' to '{txn.target}'"
         if self._answer_lost:
             return errors.CommitOutcomeUnknown(
                 f"{what} was sent and its answer lost; it could not be looked up in {timeout_s} s"
@@ -278,16 +372,14 @@ class _Committer:
         return errors.CommitContended(f"{what} lost every race for {timeout_s} s")
 
 
-def _rows_by_partition(segments: Sequence[Segment]) -> Counter[int]:
-    rows: Counter[int] = Counter()
-    for segment in segments:
-        rows[segment.partition] += segment.rows
-    return rows
+def _done(intent: Intent) -> Intent:
+    """As it is once its last commit ended it."""
+    return Intent(intent.id, replace(intent.record, state=IntentState.DONE), intent.version + 1)
 
 
-def _check_claims(segments: Sequence[Segment]) -> None:
-    """No entry is in two segments."""
-    claims = sorted((s.ledger_id, first, last) for s in segments for first, last in s.entries)
-    for one, other in itertools.pairwise(claims):
-        if one[0] == other[0] and other[1] <= one[2]:
-            raise ValueError(f"entries {other[1]}..{one[2]} of ledger {one[0]} are claimed twice")
+def _bytes_of(operations: Sequence[Operation]) -> int:
+    """About how many bytes of a request they take."""
+    return sum(
+        OPERATION_BYTES + len(one.path) + len(one.value if isinstance(one, Create | Set) else b"")
+        for one in operations
+    )

@@ -3,6 +3,7 @@
 Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
 of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
 that was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
+What is in ledgers and cannot be read now is tried again, as the store is.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ REREAD_S = 10.0
 REARM_S = 0.05
 RETRY_S = 1.0
 UNCONFIRMED_S_MAX = 30.0
+_PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
+"""What may be over at the next look: bodies and checkpoints are on bookies."""
 
 
 class TopicFollower:
@@ -83,7 +86,7 @@ class TopicFollower:
     async def _read_patiently(self) -> None:
         try:
             await self._read(fresh=False)
-        except (StoreUnavailable, OutcomeUnknown):
+        except _PASSING:
             self._changed.set()
             await asyncio.sleep(RETRY_S)
 

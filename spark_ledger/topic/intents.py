@@ -3,9 +3,10 @@
 Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
 commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
 multi that does the same (hazard 4). So after an intent is condemned nothing it made can come into
-a topic, and the janitor knows every ledger it can have made. Intents are kept after their end: a
-zombie that mints again finds its own, ended. One query on one target has one current run: a new
-run's intent condemns the older one's as superseded, in one multi (hazard 11).
+a topic, and the janitor knows every ledger it can have made. Intents of queries are kept after
+their end: a zombie that mints again finds its own, ended; others for a while (intent_expiry.py).
+One query on one target has one current run: a new run's intent condemns the older one's as
+superseded, in one multi (hazard 11).
 """
 
 import asyncio
@@ -40,7 +41,10 @@ SUPERSEDED = "superseded"
 STALE = "stale"
 QUERY = "query"
 BATCH = "batch"
+SYSTEM = "system"
+CURSOR = "cursor"
 IDS_PER_BLOCK = 8
+IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
 HEARTBEAT_S = 60.0
 
 
@@ -105,45 +109,80 @@ class Intents:
         self.store = store
         self._ledgers = ledgers
         self._rng = rng
-        self._ids: dict[str, deque[int]] = {}
+        self._ids: dict[str, tuple[float, deque[int]]] = {}
         self._allocating = asyncio.Lock()
         self._beaten: dict[str, float] = {}
 
-    async def open_query_intent(self, query_id: str, run_id: str, target: str) -> Intent:
-        """The open intent of a streaming query's run on `target`, made if it is not there.
+    async def open_query_intent(
+        self,
+        query_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        kind: str = QUERY,
+    ) -> Intent:
+        """The open intent of a streaming query's run on `target`, made if it is not there; of kind
+        CURSOR where the target is a subscription.
 
         Any number of tasks may call it at once: they get the same one. The first call of a new
         run condemns the older run's. A run condemned as stale goes on under a new generation.
-        Raises errors.LedgerFenced when a newer run has taken over.
+        A run that overwrites topics (by id; each of its calls names them) notes how far their logs
+        had come when it began: rows that others add from then on are not overwritten.
+        Raises errors.LedgerFenced when a newer run has taken over, errors.TopicNotFound.
         """
         path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
-        wanted = IntentRecord(QUERY, query_id, run_id, target, w0=records.NO_VERSION)
+        wanted = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of query {query_id}"):
             for tries in range(TRIES_MAX):
                 pointer = await self._pointer(path)
                 current = await self._current(pointer, wanted)
                 if current is not None:
                     return current
-                await self._mint_query(pointer, wanted)
+                await self._mint_query(pointer, wanted, overwrites)
                 if tries:
                     await asyncio.sleep(pause_s(self._rng, tries))
                 await self.store.sync(path)
         raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
 
-    async def open_batch_intent(self, app_id: str, run_id: str, target: str) -> Intent:
-        """A new intent of a batch job; the driver makes it and sends it to its tasks."""
+    async def open_batch_intent(
+        self,
+        app_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        random: bool = False,
+    ) -> Intent:
+        """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
+        as open_query_intent; of a `random` app id, which nobody gives again, the transaction record
+        goes with the intent. Raises errors.TopicNotFound."""
+        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
         token = f"{self._rng.getrandbits(128):032x}"
-        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION)
         with reachable(f"opening the intent of batch job {app_id}"):
-            await ensure(self.store, paths.INTENTS)
-            for tries in range(TRIES_MAX):
-                await self._mint(f"batch-{token}", record, [])
-                made = await read(self.store, paths.intent(f"batch-{token}"))
-                if made is not None:
-                    return _decoded(f"batch-{token}", made)
-                await asyncio.sleep(pause_s(self._rng, tries))
-                await self.store.sync(paths.INTENTS)
-        raise errors.CommitContended(f"other jobs committed as {app_id} again and again")
+            snapshots = await self._snapshots(overwrites)
+            return await self._open_own(f"batch-{token}", replace(record, snapshots=snapshots))
+
+    async def open_system_intent(self, purpose: str, target: str) -> Intent:
+        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): under it one
+        process makes ledgers and commits actions (TopicClient.commit_actions), and ends it."""
+        token = f"{self._rng.getrandbits(128):032x}"
+        app_id, none = f"{purpose}-{token}", records.NO_VERSION
+        record = IntentRecord(SYSTEM, app_id, token, target, w0=none, random=True)
+        with reachable(f"opening an intent to {purpose} '{target}'"):
+            return await self._open_own(f"system-{token}", record)
+
+    async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
+        """An intent that nobody else can have made: its id is new."""
+        await ensure(self.store, paths.INTENTS)
+        for tries in range(TRIES_MAX):
+            await self._mint(intent_id, record, [])
+            made = await read(self.store, paths.intent(intent_id))
+            if made is not None:
+                return _decoded(intent_id, made)
+            await asyncio.sleep(pause_s(self._rng, tries))
+            await self.store.sync(paths.INTENTS)
+        raise errors.CommitContended(f"others committed as {record.app_id} again and again")
 
     async def get(self, intent_id: str) -> Intent:
         """The intent as it is now. Raises errors.LedgerFenced when there is none."""
@@ -181,9 +220,11 @@ class Intents:
         """
         with reachable(f"taking ledger ids for intent {intent.id}"):
             async with self._allocating:
-                ids = self._ids.setdefault(intent.id, deque())
-                if not ids:
-                    ids.extend(await self._record_block(intent))
+                now_s = asyncio.get_running_loop().time()
+                since_s, ids = self._ids.get(intent.id, (now_s, deque[int]()))
+                if not ids or now_s - since_s >= IDS_KEPT_S:
+                    ids = deque(await self._record_block(intent))
+                    self._ids[intent.id] = (now_s, ids)
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:
@@ -242,13 +283,32 @@ class Intents:
             raise intent.ended()
         return intent if intent.open else None
 
-    async def _mint_query(self, pointer: _Pointer, wanted: IntentRecord) -> None:
+    async def _snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
+        """The number that the next commit of each topic takes, not older than this call."""
+        found = {}
+        for topic_id in topic_ids:
+            await self.store.sync(paths.topic_head(topic_id))
+            node = await read(self.store, paths.topic_head(topic_id))
+            if node is None:
+                raise errors.TopicNotFound(
+                    f"there is no topic with id {topic_id}", topic_id=topic_id
+                )
+            found[topic_id] = records.decode_head(node.value).next
+        return found
+
+    async def _mint_query(
+        self, pointer: _Pointer, wanted: IntentRecord, overwrites: Sequence[str]
+    ) -> None:
         """Try once to make the run's next intent the query's current one."""
         named = pointer.named
         operations: list[Operation] = []
         if named is not None and named.run_id == wanted.run_id:
-            wanted = replace(wanted, generation=named.generation + 1)
-        elif named is not None:
+            older = await self.get(named.intent)
+            began = {**await self._snapshots(overwrites), **older.record.snapshots}
+            wanted = replace(wanted, generation=named.generation + 1, snapshots=began)
+        else:
+            wanted = replace(wanted, snapshots=await self._snapshots(overwrites))
+        if named is not None and named.run_id != wanted.run_id:
             older = await self.get(named.intent)
             if older.open:
                 ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)

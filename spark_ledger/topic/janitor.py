@@ -1,39 +1,58 @@
-"""The janitor: deletes ledgers that were made for topics and are in none.
+"""The janitor: closes what writers left open, deletes ledgers that were made for topics and are
+needed by none.
 
-Always true: an intent is condemned by compare-and-set first, then its ledgers are recovered
-(closed), then their topics are synced and folded, and only what is CLOSED and in no topic *then*
-is deleted. Every commit checks its intent in its multi, so either the commit or the janitor loses
-(hazard 4). Age only suggests candidates. Any error ends the pass with nothing more deleted.
-Ledgers are found through the blocks recorded under intents, never by listing, and must name the
-intent in their record: what LedgerClient made is never touched. Under an open intent nothing is
-deleted; what a deleted topic refers to stays until retention exists.
+Always true: a stale intent is condemned by compare-and-set first; then ledgers are closed; then the
+store is synced and the topics are folded; and only what fate_of (garbage.py) lets go *then* is
+deleted. Every commit checks its intent in its multi, so either the commit or the janitor loses
+(hazard 4). A checkpoint may come under an open intent at any time: there a ledger goes only in a
+multi that checks that none came since the fold. Any listing that fails ends the pass with nothing
+more deleted; a ledger that cannot be closed, or a topic that cannot be read, keeps what is theirs
+and is said. Two janitors may run.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.store import MetadataStore, SessionState
-from spark_ledger.topic import records
+from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState
+from spark_ledger.topic import garbage, ledger_removal, records, staleness
+from spark_ledger.topic.deleted_topics import remove_topic
+from spark_ledger.topic.garbage import (
+    Fate,
+    IntentSeen,
+    LedgerSeen,
+    TopicSeen,
+    Verdict,
+    fate_of,
+)
 from spark_ledger.topic.intents import STALE, Intent, Intents
+from spark_ledger.topic.ledger_inventory import LedgerInventory, each
+from spark_ledger.topic.names import escape
+from spark_ledger.topic.references import References
+from spark_ledger.topic.staleness import Sighting
 from spark_ledger.topic.store_calls import reachable, read
-from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.topic.store_time import LONG_AGO_MS, store_now_ms
 
 LEASE_S = 900.0
-CONDEMNED_FRACTION_MAX = 0.2  # of the open intents, in one pass; one is always allowed
-DELETED_FRACTION_MAX = 0.1  # of the ledgers that the pass knows
+DELETED_PART_MAX = 0.1  # of the ledgers that the pass knows, for the lack of references alone
 DELETED_UNGUARDED = 20  # so many may go in any case
+DELETED_PER_PASS = 2_000
+CLOSED_PER_PASS = 500
+CLOSING_AT_ONCE = 8
+DELETING_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class CleanReport:
-    """Intents and ledgers by what the pass did, or would do when `dry_run`. `kept` are ledgers of
-    ended intents that a topic refers to. `refused` says why nothing was deleted."""
+    """What the pass did, or would do when `dry_run`: intents condemned, ledgers closed and deleted.
+    `kept` are ledgers that a topic refers to, `waiting` those that will go or may, each with why,
+    `unclosed` those that could not be closed. `refused` says why the ledgers to which nothing
+    refers were not deleted, `alarm` why silent writers were not condemned. `topics` are the deleted
+    topics of which nothing is left."""
 
     dry_run: bool
     condemned: tuple[str, ...] = ()
@@ -41,15 +60,16 @@ class CleanReport:
     deleted: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     refused: str = ""
+    alarm: str = ""
+    waiting: Mapping[int, str] = field(default_factory=dict)
+    unclosed: Mapping[int, str] = field(default_factory=dict)
+    topics: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class _Sighting:
-    """Since when, in which session, an intent's heartbeat has had this version."""
-
-    heartbeat: int
-    since_s: float
-    session: int
+    @property
+    def eventful(self) -> bool:
+        """Whether there is something to say of it."""
+        did = self.condemned or self.closed or self.deleted or self.topics
+        return bool(did or self.refused or self.alarm or self.unclosed)
 
 
 class Janitor:
@@ -67,9 +87,12 @@ class Janitor:
         self.store = store
         self._ledgers = ledgers
         self._intents = Intents(store, ledgers, rng)
+        self._references = References(store, ledgers)
+        self._inventory = LedgerInventory(store)
         self._lease_s = lease_s
-        self._seen: dict[str, _Sighting] = {}
-        self._logs: dict[str, TopicLog] = {}
+        self._ended: dict[str, Intent] = {}
+        self._seen: dict[str, Sighting] = {}
+        self._silent_since_s: float | None = None
         self._session = 0
         self._cluster: bytes | None = None
         store.add_session_listener(self._session_changed)
@@ -78,30 +101,25 @@ class Janitor:
         self, *, dry_run: bool = False, force: bool = False, condemn: Sequence[str] = ()
     ) -> CleanReport:
         """One pass. `condemn` names intents to take as stale now; `force` lets the pass delete
-        more than a tenth of the ledgers it knows.
+        more than a tenth of the ledgers it knows because no topic refers to them.
 
-        Raises errors.Unavailable and what recovering or deleting a ledger raises.
+        Raises errors.Unavailable, and errors.UnsupportedFormat for records of a later version.
         """
         with reachable("cleaning"):
             await self._check_cluster()
             intents = await self._all_intents()
-            stale = await self._stale(intents, condemn)
+            silence = await self._silence(intents, condemn)
             if not dry_run:
-                intents = await self._condemn(intents, stale)
-            ended = [i for i in intents if not i.open or (dry_run and i.id in stale)]
-            found = {intent.id: await self._ledgers_of(intent) for intent in intents}
-            mine = [record for intent in ended for record in found[intent.id]]
-            closed = await self._close(mine, dry_run)
-            referred = await self._referred({record.topic: None for record in mine})
-            ids = sorted(record.ledger_id for record in mine)
-            garbage = [ledger for ledger in ids if ledger not in referred]
-            known = sum(len(some) for some in found.values())
-            refused = "" if force else _too_many(len(garbage), known)
-            if not dry_run and not refused:
-                await self._delete(garbage)
-        kept = tuple(ledger for ledger in ids if ledger in referred)
-        deleted = () if refused else tuple(garbage)
-        return CleanReport(dry_run, tuple(stale), closed, deleted, kept, refused)
+                intents = await self._condemn(intents, silence.condemn)
+            a_pass = await self._look(intents, silence.condemn)
+            report = CleanReport(dry_run, silence.condemn, alarm=silence.alarm)
+            report = await self._close(a_pass, report)
+            await self._learn_of_closed(a_pass)
+            topics = await self._references.of(a_pass.topics_of_closed(), a_pass.deleted)
+            report = await self._delete(a_pass, topics, report, force)
+            return await self._remove_topics(a_pass, report)
+
+    # -- looking ------------------------------------------------------------------------------
 
     async def _check_cluster(self) -> None:
         """The store is still the one this janitor began with (hazard 50)."""
@@ -119,27 +137,47 @@ class Janitor:
     async def _all_intents(self) -> list[Intent]:
         if await read(self.store, paths.INTENTS) is None:
             return []
-        names = await self.store.children(paths.INTENTS)
-        return [await self._intents.get(name) for name in names]
+        found = await each(self._intent, await self.store.children(paths.INTENTS))
+        intents = [intent for intent in found if intent is not None]
+        self._ended = {intent.id: intent for intent in intents if not intent.open}
+        return intents
 
-    async def _stale(self, intents: Sequence[Intent], condemn: Sequence[str]) -> list[str]:
-        """The open intents that may be condemned in this pass."""
-        opened = [intent.id for intent in intents if intent.open]
-        expired = [intent for intent in opened if await self._expired(intent)]
-        rate = max(1, int(len(opened) * CONDEMNED_FRACTION_MAX))
-        wanted = [intent for intent in opened if intent in condemn]
-        return wanted + [intent for intent in expired if intent not in wanted][:rate]
+    async def _intent(self, intent_id: str) -> Intent | None:
+        """None: it was removed just now. One that has ended does not change."""
+        known = self._ended.get(intent_id)
+        if known is not None:
+            return known
+        node = await read(self.store, paths.intent(intent_id))
+        if node is None:
+            return None
+        return Intent(intent_id, records.decode_intent(node.value), node.version)
 
-    async def _expired(self, intent_id: str) -> bool:
-        """Whether its heartbeat has stood still for a lease under this observer's eyes."""
-        node = await self.store.get(paths.intent_heartbeat(intent_id))
+    async def _silence(
+        self, intents: Sequence[Intent], condemn: Sequence[str]
+    ) -> staleness.Silence:
+        """The open intents that are condemned in this pass."""
+        beating = [intent for intent in intents if intent.open]
+        opened = [intent.id for intent in beating]
+        expired = await each(self._expired, beating)
+        silent = [intent for intent, is_silent in zip(opened, expired, strict=True) if is_silent]
         now_s = asyncio.get_running_loop().time()
-        seen = self._seen.get(intent_id)
-        if seen is None or (seen.heartbeat, seen.session) != (node.version, self._session):
-            self._seen[intent_id] = _Sighting(node.version, now_s, self._session)
+        judged = staleness.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
+        self._silent_since_s = judged.since_s
+        self._seen = {intent: self._seen[intent] for intent in opened}
+        wanted = [intent for intent in opened if intent in condemn or intent in judged.condemn]
+        return replace(judged, condemn=tuple(wanted))
+
+    async def _expired(self, intent: Intent) -> bool:
+        """Whether its heartbeat has stood still for a lease under this observer's eyes."""
+        node = await self.store.get(paths.intent_heartbeat(intent.id))
+        now_s = asyncio.get_running_loop().time()
+        seen = self._seen.get(intent.id)
+        if seen is None or not seen.same(node.version, self._session):
+            self._seen[intent.id] = Sighting(node.version, now_s, self._session)
             return False
         connected = self.store.session_state is SessionState.CONNECTED
-        return connected and now_s - seen.since_s >= self._lease_s
+        lease_s = staleness.lease_s(intent.record.kind, node.version, self._lease_s)
+        return connected and now_s - seen.since_s >= lease_s
 
     async def _condemn(self, intents: Sequence[Intent], stale: Sequence[str]) -> list[Intent]:
         return [
@@ -147,50 +185,196 @@ class Janitor:
             for intent in intents
         ]
 
-    async def _ledgers_of(self, intent: Intent) -> list[LedgerRecord]:
-        """The ledgers that exist of the blocks recorded under the intent."""
-        found = []
-        path = paths.intent_blocks(intent.id)
-        for name in await self.store.children(path):
-            node = await self.store.get(f"{path}/{name}")
-            block = records.decode_block(node.value)
-            for ledger_id in range(block.first, block.first + block.count):
-                record = await self._record(ledger_id)
-                if record is not None and record.intent == intent.id:
-                    found.append(record)
-        return found
+    async def _look(self, intents: Sequence[Intent], stale: Sequence[str]) -> "_Pass":
+        """Who there is and what, after what was condemned is. In a dry run the stale are taken as
+        condemned."""
+        seen = {
+            intent.id: IntentSeen(intent.id, intent.record.kind, _goes_on(intent, stale))
+            for intent in intents
+        }
+        deleted = await self._references.deleted()
+        found = await self._inventory.look(intents)
+        now_ms = await store_now_ms(self.store)
+        by_id = {intent.id: intent for intent in intents}
+        return _Pass(now_ms, by_id, seen, {one.id: one for one in found}, deleted)
 
-    async def _record(self, ledger_id: int) -> LedgerRecord | None:
+    # -- closing ------------------------------------------------------------------------------
+
+    async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
+        """Recover what nobody will close: after this no writer adds to any of them."""
+        topics = await each(self._policies, a_pass.topics_of_open())
+        seen = {
+            topic.id: replace(topic, deleted_ms=a_pass.deleted.get(topic.id)) for topic in topics
+        }
+        ledgers = list(a_pass.ledgers.values())
+        wanted = sorted(garbage.to_close(ledgers, a_pass.intents, seen, a_pass.now_ms))
+        if report.dry_run:
+            a_pass.assumed = dict.fromkeys(wanted)
+            return replace(report, closed=tuple(wanted))
+        problems = await each(self._recover, wanted[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
+        outcomes = dict(zip(wanted, problems, strict=False))
+        done = [ledger for ledger, problem in outcomes.items() if not problem]
+        a_pass.closed(done)
+        unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
+        return replace(report, closed=tuple(done), unclosed=unclosed)
+
+    async def _policies(self, topic_id: str) -> TopicSeen:
+        policies = await self._references.policies(topic_id)
+        return TopicSeen(topic_id) if policies is None else TopicSeen(topic_id, policies)
+
+    async def _recover(self, ledger_id: int) -> str:
+        """Close the ledger; why it could not be."""
         try:
-            return (await self._ledgers.record(ledger_id)).record
-        except errors.NoSuchLedger:
-            return None
-
-    async def _close(self, found: Sequence[LedgerRecord], dry_run: bool) -> tuple[int, ...]:
-        """Recover what is not CLOSED: after this no writer adds to any of them."""
-        opened = sorted(record.ledger_id for record in found if not record.closed)
-        for ledger_id in [] if dry_run else opened:
             await self._ledgers.recover(ledger_id)
-        return tuple(opened)
+        except errors.NoSuchLedger:
+            return "it is gone"
+        except errors.LedgerError as error:
+            return str(error)
+        return ""
 
-    async def _referred(self, topic_ids: dict[str, None]) -> dict[int, None]:
-        """The ledgers that these topics refer to now, folded after a sync."""
-        referred: dict[int, None] = {}
-        for topic_id in sorted(topic_ids):
-            log = self._logs.setdefault(topic_id, TopicLog(self.store, topic_id))
-            state = await log.fold(fresh=True)
-            referred |= dict.fromkeys(state.ledgers())
-        return referred
+    async def _learn_of_closed(self, a_pass: "_Pass") -> None:
+        """Of ledgers newly seen CLOSED: which version their intent has committed by now, read
+        after a sync, so that it is none of before. Read for all open intents, before any fold."""
+        await self.store.sync()
+        counting = [intent for intent in a_pass.by_id.values() if a_pass.intents[intent.id].counts]
+        versions = await each(self._committed, counting)
+        for intent, version in zip(counting, versions, strict=True):
+            known = a_pass.intents[intent.id]
+            a_pass.intents[intent.id] = replace(known, committed=version)
+        a_pass.note_first_seen()
+        self._inventory.learn(one for one in a_pass.ledgers.values() if one.closed)
 
-    async def _delete(self, garbage: Sequence[int]) -> None:
-        for ledger_id in garbage:
+    async def _committed(self, intent: Intent) -> int:
+        path = paths.txn(escape(intent.app_id), escape(intent.target))
+        try:
+            return records.decode_txn((await self.store.get(path)).value).version
+        except NoNode:
+            return records.NO_VERSION
+
+    # -- deleting -----------------------------------------------------------------------------
+
+    async def _delete(
+        self,
+        a_pass: "_Pass",
+        topics: Mapping[str, TopicSeen],
+        report: CleanReport,
+        force: bool,
+    ) -> CleanReport:
+        verdicts = a_pass.verdicts(topics)
+        never = [one.ledger for one in verdicts if one.fate is Fate.NEVER_REFERRED]
+        refused = "" if force else _refused(len(never), len(a_pass.ledgers))
+        going = [one.ledger for one in verdicts if one.fate is Fate.RECLAIMED]
+        going = sorted(going if refused else [*going, *never])[:DELETED_PER_PASS]
+        waiting = {one.ledger: one.why for one in verdicts if one.fate is Fate.WAITS}
+        if not report.dry_run:
+            going = await self._deleted(a_pass, topics, going, waiting)
+        a_pass.gone(going)
+        return replace(
+            report,
+            deleted=tuple(going),
+            kept=tuple(one.ledger for one in verdicts if one.fate is Fate.KEPT),
+            waiting=waiting,
+            refused=refused,
+        )
+
+    async def _deleted(
+        self,
+        a_pass: "_Pass",
+        topics: Mapping[str, TopicSeen],
+        going: Sequence[int],
+        waiting: dict[int, str],
+    ) -> list[int]:
+        """Those of `going` that went; the others are put to those that wait."""
+
+        async def gone(ledger_id: int) -> bool:
+            one = a_pass.ledgers[ledger_id]
+            topic = topics[one.topic]
+            if a_pass.intents[one.intent].open and topic.deleted_ms is None:
+                return await ledger_removal.remove_unpublished(
+                    self.store, ledger_id, topic.id, topic.checkpoint
+                )
             await self._ledgers.delete(ledger_id)
+            return True
+
+        outcomes = await each(gone, going, DELETING_AT_ONCE)
+        went = [ledger for ledger, is_gone in zip(going, outcomes, strict=True) if is_gone]
+        self._inventory.forget(went)
+        for ledger_id in sorted({*going} - {*went}):
+            waiting[ledger_id] = "a checkpoint that may name it was published since it was judged"
+        return went
+
+    async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
+        """Of topics deleted long enough ago, that have no ledger any more, their trees."""
+        having = {one.topic for one in a_pass.ledgers.values()}
+        removed = []
+        for topic_id, deleted_ms in a_pass.deleted.items():
+            if topic_id in having:
+                continue
+            policies = await self._references.policies(topic_id)
+            delay_ms = 0 if policies is None else policies.delete_delay_ms
+            if a_pass.now_ms < deleted_ms + delay_ms:
+                continue
+            if report.dry_run or await remove_topic(self.store, topic_id):
+                removed.append(topic_id)
+        return replace(report, topics=tuple(removed))
 
     def _session_changed(self, state: SessionState) -> None:
         self._session += 1
 
 
-def _too_many(garbage: int, known: int) -> str:
-    if garbage <= max(DELETED_UNGUARDED, known * DELETED_FRACTION_MAX):
-        return ""
-    return f"{garbage} of {known} ledgers would be deleted: look first, then clean with force"
+@dataclass(slots=True)
+class _Pass:
+    """What one pass knows, by id. `assumed` are ledgers that a dry run takes as closed."""
+
+    now_ms: int
+    by_id: Mapping[str, Intent]
+    intents: dict[str, IntentSeen]
+    ledgers: dict[int, LedgerSeen]
+    deleted: dict[str, int]
+    assumed: dict[int, None] = field(default_factory=dict)
+
+    def topics_of_open(self) -> list[str]:
+        return sorted({one.topic for one in self.ledgers.values() if not one.closed})
+
+    def topics_of_closed(self) -> list[str]:
+        return sorted({one.topic for one in self._judged()})
+
+    def closed(self, ledgers: Iterable[int]) -> None:
+        for ledger in ledgers:
+            self.ledgers[ledger] = replace(self.ledgers[ledger], closed=True, stuck=False)
+
+    def note_first_seen(self) -> None:
+        """When the ledgers that are CLOSED were first seen to be: now, if they were not before and
+        the time is known."""
+        for ledger, one in self.ledgers.items():
+            if one.closed and one.closed_at is None and self.now_ms != LONG_AGO_MS:
+                version = self.intents[one.intent].committed
+                self.ledgers[ledger] = replace(one, closed_at=version, closed_ms=self.now_ms)
+
+    def verdicts(self, topics: Mapping[str, TopicSeen]) -> list[Verdict]:
+        """What becomes of the closed ledgers, by id."""
+        return [
+            fate_of(one, self.intents[one.intent], topics[one.topic], self.now_ms)
+            for one in self._judged()
+        ]
+
+    def gone(self, ledgers: Iterable[int]) -> None:
+        for ledger in ledgers:
+            del self.ledgers[ledger]
+
+    def _judged(self) -> list[LedgerSeen]:
+        """The closed ledgers, and those taken as closed, by id."""
+        ordered = (self.ledgers[ledger] for ledger in sorted(self.ledgers))
+        return [
+            replace(one, closed=True) for one in ordered if one.closed or one.id in self.assumed
+        ]
+
+
+def _goes_on(intent: Intent, stale: Sequence[str]) -> bool:
+    return intent.open and intent.id not in stale
+
+
+def _refused(never_referred: int, known: int) -> str:
+    return garbage.too_many(
+        never_referred, known, part_max=DELETED_PART_MAX, unguarded=DELETED_UNGUARDED
+    )

@@ -1,108 +1,358 @@
-"""The payload of an entry of a topic: a message batch, rows of one partition as Arrow.
+"""The payload of an entry of a topic: a message batch, rows as Arrow, of one partition or several.
 
     0        4     5       6          8           12       16          24           32
     +--------+-----+-------+----------+-----------+--------+-----------+------------+----------
-    | "SLM1" | ver | flags | reserved | partition | rows   | first row | written ms | Arrow IPC
+    | "SLM1" | ver | flags | schema   | partition | rows   | first row | written ms | Arrow IPC
     +--------+-----+-------+----------+-----------+--------+-----------+------------+----------
 
-Little-endian; partition and rows unsigned 32-bit, first row and written ms signed 64-bit. `first
-row` counts from the segment's first row, `written ms` is the writer's clock. Flags and reserved
-are 0; a reader refuses flags it does not know. What follows is an Arrow IPC *stream* of one record
-batch with the columns `key: binary` and `value: binary`, both nullable, its buffers compressed or
-not as the stream says. Null is kept apart from empty: a null value is a tombstone, as in Kafka.
-Later columns (event time, headers, typed ones) are more columns of the stream.
+    flag SHARED:                        32            36      40            48   (16 bytes each)
+    +--------+-----+-------+----------+-----------+ -  +-----------+--------+-----------+---------
+    | "SLM1" | ver | flags | schema   | shares    |    | partition | rows   | first row |  ...
+    +--------+-----+-------+----------+-----------+ -  +-----------+--------+-----------+---------
+
+    flag TIMES, after that:  +------+----------+------+---+------------+  (16 bytes each)
+                             | runs | 12 bytes | rows | 0 | written ms |  ...
+                             +------+----------+------+---+------------+
+
+Little-endian; schema unsigned 16-bit, partition, rows, shares and runs unsigned 32-bit, first row
+and written ms signed 64-bit. `first row` counts from the first row of the partition's segment,
+`written ms` is the writer's clock. What follows is an Arrow IPC *stream* of one record batch, its
+buffers compressed or not as the stream says.
+
+Flags: 1 SHARED: rows of several partitions, each partition's together; the header counts the shares
+and all rows, its first row is 0; an index follows, a share each, partitions strictly rising, rows
+in the order of the stream. 2 TYPED: the topic's own columns in place of `value`, by the topic's
+schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
+several times, as merging puts them together: runs of the stream's rows, in order, with the time of
+each; the header has the last of these times. A reader refuses other flags.
+
+Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
+string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
+__key, __eventTime, __messageProperties. A column that is not in the stream is null in every row.
+Null is not empty: a null value is a tombstone, as in Kafka. Version 1, which is still read, knew
+neither flags nor absent columns.
 
 The entry's header has the payload's CRC; there is none here.
 """
 
 import struct
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 
 MAGIC = b"SLM1"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 32
-SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+SHARE_BYTES = 16
+TIMES_BYTES = 16
+SHARED, TYPED, TIMES = 1, 2, 4
+SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
-OVERHEAD_BYTES_MAX = 1024  # of headers, schema and framing around one row's bytes
 
+KEY, VALUE, EVENT_TIME, HEADERS = "key", "value", "event_time", "headers"
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TYPES: dict[str, pa.DataType] = {
+    KEY: pa.binary(),
+    VALUE: pa.binary(),
+    EVENT_TIME: pa.timestamp("us", tz="UTC"),
+    HEADERS: HEADERS_TYPE,
+}
+TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messageProperties"}
+"""What the columns beside the topic's own are called in a typed batch."""
+SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
+
+_VERSION_1 = (1, 0)
+_FLAGS = SHARED | TYPED | TIMES
 _HEADER = struct.Struct("<4sBBHIIqq")
+_SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
+_COUNT = struct.Struct("<I12x")
+_RUN = np.dtype([("rows", "<u4"), ("zero", "<u4"), ("ms", "<i8")])
+_TYPED_TYPES = {TYPED_NAMES[name]: kind for name, kind in TYPES.items() if name != VALUE}
 assert _HEADER.size == HEADER_BYTES
+assert _SHARE.itemsize == SHARE_BYTES
+assert _COUNT.size == _RUN.itemsize == TIMES_BYTES
+
+TimeRuns = Sequence[tuple[int, int]]
+"""So many rows, written at so many milliseconds each; together the rows of an entry."""
+Longs = npt.NDArray[np.int64]
+
+
+class Share(NamedTuple):
+    """Rows of a partition in an entry; the first is row `first_row` of the partition's segment."""
+
+    partition: int
+    rows: int
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Header:
+    """What is said before the Arrow stream, which begins at `body_at`; `index` has the partition,
+    rows and first_row of each share, `times` rows and ms of each run, None without TIMES."""
+
+    index: npt.NDArray[np.void]
+    times: npt.NDArray[np.void] | None
+    written_ms: int
+    shared: bool
+    typed: bool
+    schema_version: int
+    body_at: int
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return tuple(map(Share._make, self.index.tolist()))
+
+    @property
+    def rows(self) -> int:
+        return int(self.index["rows"].sum(dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
-    """`record_batch` has the columns key and value (binary). `first_row` counts from the
-    segment's first row."""
+    """A partition's rows of an entry, the first of which is row `first_row` of the partition's
+    segment. `record_batch` has what the entry has of the columns asked for, and its number of
+    rows even without one; see `column_of`. `times_ms` is when each row was written, None where all
+    were at `written_ms`."""
 
     partition: int
     first_row: int
     written_ms: int
     record_batch: pa.RecordBatch
+    typed: bool = False
+    schema_version: int = 0
+    times_ms: Longs | None = None
 
     @property
     def rows(self) -> int:
         return int(self.record_batch.num_rows)
 
 
+def column_of(record_batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of TYPES or _TYPED_NAMES by its name, nulls where the batch has none."""
+    at = record_batch.schema.get_field_index(name)
+    if at >= 0:
+        return record_batch.column(at)
+    return pa.nulls(record_batch.num_rows, TYPES.get(name) or _TYPED_TYPES[name])
+
+
 def encode_batch(
     record_batch: pa.RecordBatch,
+    shares: Sequence[Share],
     *,
-    partition: int,
-    first_row: int,
     written_ms: int,
     compression: str = "none",
+    typed: bool = False,
+    schema_version: int = 0,
+    times: TimeRuns = (),
 ) -> list[Buffer]:
     """The payload's buffers, in order; their concatenation is the payload."""
-    rows = record_batch.num_rows
-    body = encode_body(record_batch, compression)
-    return [encode_header(partition, rows, first_row, written_ms), body]
+    header = encode_header(
+        shares, written_ms, typed=typed, schema_version=schema_version, times=times
+    )
+    return [header, encode_body(record_batch, compression)]
 
 
-def encode_header(partition: int, rows: int, first_row: int, written_ms: int) -> bytes:
-    """The first HEADER_BYTES of a payload."""
-    return _HEADER.pack(MAGIC, VERSION, 0, 0, partition, rows, first_row, written_ms)
+def encode_header(
+    shares: Sequence[Share],
+    written_ms: int,
+    *,
+    typed: bool = False,
+    schema_version: int = 0,
+    times: TimeRuns = (),
+) -> bytes:
+    """What comes before the Arrow stream: with an index where the shares are several, with `times`
+    where these are."""
+    assert shares, "an entry has rows"
+    rows = sum(share.rows for share in shares)
+    flags, runs = TYPED if typed else 0, b""
+    if len(times) > 1:
+        flags, runs = flags | TIMES, _encode_times(times)
+        assert sum(count for count, _ in times) == rows, "every row has its time"
+        assert written_ms == max(ms for _, ms in times), "the header has the last time"
+    if len(shares) == 1:
+        (one,) = shares
+        return _HEADER.pack(MAGIC, VERSION, flags, schema_version, *one, written_ms) + runs
+    index = np.array([tuple(share) for share in shares], dtype=_SHARE)
+    assert bool((np.diff(index["partition"].astype(np.int64)) > 0).all()), "partitions rise"
+    counts = (len(shares), rows, 0)
+    head = _HEADER.pack(MAGIC, VERSION, flags | SHARED, schema_version, *counts, written_ms)
+    return head + index.tobytes() + runs
+
+
+def _encode_times(times: TimeRuns) -> bytes:
+    runs = np.array([(rows, 0, ms) for rows, ms in times], dtype=_RUN)
+    return _COUNT.pack(len(runs)) + runs.tobytes()
 
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> memoryview:
-    """The Arrow IPC stream of one record batch of SCHEMA, read-only, so that a ledger's writer
-    takes it without a copy. Raises ValueError for a compression that is none of COMPRESSIONS."""
+    """The Arrow IPC stream of one record batch, read-only, so that a ledger's writer takes it
+    without a copy. Raises ValueError for a compression that is none of COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     codec = None if compression == "none" else compression
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_stream(sink, SCHEMA, options=options) as stream:
+    with pa.ipc.new_stream(sink, record_batch.schema, options=options) as stream:
         stream.write_batch(record_batch)
     return memoryview(sink.getvalue()).toreadonly()
 
 
-def decode_batch(payload: Buffer) -> MessageBatch:
-    """The batch in an entry's payload; uncompressed columns are views of it, not copies.
-
-    Raises errors.UnsupportedFormat for another magic, version or flags, a header that does not
-    fit the rows, or a damaged stream.
-    """
+def decode_header(payload: Buffer) -> Header:
+    """Raises errors.UnsupportedFormat for another magic, version or flags, and a damaged index."""
     view = memoryview(payload)
     try:
-        magic, version, flags, _, partition, rows, first_row, written_ms = _HEADER.unpack_from(view)
-        if (magic, version, flags) != (MAGIC, VERSION, 0):
-            raise errors.UnsupportedFormat(
-                f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
-                " a message batch was expected"
-            )
-        with pa.ipc.open_stream(pa.py_buffer(view[HEADER_BYTES:])) as stream:
-            record_batch = stream.read_next_batch()
-        columns = [record_batch.column(name) for name in SCHEMA.names]
-    except (struct.error, pa.ArrowException, KeyError, StopIteration, OSError) as error:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
-    if record_batch.num_rows != rows:
-        raise errors.UnsupportedFormat(
-            f"a message batch of {record_batch.num_rows} rows says {rows} in its header"
+        magic, version, flags, schema, partition, rows, first_row, written_ms = _HEADER.unpack_from(
+            view
         )
-    kept = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    return MessageBatch(partition, first_row, written_ms, kept)
+    except struct.error as error:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
+    known = (version, flags) == _VERSION_1 or (version == VERSION and not flags & ~_FLAGS)
+    if magic != MAGIC or not known:
+        raise errors.UnsupportedFormat(
+            f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
+            " a message batch was expected"
+        )
+    typed, shared = bool(flags & TYPED), bool(flags & SHARED)
+    body_at = HEADER_BYTES
+    if shared:
+        body_at += partition * SHARE_BYTES
+        index = _index(view[HEADER_BYTES:body_at], partition, rows)
+    else:
+        index = np.array([(partition, rows, first_row)], dtype=_SHARE)
+    times = None
+    if flags & TIMES:
+        times = _times(view[body_at:], rows)
+        body_at += TIMES_BYTES * (1 + len(times))
+    return Header(index, times, written_ms, shared, typed, schema, body_at)
+
+
+def decode_batch(
+    payload: Buffer, *, partition: int | None = None, columns: Collection[str] | None = None
+) -> MessageBatch:
+    """The batch in an entry's payload, of a shared one the rows of `partition`. Uncompressed
+    columns are views of it, not copies; columns that are not among `columns` (None: all) are not
+    even decompressed.
+
+    Raises errors.UnsupportedFormat for what decode_header refuses, a shared entry without rows of
+    the partition, a header that does not fit the rows, a damaged stream or one with other types.
+    """
+    header = decode_header(payload)
+    at, share = _share_of(header, partition)
+    try:
+        record_batch = _read(memoryview(payload)[header.body_at :], header, columns)
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
+    if header.shared:
+        record_batch = record_batch.slice(at, share.rows)
+    return MessageBatch(
+        share.partition,
+        share.first_row,
+        header.written_ms,
+        record_batch,
+        header.typed,
+        header.schema_version,
+        _times_of(header, at, share.rows),
+    )
+
+
+def _times_of(header: Header, at: int, rows: int) -> Longs | None:
+    """The times of `rows` of the stream's rows from `at` on."""
+    runs = header.times
+    if runs is None:
+        return None
+    each: Longs = np.repeat(runs["ms"], runs["rows"])[at : at + rows]
+    return each
+
+
+def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:
+    """The runs of which `view` begins with the count."""
+    if len(view) < TIMES_BYTES:
+        raise errors.UnsupportedFormat("a damaged message batch: no count of its times")
+    (count,) = _COUNT.unpack_from(view)
+    found = view[TIMES_BYTES : TIMES_BYTES * (1 + count)]
+    if not count or len(found) != TIMES_BYTES * count:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {count} times")
+    runs = np.frombuffer(found, dtype=_RUN)
+    if not runs["rows"].all() or int(runs["rows"].sum(dtype=np.int64)) != rows:
+        raise errors.UnsupportedFormat(
+            f"a damaged message batch: {count} times that are not of {rows} rows"
+        )
+    return runs
+
+
+def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
+    if not count or len(view) != count * SHARE_BYTES:
+        raise errors.UnsupportedFormat(f"a damaged message batch: an index of {count} shares")
+    index = np.frombuffer(view, dtype=_SHARE)
+    rising = bool((np.diff(index["partition"].astype(np.int64)) > 0).all())
+    if not rising or not index["rows"].all() or int(index["rows"].sum(dtype=np.int64)) != rows:
+        raise errors.UnsupportedFormat(
+            f"a damaged message batch: an index of {count} shares that are not {rows} rows of"
+            " rising partitions"
+        )
+    return index
+
+
+def _share_of(header: Header, partition: int | None) -> tuple[int, Share]:
+    """The stream's row that the partition's rows begin with, and their share."""
+    index = header.index
+    if not header.shared:
+        return 0, Share._make(index[0].item())
+    if partition is None:
+        raise ValueError(f"the rows of which of {len(index)} partitions?")
+    at = int(np.searchsorted(index["partition"], partition))
+    if at == len(index) or index["partition"][at] != partition:
+        raise errors.UnsupportedFormat(
+            f"an entry with rows of {len(index)} partitions has none of partition {partition}"
+        )
+    return int(index["rows"][:at].sum(dtype=np.int64)), Share._make(index[at].item())
+
+
+def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:
+    body = pa.py_buffer(view)
+    with pa.ipc.open_stream(body) as stream:
+        schema = stream.schema
+        wanted = _wanted(schema, header, columns)
+        if len(wanted) == len(schema):
+            record_batch = stream.read_next_batch()
+            _check_rows(record_batch.num_rows, header)
+            return record_batch
+    if not wanted:
+        empty = pa.StructArray.from_buffers(pa.struct([]), header.rows, [None])
+        return pa.RecordBatch.from_struct_array(empty)
+    options = pa.ipc.IpcReadOptions(included_fields=wanted)
+    with pa.ipc.open_stream(body, options=options) as stream:
+        record_batch = stream.read_next_batch()
+    _check_rows(record_batch.num_rows, header)
+    return record_batch
+
+
+def _wanted(schema: pa.Schema, header: Header, columns: Collection[str] | None) -> list[int]:
+    """Which of the stream's fields are read; those known by name are of the type they have."""
+    types = _TYPED_TYPES if header.typed else TYPES
+    found = []
+    for at, field in enumerate(schema):
+        kind = types.get(field.name)
+        if kind is None and not header.typed:
+            continue
+        if kind is not None and field.type != kind:
+            raise errors.UnsupportedFormat(
+                f"a message batch whose column {field.name} is {field.type}, not {kind}"
+            )
+        if columns is None or field.name in columns:
+            found.append(at)
+    return found
+
+
+def _check_rows(found: int, header: Header) -> None:
+    if found != header.rows:
+        raise errors.UnsupportedFormat(
+            f"a message batch of {found} rows says {header.rows} in its header"
+        )

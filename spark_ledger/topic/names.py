@@ -47,8 +47,10 @@ class TopicName:
 def parse_topic(text: str) -> TopicName:
     """The topic that `text` names: `name`, `tenant/namespace/name`, or that with the scheme.
 
-    Raises errors.TopicNameInvalid.
+    Raises errors.TopicNameInvalid, TypeError for what is no text.
     """
+    if not isinstance(text, str):
+        raise TypeError(f"a topic's name is text, not {text!r}")
     parts = text.removeprefix(_SCHEME).split("/")
     if len(parts) == 1 and not text.startswith(_SCHEME):
         parts = [DEFAULT_TENANT, DEFAULT_NAMESPACE, *parts]

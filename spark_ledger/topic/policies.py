@@ -1,21 +1,34 @@
-"""What a topic asks of the ledgers that hold it; fixed at its creation.
+"""What a topic asks of the ledgers that hold it, and how long it keeps its rows.
 
-Always true: E >= Qw >= Qa >= 1. Two task ledgers are interchangeable only if their policies are
-equal, so the policies are part of the ledger cache's key.
+Always true: E >= Qw >= Qa >= 1; times and sizes are positive; None keeps rows for ever. Policies
+can be changed later: quorums, durability and rolling then hold for ledgers made after the change.
+Two task ledgers are interchangeable only if their policies are equal, so the policies are part of
+the ledger cache's key.
 """
 
+import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from spark_ledger import errors
 
 DURABILITIES = ("synced", "page-cache")
+DELETE_DELAY_MS = 24 * 3600 * 1000
+OPTIONAL = ("retention_ms", "retention_bytes")
+"""Policies that may be None."""
+TEXTS = ("durability",)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """Quorums, durability, and when a task ledger is rolled (whichever comes first)."""
+    """Quorums, durability, and when a task ledger is rolled (whichever comes first).
+
+    `retention_ms`: rows committed longer ago may go. `retention_bytes`: of each partition the
+    oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
+    still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
+    bookies, so that who planned to read it before can; at least as long as the longest read."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -23,15 +36,34 @@ class TopicPolicies:
     durability: str = "synced"
     ledger_bytes_max: int = 1 << 30
     ledger_age_s_max: int = 3600
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    delete_delay_ms: int = DELETE_DELAY_MS
 
     def __post_init__(self) -> None:
+        for name in NAMES:
+            _check(name, getattr(self, name))
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
             raise errors.BadConfig(
                 f"quorums {self.ensemble_size}/{self.write_quorum}/{self.ack_quorum}:"
                 " ensemble >= write quorum >= ack quorum >= 1 does not hold"
             )
-        if self.durability not in DURABILITIES:
-            raise errors.BadConfig(f"durability '{self.durability}' is none of {DURABILITIES}")
+
+
+NAMES = tuple(one.name for one in fields(TopicPolicies))
+
+
+def changed(policies: TopicPolicies, changes: Mapping[str, Any]) -> TopicPolicies:
+    """The policies with these changes, by name. Raises errors.BadConfig for an unknown name or a
+    value that does not hold; nothing is half changed."""
+    for name in changes:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            hint = f"Did you mean '{near[0]}'? " if near else ""
+            raise errors.BadConfig(
+                f"a topic has no policy '{name}'", f"{hint}Policies are: {', '.join(NAMES)}."
+            )
+    return replace(policies, **changes)
 
 
 def to_json(policies: TopicPolicies) -> dict[str, Any]:
@@ -40,5 +72,59 @@ def to_json(policies: TopicPolicies) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> TopicPolicies:
     """Fields of a later version that this one does not know are left out."""
-    known = TopicPolicies.__dataclass_fields__
-    return TopicPolicies(**{name: value for name, value in plain.items() if name in known})
+    return TopicPolicies(**{name: value for name, value in plain.items() if name in NAMES})
+
+
+def _check(name: str, value: object) -> None:
+    if name in TEXTS:
+        if value not in DURABILITIES:
+            raise errors.BadConfig(f"durability '{value}' is none of {DURABILITIES}")
+    elif value is None and name in OPTIONAL:
+        return
+    elif isinstance(value, bool) or not isinstance(value, int):
+        raise errors.BadConfig(
+            f"{name} must be a whole number, got {value!r}", f"Give {_allowed(name)}."
+        )
+    elif value < _least(name):
+        raise errors.BadConfig(f"{name} must not be {value}", f"Give {_allowed(name)}.")
+
+
+def _least(name: str) -> int:
+    return 0 if name == "delete_delay_ms" or name.endswith(("_quorum", "_size")) else 1
+
+
+def _allowed(name: str) -> str:
+    or_none = ", or None to keep rows for ever" if name in OPTIONAL else ""
+    return f"a number from {_least(name)} on{or_none}"
+
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNITS_S = {unit: ms // 1000 for unit, ms in _UNITS_MS.items() if ms >= 1000}
+_UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
+
+
+def value_of_text(name: str, text: str) -> Any:
+    """A policy's value as a user types it: a number, with a unit where it is a time (500ms, 30s,
+    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB); `none` keeps rows for ever.
+
+    Raises errors.BadConfig. Whether the value holds is decided where it is used.
+    """
+    if name in TEXTS:
+        return text
+    if text.lower() == "none" and name in OPTIONAL:
+        return None
+    units = _units(name)
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None or (found[2] and found[2] not in units):
+        kinds = f"a number, or one with {', '.join(units)}" if units else "a number"
+        raise errors.BadConfig(f"{name} cannot be '{text}'", f"Give {kinds}.")
+    return int(found[1]) * (units[found[2]] if found[2] else 1)
+
+
+def _units(name: str) -> Mapping[str, int]:
+    if name.endswith("_ms"):
+        return _UNITS_MS
+    if name.endswith("_s_max"):
+        return _UNITS_S
+    return _UNITS_BYTES if "bytes" in name else {}

@@ -1,132 +1,210 @@
-"""Planning a read: ranges of offsets become tasks, and tasks slices of ledgers. Pure.
+"""Planning a read: ranges of offsets become tasks. Pure.
 
-Always true: the slices of a plan hold every row of the ranges once, in order within a partition;
-a task reads one partition. A slice carries all that its reader trusts: the ledger's metadata
-version and the end of the committed ranges, which is proof that they are confirmed (hazard 18).
+Always true: the tasks of a plan hold every row of the ranges once, in order within a partition,
+holes left out; a task reads one partition. It carries segments in columns; what its reader fetches
+is made of them in the task itself (read_slice.py), so a plan over a million segments stays small.
 """
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.segments import PlacedSegment, index_of_row
-from spark_ledger.topic.state import PartitionState, TopicState
+from spark_ledger.topic.intervals import Chunk
+from spark_ledger.topic.read_slice import ReadSlice, slices_of
+from spark_ledger.topic.segment_table import Longs, Stretch
+from spark_ledger.topic.segments import LiveSegment
+from spark_ledger.topic.state import UNREAD, PartitionState, Tables, TopicState
 
 TASK_BYTES = 64 * 1024 * 1024
-
-
-class EntryPiece(NamedTuple):
-    """Rows [skip, skip + take) of an entry; the first of them has offset `offset`. `first_row` is
-    what the entry's header must say."""
-
-    entry_id: int
-    first_row: int
-    skip: int
-    take: int
-    offset: int
+EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
+Ranges = Mapping[int, tuple[int, int]]
+"""By partition the offsets [start, end) to read."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSlice:
-    """Entries of one ledger, ids rising, that hold consecutive offsets of one partition."""
+class LiveRows:
+    """Rows of a live segment: offsets [start, end) of the partition, all of them in entries up to
+    `last_entry`, which is confirmed."""
 
-    topic_id: str
-    partition: int
-    ledger_id: int
-    metadata_version: int
-    known_confirmed: int
-    pieces: tuple[EntryPiece, ...]
-    bytes: int
-
-    @property
-    def rows(self) -> int:
-        return sum(piece.take for piece in self.pieces)
+    live: LiveSegment
+    start: int
+    end: int
+    last_entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads: offsets [start, end) of one partition. Picklable."""
+    """What one Spark task reads: what is kept of offsets [start, end) of one partition. Picklable.
+    `live` are rows of the partition's open end, after those of the stretches."""
 
     topic: str
     topic_id: str
     partition: int
     start: int
     end: int
-    slices: tuple[ReadSlice, ...]
+    stretches: tuple[Stretch, ...]
+    live: LiveRows | None = None
 
     @property
     def rows(self) -> int:
-        return self.end - self.start
+        live = 0 if self.live is None else self.live.end - self.live.start
+        return live + sum(stretch.rows for stretch in self.stretches)
+
+    @property
+    def slices(self) -> tuple[ReadSlice, ...]:
+        """What is fetched, in order; made anew at each call."""
+        return tuple(self.slices_in_order())
+
+    def slices_in_order(self) -> Iterator[ReadSlice]:
+        """As `slices`, one at a time."""
+        return slices_of(self.topic_id, self.partition, self.stretches)
 
 
 @dataclass(frozen=True, slots=True)
-class LostRows:
-    """Committed offsets [start, end) of a partition that a closed ledger does not hold."""
+class Cutting:
+    """How ranges become tasks: at least `tasks_min` in proportion to bytes, none of more than
+    about `task_bytes` or of more than `task_rows`."""
 
-    topic_id: str
-    partition: int
-    start: int
-    end: int
-    ledger_id: int
-    last_entry: int
+    tasks_min: int = 1
+    task_bytes: int = TASK_BYTES
+    task_rows: int | None = None
 
-    def error(self) -> errors.RowsLost:
-        return errors.RowsLost(
-            f"{self.end - self.start} rows (offsets {self.start} to {self.end - 1}) of partition"
-            f" {self.partition} of topic {self.topic_id} were committed but ledger"
-            f" {self.ledger_id} ends at entry {self.last_entry}",
-            rows=self.end - self.start,
-            start=self.start,
-            end=self.end,
-            partition=self.partition,
-        )
+
+def chunks_to_read(state: TopicState, ranges: Ranges) -> list[Chunk]:
+    """The chunks that `plan_read` needs for these ranges."""
+    _check(state, ranges)
+    found = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
+    return list(dict.fromkeys(chunk for some in found for chunk in some))
 
 
 def plan_read(
     state: TopicState,
-    ranges: Mapping[int, tuple[int, int]],
+    ranges: Ranges,
     *,
     topic: str = "",
-    min_partitions: int = 1,
-    task_bytes: int = TASK_BYTES,
+    cutting: Cutting | None = None,
+    read: Tables = UNREAD,
 ) -> list[ReadTask]:
     """Tasks for the rows [start, end) of each partition in `ranges`, by partition and offset.
 
-    Cut at least into `min_partitions` tasks (in proportion to rows) and by `task_bytes`, at entry
-    boundaries where one is near, else inside an entry. Empty ranges give no task.
+    Cut at entry boundaries where one is near, else inside an entry. Ranges without a row give no
+    task. `read` has the chunks of `chunks_to_read`.
     Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
     """
-    for partition, (start, end) in ranges.items():
-        _check_range(state, partition, start, end)
-    total = sum(end - start for start, end in ranges.values())
+    _check(state, ranges)
+    cutting = cutting or Cutting()
+    parts = {p: _Part(state.partitions[p], *ends, read) for p, ends in sorted(ranges.items())}
+    total = sum(part.weight for part in parts.values())
     tasks = []
-    for partition, (start, end) in sorted(ranges.items()):
-        if start == end:
-            continue
-        held = state.partitions[partition]
-        by_rows = -(-min_partitions * (end - start) // total)
-        by_bytes = -(-held.bytes_between(start, end) // task_bytes)
-        cuts = _cuts(held, start, end, min(end - start, max(1, by_rows, by_bytes)))
-        for lo, hi in itertools.pairwise(cuts):
-            slices = tuple(_slices(state.topic_id, held, lo, hi))
-            tasks.append(ReadTask(topic, state.topic_id, partition, lo, hi, slices))
+    for p, part in parts.items():
+        for lo, hi in itertools.pairwise(part.cuts(cutting, total)):
+            kept = tuple(part.clipped(lo, hi))
+            if kept:
+                tasks.append(ReadTask(topic, state.topic_id, p, lo, hi, kept))
     return tasks
 
 
-def lost_rows(record: LedgerRecord, planned: ReadSlice) -> LostRows | None:
-    """The rows of the slice beyond the end of its closed ledger (hazard 26), or None."""
-    last = record.last_entry
-    if last is None or planned.pieces[-1].entry_id <= last:
-        return None
-    beyond = [piece for piece in planned.pieces if piece.entry_id > last]
-    end = beyond[-1].offset + beyond[-1].take
-    return LostRows(
-        planned.topic_id, planned.partition, beyond[0].offset, end, planned.ledger_id, last
-    )
+class _Part:
+    """One partition's share of a plan."""
+
+    def __init__(self, held: PartitionState, start: int, end: int, read: Tables) -> None:
+        self._held = held
+        self._start = start
+        self._end = end
+        self._stretches = held.stretches(start, end, read)
+        self._firsts = np.cumsum([0, *(len(one.table) for one in self._stretches)])
+        empty: Sequence[Longs] = [np.zeros(0, np.int64)]
+        clipped = [_clipped(one) for one in self._stretches]
+        self._los = np.concatenate([los for los, _, _ in clipped] or empty)
+        self._rows = np.concatenate([rows for _, rows, _ in clipped] or empty)
+        self._weights = np.zeros(len(self._rows) + 1)
+        np.cumsum(
+            np.concatenate([sizes for _, _, sizes in clipped] or empty), out=self._weights[1:]
+        )
+
+    @property
+    def weight(self) -> float:
+        """About the bytes to be read."""
+        return float(self._weights[-1])
+
+    def cuts(self, cutting: Cutting, total: float) -> list[int]:
+        """The start, the cuts in proportion to bytes, the end; strictly rising."""
+        if not len(self._rows):
+            return []
+        rows = int(self._rows.sum())
+        share = -(-cutting.tasks_min * self.weight // total)
+        size = -(-self.weight // cutting.task_bytes)
+        count = min(rows, max(1, int(share), int(size)))
+        inner = (self._cut_at(self.weight * i / count, rows // count // 4) for i in range(1, count))
+        cuts = sorted({self._start, *inner, self._end})
+        if cutting.task_rows is None:
+            return cuts
+        pairs = itertools.pairwise(cuts)
+        fine = (self._by_rows(lo, hi, cutting.task_rows) for lo, hi in pairs)
+        return [*itertools.chain.from_iterable(fine), self._end]
+
+    def clipped(self, lo: int, hi: int) -> Iterator[Stretch]:
+        """What there is of [lo, hi)."""
+        at = bisect_right(self._stretches, lo, key=lambda one: one.hi)
+        for one in self._stretches[at:]:
+            if one.lo >= hi:
+                return
+            first, end = max(lo, one.lo), min(hi, one.hi)
+            yield Stretch(first, end, one.table.between(self._held.number, first, end))
+
+    def _cut_at(self, weight: float, slack: int) -> int:
+        """The offset before which there is so much, or the entry's boundary near to it."""
+        at = int(np.searchsorted(self._weights, weight, side="right")) - 1
+        at = min(at, len(self._rows) - 1)
+        inside = (weight - self._weights[at]) / (self._weights[at + 1] - self._weights[at])
+        cut = int(self._los[at]) + int(inside * self._rows[at])
+        return self._near_entry(at, cut, slack)
+
+    def _near_entry(self, at: int, cut: int, slack: int) -> int:
+        """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
+        which = int(np.searchsorted(self._firsts, at, side="right")) - 1
+        one = self._stretches[which]
+        first, counts = one.table.entry_rows_of(at - int(self._firsts[which]))
+        bounds = np.concatenate([[first], first + np.cumsum(counts)])
+        nearest = int(bounds[np.abs(bounds - cut).argmin()])
+        within = one.lo < nearest < one.hi and abs(nearest - cut) <= slack
+        return nearest if within else cut
+
+    def _by_rows(self, lo: int, hi: int, rows_max: int) -> Iterator[int]:
+        """`lo`, and a cut wherever `rows_max` rows that are kept lie before it."""
+        yield lo
+        left = rows_max
+        for one in self.clipped(lo, hi):
+            at = one.lo
+            while one.hi - at > left:
+                at += left
+                yield at
+                left = rows_max
+            left -= one.hi - at
+            if not left and one.hi < hi:
+                yield one.hi
+                left = rows_max
+
+
+def _clipped(one: Stretch) -> tuple[Longs, Longs, Longs]:
+    """First offset, rows and weight of each segment of the stretch, as far as it counts."""
+    table = one.table
+    los, rows, sizes = table.bases, table.rows, table.sizes
+    cut = int(los[0]) < one.lo or int(table.ends[-1]) > one.hi
+    if cut:
+        los = np.maximum(los, one.lo)
+        rows = np.minimum(table.ends, one.hi) - los
+        sizes = sizes * rows // table.rows
+    return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
+
+
+def _check(state: TopicState, ranges: Ranges) -> None:
+    for partition, (start, end) in ranges.items():
+        _check_range(state, partition, start, end)
 
 
 def _check_range(state: TopicState, partition: int, start: int, end: int) -> None:
@@ -143,77 +221,3 @@ def _check_range(state: TopicState, partition: int, start: int, end: int) -> Non
             "Stay within the offsets that the topic has.",
             partition=partition,
         )
-
-
-def _cuts(held: PartitionState, start: int, end: int, count: int) -> list[int]:
-    """`start`, `count` - 1 cuts evenly between, `end`; strictly rising."""
-    rows = end - start
-    inner = [start + rows * i // count for i in range(1, count)]
-    return [start, *(_near_entry(held, cut, rows // count // 4) for cut in inner), end]
-
-
-def _near_entry(held: PartitionState, cut: int, slack: int) -> int:
-    """The entry boundary next to `cut` if it is within `slack` rows, else `cut`."""
-    (placed,) = held.segments_between(cut, cut + 1)
-    bounds = [placed.base + row for row in placed.segment.first_rows()] + [placed.end]
-    at = bisect_right(bounds, cut)
-    nearest = min(bounds[at - 1 : at + 1], key=lambda bound: abs(bound - cut))
-    return nearest if abs(nearest - cut) <= slack else cut
-
-
-def _slices(topic_id: str, held: PartitionState, lo: int, hi: int) -> Iterator[ReadSlice]:
-    """The slices of [lo, hi): neighbours in one ledger become one."""
-    last: ReadSlice | None = None
-    for placed in held.segments_between(lo, hi):
-        made = _slice(topic_id, placed, lo, hi)
-        if last is None:
-            last = made
-        elif _follows(last, made):
-            last = _joined(last, made)
-        else:
-            yield last
-            last = made
-    if last is not None:
-        yield last
-
-
-def _slice(topic_id: str, placed: PlacedSegment, lo: int, hi: int) -> ReadSlice:
-    segment = placed.segment
-    pieces = tuple(_pieces(placed, max(lo, placed.base), min(hi, placed.end)))
-    rows = sum(piece.take for piece in pieces)
-    return ReadSlice(
-        topic_id=topic_id,
-        partition=segment.partition,
-        ledger_id=segment.ledger_id,
-        metadata_version=segment.metadata_version,
-        known_confirmed=segment.last_entry,
-        pieces=pieces,
-        bytes=segment.bytes * rows // segment.rows,
-    )
-
-
-def _pieces(placed: PlacedSegment, lo: int, hi: int) -> Iterator[EntryPiece]:
-    """The parts of the segment's entries that hold offsets [lo, hi), a part of the segment."""
-    first_rows = placed.segment.first_rows()
-    ids = list(placed.segment.entry_ids())
-    at = index_of_row(first_rows, lo - placed.base)
-    while at < len(ids) and placed.base + first_rows[at] < hi:
-        base = placed.base + first_rows[at]
-        skip = max(0, lo - base)
-        take = min(hi, base + placed.segment.entry_rows[at]) - base - skip
-        yield EntryPiece(ids[at], first_rows[at], skip, take, base + skip)
-        at += 1
-
-
-def _follows(one: ReadSlice, other: ReadSlice) -> bool:
-    return one.ledger_id == other.ledger_id and one.pieces[-1].entry_id < other.pieces[0].entry_id
-
-
-def _joined(one: ReadSlice, other: ReadSlice) -> ReadSlice:
-    return replace(
-        one,
-        metadata_version=max(one.metadata_version, other.metadata_version),
-        known_confirmed=max(one.known_confirmed, other.known_confirmed),
-        pieces=one.pieces + other.pieces,
-        bytes=one.bytes + other.bytes,
-    )

@@ -11,16 +11,21 @@ docs/topics.md shows every record.
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.topic import policies, segments
+from spark_ledger.topic import actions, policies
+from spark_ledger.topic.actions import Action
+from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.segments import Segment
 
 T = TypeVar("T")
+
+TXN_BYTES_MAX = 64 * 1024
+_TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
+_COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
 
 READER_VERSION = 1
 WRITER_VERSION = 1
@@ -50,25 +55,20 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits."""
+    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits.
+    `turn` is the commit that asks the others to let it go first (commit_turns.py), "" for none."""
 
     next: int
     life: TopicLife = TopicLife.OPEN
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Adds segments, in this order, at the end of their partitions. Its guard always holds."""
-
-    segments: tuple[Segment, ...]
-
-
-Action = Append  # later: open, seal, replace, trim, hole, overwrite, grow
+    turn: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """/topic-ids/<id>/log/<n>. Holds no offsets: a loser of the race for n commits it as it is."""
+    """/topic-ids/<id>/log/<n>, or where that points to. Holds no offsets of what it adds: a loser
+    of the race for n commits it as it is. `others` are the other topics of a commit over several,
+    `user_metadata` a text of the user's; `body_ledger` is the ledger that the body was read from,
+    None if it is in the node."""
 
     commit_id: str
     app_id: str
@@ -78,12 +78,33 @@ class Commit:
     intent: str
     actions: tuple[Action, ...]
     min_writer: int = WRITER_VERSION
+    others: tuple[str, ...] = ()
+    user_metadata: str = ""
+    body_ledger: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """/topic-ids/<id>/log/<n> of a commit whose body is in a ledger."""
+
+    commit_id: str
+    body: BlobPointer
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRows:
+    """What a commit brought into one topic: under which number, how many rows of each partition."""
+
+    number: int = NO_COMMIT
+    rows: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
-    of each partition. `commit_id` tells the commit whose answer was lost."""
+    of each partition. `commit_id` tells the commit whose answer was lost. A commit over several
+    topics has those after the first in `others`. Rows are left out where the record would be
+    larger than TXN_BYTES_MAX."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -91,13 +112,21 @@ class TxnRecord:
     topic_id: str = ""
     number: int = NO_COMMIT
     rows: Mapping[int, int] = field(default_factory=dict)
+    others: Mapping[str, TopicRows] = field(default_factory=dict)
+
+    def topics(self) -> dict[str, TopicRows]:
+        """By topic id; empty where nothing was committed."""
+        first = {self.topic_id: TopicRows(self.number, self.rows)} if self.topic_id else {}
+        return {**first, **self.others}
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
-    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made."""
+    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
+    `snapshots` the number that the next commit had in each topic that it is to overwrite. A
+    `random` app id is this intent's own, which nobody will name again."""
 
-    kind: str  # "query" or "batch"
+    kind: str  # "query", "batch", "cursor" or "system"
     app_id: str
     run_id: str
     target: str
@@ -105,6 +134,8 @@ class IntentRecord:
     generation: int = 0
     state: IntentState = IntentState.OPEN
     why: str = ""
+    snapshots: Mapping[str, int] = field(default_factory=dict)
+    random: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,47 +177,86 @@ def decode_topic_pointer(value: bytes) -> str:
 
 
 def encode_head(head: Head) -> bytes:
-    return _dump({"next": head.next, "state": head.life.value})
+    turn = {"turn": head.turn} if head.turn else {}
+    return _dump({"next": head.next, "state": head.life.value, **turn})
 
 
 def decode_head(value: bytes) -> Head:
-    return _load(value, "head", lambda plain: Head(int(plain["next"]), TopicLife(plain["state"])))
+    def build(plain: dict[str, Any]) -> Head:
+        return Head(int(plain["next"]), TopicLife(plain["state"]), plain.get("turn", ""))
+
+    return _load(value, "head", build)
 
 
 def encode_commit(commit: Commit) -> bytes:
-    plain = {name: getattr(commit, name) for name in Commit.__slots__ if name != "actions"}
-    return _dump({**plain, "actions": [_action_to_json(action) for action in commit.actions]})
+    plain: dict[str, Any] = {name: getattr(commit, name) for name in _COMMIT_TEXTS}
+    plain["actions"] = [actions.to_json(action) for action in commit.actions]
+    if commit.others:
+        plain["others"] = list(commit.others)
+    if commit.user_metadata:
+        plain["user_metadata"] = commit.user_metadata
+    return _dump(plain)
 
 
-def decode_commit(value: bytes) -> Commit:
-    def build(plain: dict[str, Any]) -> Commit:
-        actions = tuple(_action_from_json(action) for action in plain["actions"])
-        names = (name for name in Commit.__slots__ if name != "actions")
-        return Commit(actions=actions, **{name: plain[name] for name in names})
+def encode_spilled(spilled: Spilled) -> bytes:
+    return _dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
+
+
+def decode_commit(value: bytes) -> Commit | Spilled:
+    """A commit, or where its body is. Raises errors.UnsupportedFormat."""
+
+    def build(plain: dict[str, Any]) -> Commit | Spilled:
+        if "body" in plain:
+            return Spilled(plain["commit_id"], pointer_from_json(plain["body"]))
+        return Commit(
+            actions=tuple(actions.from_json(action) for action in plain["actions"]),
+            others=tuple(plain.get("others", ())),
+            user_metadata=plain.get("user_metadata", ""),
+            **{name: plain[name] for name in _COMMIT_TEXTS},
+        )
 
     return _load(value, "commit", build)
 
 
+def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
+    """Raises KeyError, TypeError or ValueError when `plain` is no pointer."""
+    return BlobPointer(**{name: int(at) for name, at in _fields(BlobPointer, plain).items()})
+
+
 def encode_txn(record: TxnRecord) -> bytes:
-    return _dump({**asdict(record), "rows": {str(p): n for p, n in sorted(record.rows.items())}})
+    value = _txn_bytes(record)
+    return value if len(value) <= TXN_BYTES_MAX else _txn_bytes(_without_rows(record))
 
 
 def decode_txn(value: bytes) -> TxnRecord:
     def build(plain: dict[str, Any]) -> TxnRecord:
-        rows = {int(partition): count for partition, count in plain["rows"].items()}
-        return TxnRecord(**{**_fields(TxnRecord, plain), "rows": rows})
+        others = plain.pop("others", {})
+        return TxnRecord(
+            **{name: plain[name] for name in _TXN_PLAIN},
+            rows=_rows_from_json(plain["rows"]),
+            others={
+                topic: TopicRows(one["number"], _rows_from_json(one["rows"]))
+                for topic, one in others.items()
+            },
+        )
 
     return _load(value, "transaction record", build)
 
 
 def encode_intent(record: IntentRecord) -> bytes:
-    return _dump({**asdict(record), "state": record.state.value})
+    plain = {**asdict(record), "state": record.state.value}
+    for name in ("snapshots", "random"):
+        if not plain[name]:
+            del plain[name]
+    return _dump(plain)
 
 
 def decode_intent(value: bytes) -> IntentRecord:
     def build(plain: dict[str, Any]) -> IntentRecord:
         state = IntentState(plain["state"])
-        return IntentRecord(**{**_fields(IntentRecord, plain), "state": state})
+        snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
+        known = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
+        return IntentRecord(**{**known, "state": state})
 
     return _load(value, "intent", build)
 
@@ -207,14 +277,28 @@ def decode_block(value: bytes) -> IdBlock:
     return _load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
 
 
-def _action_to_json(action: Action) -> dict[str, Any]:
-    return {"action": "append", "segments": [segments.to_json(s) for s in action.segments]}
+def _txn_bytes(record: TxnRecord) -> bytes:
+    plain: dict[str, Any] = {name: getattr(record, name) for name in _TXN_PLAIN}
+    plain["rows"] = _rows_to_json(record.rows)
+    if record.others:
+        plain["others"] = {
+            topic: {"number": one.number, "rows": _rows_to_json(one.rows)}
+            for topic, one in record.others.items()
+        }
+    return _dump(plain)
 
 
-def _action_from_json(plain: Mapping[str, Any]) -> Action:
-    if plain["action"] != "append":
-        raise errors.UnsupportedFormat(f"a commit holds the unknown action '{plain['action']}'")
-    return Append(tuple(segments.from_json(segment) for segment in plain["segments"]))
+def _without_rows(record: TxnRecord) -> TxnRecord:
+    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
+    return replace(record, rows={}, others=others)
+
+
+def _rows_to_json(rows: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): count for partition, count in sorted(rows.items())}
+
+
+def _rows_from_json(plain: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): count for partition, count in plain.items()}
 
 
 def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,31 +1,135 @@
-"""Which partition a row goes to: by its key's hash; without a key, where its task's rows go.
+"""Which partition a row goes to.
 
 Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, partition = (hash &
 0x7fffffff) % partitions, the same in every language and for ever: it decides where a key's rows
-are. Whole columns are hashed by numpy, one step for all rows that have so many bytes; no Python
-loop runs over rows but for the few that are far longer than the rest.
+are. Whole columns are hashed by numpy, one step for all rows that have so many bytes; where keys
+repeat, each once. No Python loop runs over rows but for the few that are far longer than the rest.
+A task that is run again routes the same rows to the same partitions.
 """
+
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_ledger import errors
+from spark_ledger.topic.arrow_arrays import as_numpy
+
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
 _MASK = 0xFFFFFFFF
 FEW_ROWS = 16  # fewer are hashed one by one: a numpy step costs as much as 16 Python steps
+SAMPLE_ROWS = 512  # a look at so many says whether the keys of many more repeat
 
 Hashes = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
 
-def partitions_of(keys: pa.Array, partitions: int, sticky: int) -> Counts:
+class Routing(Enum):
+    """How rows find their partition; the values are what the option `routing` takes."""
+
+    HASH = "hash"
+    """By the key; rows without one where the task's rows go."""
+    ROUND_ROBIN = "roundRobin"
+    """The task's rows in turn, beginning with partition `task index % partitions`."""
+    SINGLE = "single"
+    """All of the task's rows to one partition, the one that rows without a key go to."""
+    COLUMN = "column"
+    """By the rows' own column `partition`."""
+    SPARK = "spark"
+    """All of the task's rows to partition `task index % partitions`."""
+
+
+class Router:
+    """One task's routing. `sticky` is where its rows without a key go: `task index % partitions`
+    if it is not given."""
+
+    def __init__(
+        self, routing: Routing, partitions: int, task_index: int, sticky: int | None = None
+    ) -> None:
+        self.routing = routing
+        self.partitions = partitions
+        self._first = task_index % partitions
+        self._sticky = self._first if sticky is None else sticky
+        self._turn = self._first
+
+    def route(
+        self, rows: int, keys: pa.Array | None, hashes: Hashes | None, column: pa.Array | None
+    ) -> int | Counts:
+        """The partition of each of the task's next rows, or of all of them. `hashes` are the
+        keys', asked for by HASH only.
+
+        Raises errors.OptionInvalid for a partition that is null or none of the topic's.
+        """
+        if self.routing is Routing.COLUMN:
+            return self._by_column(rows, column)
+        if self.partitions == 1:
+            return 0
+        if self.routing is Routing.ROUND_ROBIN:
+            wanted = (np.arange(rows, dtype=np.int64) + self._turn) % self.partitions
+            self._turn = (self._turn + rows) % self.partitions
+            return wanted
+        if self.routing is Routing.SPARK:
+            return self._first
+        if self.routing is Routing.SINGLE or keys is None:
+            return self._sticky
+        return partitions_of(keys, self.partitions, self._sticky, hashes)
+
+    @property
+    def hashes_keys(self) -> bool:
+        return self.routing is Routing.HASH and self.partitions > 1
+
+    def _by_column(self, rows: int, column: pa.Array | None) -> Counts:
+        if column is None or not pa.types.is_integer(column.type):
+            kind = "missing" if column is None else f"of type {column.type}"
+            raise errors.ColumnTypeMismatch(
+                f"column partition is {kind}, routing by it needs an INT", column="partition"
+            )
+        if len(column) != rows:
+            raise ValueError(f"{len(column)} partitions for {rows} rows")
+        if column.null_count:
+            row = int(np.flatnonzero(as_numpy(column.is_null()))[0])
+            raise errors.PartitionInvalid(f"the partition of row {row} of a batch is null")
+        wanted = as_numpy(column)
+        wrong = np.flatnonzero((wanted < 0) | (wanted >= self.partitions))
+        if len(wrong):
+            raise errors.PartitionInvalid(
+                f"a row is for partition {wanted[wrong[0]]}, the topic has {self.partitions}"
+            )
+        return np.asarray(wanted, dtype=np.int64)
+
+
+def partitions_of(
+    keys: pa.Array, partitions: int, sticky: int, hashes: Hashes | None = None
+) -> Counts:
     """The partition of each row of the binary column `keys`; null keys go to `sticky`."""
-    hashed = (murmur3_32(keys) & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
+    hashed = murmur3_32(keys) if hashes is None else hashes
+    found = (hashed & np.uint32(0x7FFFFFFF)).astype(np.int64) % partitions
     if keys.null_count:
-        hashed[np.asarray(keys.is_null())] = sticky
-    return hashed
+        found[as_numpy(keys.is_null())] = sticky
+    return found
+
+
+def key_hashes(keys: pa.Array) -> Hashes:
+    """As `murmur3_32`; where few keys repeat often, each is hashed once."""
+    if not repeat(keys):
+        return murmur3_32(keys)
+    encoded = keys.dictionary_encode("encode")
+    hashed = murmur3_32(encoded.dictionary)
+    found: Hashes = hashed[as_numpy(encoded.indices)]
+    return found
+
+
+def repeat(keys: pa.Array) -> bool:
+    """Whether, by a look at some, hashing each key once costs less than hashing each row's:
+    for 10,000 keys of 12 bytes it took 0.24 ms instead of 0.42 if 500 were different, 0.34 if
+    2,000 were, but 0.79 if all were; of 36 bytes 0.39, 0.61 and 1.6 instead of 1.06."""
+    if len(keys) < 8 * SAMPLE_ROWS:
+        return False
+    sample = keys.slice((len(keys) - SAMPLE_ROWS) // 2, SAMPLE_ROWS)
+    return len(sample.dictionary_encode().dictionary) <= SAMPLE_ROWS * 7 // 8
 
 
 def murmur3_32(keys: pa.Array) -> Hashes:
@@ -35,7 +139,7 @@ def murmur3_32(keys: pa.Array) -> Hashes:
     with np.errstate(over="ignore"):
         _mix_blocks(hashes, starts, lengths, content)
         _mix_tails(hashes, starts, lengths, content)
-        return _finish(hashes ^ lengths.astype(np.uint32))
+        return finish(hashes ^ lengths.astype(np.uint32))
 
 
 def murmur3_32_of(key: bytes, hashed: int = 0, first_block: int = 0) -> int:
@@ -57,7 +161,7 @@ def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
     starts = offsets[:-1].astype(np.int64)
     lengths = np.diff(offsets).astype(np.int64)
     if keys.null_count:
-        lengths[np.asarray(keys.is_null())] = 0
+        lengths[as_numpy(keys.is_null())] = 0
     if content is None:
         return starts, lengths, np.zeros(0, dtype=np.uint8)
     return starts, lengths, np.frombuffer(content, dtype=np.uint8)
@@ -65,14 +169,14 @@ def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
 
 def _mix_blocks(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
     """Mix in the whole 4-byte blocks, block by block over the rows that have it."""
-    blocks = lengths // 4
-    rows = np.flatnonzero(blocks)
+    blocks = lengths >> 2
     words = _words(content)
-    at = 0
+    common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
+    for at in range(common):  # no row is looked for that every row is
+        hashes[:] = _mixed(hashes, words[starts + 4 * at])
+    rows, at = np.flatnonzero(blocks > common), common
     while len(rows) > FEW_ROWS:
-        block = words[starts[rows] + 4 * at]
-        mixed = hashes[rows] ^ _scramble(block)
-        hashes[rows] = _rotate(mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+        hashes[rows] = _mixed(hashes[rows], words[starts[rows] + 4 * at])
         at += 1
         rows = rows[blocks[rows] > at]
     for row in rows.tolist():
@@ -83,13 +187,20 @@ def _mix_blocks(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes)
 
 def _mix_tails(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
     """Mix in the last 1 to 3 bytes of the rows that have such a rest."""
-    rest = lengths % 4
+    rest = lengths & 3
     tails = starts + lengths - rest
     block = np.zeros(len(hashes), dtype=np.uint32)
-    for i in (2, 1, 0):
+    common = int(rest.min()) if len(rest) else 0
+    for i in range(common):
+        block |= content[tails + i].astype(np.uint32) << np.uint32(8 * i)
+    for i in range(common, 3):
         rows = np.flatnonzero(rest > i)
-        block[rows] ^= content[tails[rows] + i].astype(np.uint32) << np.uint32(8 * i)
+        block[rows] |= content[tails[rows] + i].astype(np.uint32) << np.uint32(8 * i)
     hashes ^= _scramble(block)  # 0 for rows without a rest
+
+
+def _mixed(hashes: Hashes, block: Hashes) -> Hashes:
+    return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
 
 
 def _words(content: Bytes) -> npt.NDArray[np.uint32]:
@@ -106,7 +217,8 @@ def _rotate(value: Hashes, bits: int) -> Hashes:
     return (value << np.uint32(bits)) | (value >> np.uint32(32 - bits))
 
 
-def _finish(value: Hashes) -> Hashes:
+def finish(value: Hashes) -> Hashes:
+    """murmur3's last step, which spreads every bit; in place."""
     value ^= value >> np.uint32(16)
     value *= np.uint32(0x85EBCA6B)
     value ^= value >> np.uint32(13)

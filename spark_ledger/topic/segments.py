@@ -4,20 +4,35 @@ Always true: entry ids rise strictly; `entry_rows` has one positive count for ea
 order; `rows` is their sum. Every entry was acknowledged, in order, to the handle that wrote it
 (hazard 18), so a committed segment is confirmed whatever a bookie's last add confirmed says.
 Entries count their rows from the segment's first row, so a commit may place it at any offset.
+An entry that is `shared` holds rows of several partitions: the segment has its partition's rows
+of it. An inline segment's entries are in the commit itself, until a checkpoint moves them.
 """
 
+from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+INLINE = -1
+"""The ledger id of a segment whose payloads are in the commit."""
+NO_ENTRY = -1
+NO_MS = -1
+
+Payload = bytes
+CommitTimes = tuple[tuple[int, int], ...]
+"""So many rows each, and when they were committed (ms, the store's clock); never falling."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """`entries` are ranges (first, last), both included. `metadata_version` is a version of the
     ledger's record at or after the last ack: no older record may be used to read it (hazard 27).
-    `min_ms` and `max_ms` are the writers' clocks."""
+    `min_ms` and `max_ms` are the writers' clocks; `event_min_ms`, `event_max_ms` the rows' own
+    times, NO_MS where no row has one. `filter_entry` is the entry of the same ledger with the
+    fingerprints of these entries' keys (key_filter.py), NO_ENTRY if there is none. `inline` has
+    the payload of each entry of an inline segment, whose ids count from 0."""
 
     partition: int
     ledger_id: int
@@ -28,6 +43,11 @@ class Segment:
     bytes: int
     min_ms: int
     max_ms: int
+    shared: bool = False
+    filter_entry: int = NO_ENTRY
+    event_min_ms: int = NO_MS
+    event_max_ms: int = NO_MS
+    inline: tuple[Payload, ...] = ()
 
     def __post_init__(self) -> None:
         ids = [entry for ends in self.entries for entry in ends]
@@ -40,6 +60,10 @@ class Segment:
             raise ValueError(f"{len(self.entry_rows)} row counts for entries {self.entries}")
         if min(self.entry_rows) < 1 or sum(self.entry_rows) != self.rows:
             raise ValueError(f"{self.rows} rows in entries of {self.entry_rows} rows")
+        if (self.ledger_id == INLINE) != bool(self.inline):
+            raise ValueError(f"ledger {self.ledger_id} with {len(self.inline)} payloads inline")
+        if self.inline and self.entries != ((0, len(self.inline) - 1),):
+            raise ValueError(f"{len(self.inline)} payloads inline for entries {self.entries}")
 
     @property
     def last_entry(self) -> int:
@@ -57,16 +81,33 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
     """A segment in its topic: its first row has offset `base` in the partition; `commit` is the
-    number that brought it in, `commit_ms` that commit's time by the store's clock."""
+    number that brought it in, `commit_ms` that commit's time by the store's clock. Of a merged one
+    it is the last of the times in `times`, which has those of its rows; empty: all then."""
 
     segment: Segment
     base: int
     commit: int
     commit_ms: int
+    times: CommitTimes = ()
 
     @property
     def end(self) -> int:
         return self.base + self.segment.rows
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSegment:
+    """The open end of a partition: a ledger of its own that its owner still appends to. All of its
+    entries, from 0 on, are rows of this partition from offset `base` on; what is confirmed of it
+    is not in the log but in the ledger. `opened` is the commit that brought it in."""
+
+    partition: int
+    ledger_id: int
+    metadata_version: int
+    base: int
+    opened: int
+    owner: str
+    epoch: int
 
 
 def index_of_row(bases: Sequence[int], row: int) -> int:
@@ -86,29 +127,47 @@ def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def to_json(segment: Segment) -> dict[str, Any]:
-    return {
+    plain: dict[str, Any] = {
         "partition": segment.partition,
-        "ledger": segment.ledger_id,
-        "version": segment.metadata_version,
-        "entries": [list(ends) for ends in segment.entries],
         "entry_rows": list(segment.entry_rows),
         "bytes": segment.bytes,
         "written_ms": [segment.min_ms, segment.max_ms],
     }
+    if segment.inline:
+        plain["inline"] = [b64encode(payload).decode() for payload in segment.inline]
+    else:
+        plain["ledger"] = segment.ledger_id
+        plain["version"] = segment.metadata_version
+        plain["entries"] = [list(ends) for ends in segment.entries]
+    if segment.shared:
+        plain["shared"] = True
+    if segment.filter_entry != NO_ENTRY:
+        plain["filter_entry"] = segment.filter_entry
+    if segment.event_max_ms != NO_MS:
+        plain["event_ms"] = [segment.event_min_ms, segment.event_max_ms]
+    return plain
 
 
 def from_json(plain: Mapping[str, Any]) -> Segment:
     """Raises KeyError, TypeError or ValueError when `plain` is no segment."""
     counts = tuple(int(rows) for rows in plain["entry_rows"])
     min_ms, max_ms = plain["written_ms"]
+    event_min_ms, event_max_ms = plain.get("event_ms", (NO_MS, NO_MS))
+    inline = tuple(b64decode(text, validate=True) for text in plain.get("inline", ()))
+    entries = [[0, len(inline) - 1]] if inline else plain["entries"]
     return Segment(
         partition=plain["partition"],
-        ledger_id=plain["ledger"],
-        metadata_version=plain["version"],
-        entries=tuple((int(first), int(last)) for first, last in plain["entries"]),
+        ledger_id=INLINE if inline else plain["ledger"],
+        metadata_version=0 if inline else plain["version"],
+        entries=tuple((int(first), int(last)) for first, last in entries),
         entry_rows=counts,
         rows=sum(counts),
         bytes=plain["bytes"],
         min_ms=min_ms,
         max_ms=max_ms,
+        shared=plain.get("shared", False),
+        filter_entry=plain.get("filter_entry", NO_ENTRY),
+        event_min_ms=event_min_ms,
+        event_max_ms=event_max_ms,
+        inline=inline,
     )

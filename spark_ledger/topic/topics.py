@@ -10,11 +10,14 @@ import builtins
 import difflib
 import random
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
+    BadVersion,
     Create,
     Delete,
     MetadataStore,
@@ -26,7 +29,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.topic import records
 from spark_ledger.topic.names import TopicName, parse_topic
-from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.policies import TopicPolicies, changed
 from spark_ledger.topic.records import Head, TopicLife, TopicRecord
 from spark_ledger.topic.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
 
@@ -76,15 +79,19 @@ class Topics:
 
     async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
         """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
+        found = await self.find(name, fresh=fresh)
+        if found is not None:
+            return found
+        known = [info.name.short for info in await self.list()]
+        raise self._not_found(parse_topic(name), known)
+
+    async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
+        """The topic of that name if there is one; with `fresh` as it was when this was called."""
         topic = parse_topic(name)
         with reachable(f"opening topic '{topic}'"):
             if fresh:
                 await self.store.sync(topic.path)
-            found = await self._find(topic)
-            if found is not None:
-                return found
-            known = [info.name.short for info in await self.list()]
-        raise self._not_found(topic, known)
+            return await self._find(topic)
 
     async def list(self) -> list[TopicInfo]:
         """Every topic, by full name."""
@@ -111,6 +118,33 @@ class Topics:
                 if now is None or now.id != info.id:
                     return info
         raise errors.CommitContended(f"topic '{topic}' is written to so often that it stays")
+
+    async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+        """The topic with these policies changed, by name; see policies.py. Ledgers made from now
+        on follow them; who has the topic open meets them when it opens it again.
+
+        Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
+        """
+        topic = parse_topic(name)
+        info = await self.open(name)
+        with reachable(f"changing topic '{topic}'"):
+            for tries in range(TRIES_MAX):
+                node = await self.store.get(paths.topic(info.id))
+                record = records.decode_topic(node.value)
+                wanted = replace(record, policies=changed(record.policies, changes))
+                if wanted == record or await self._set_record(info.id, wanted, node.version):
+                    return replace(info, policies=wanted.policies)
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(topic.path)
+        raise errors.CommitContended(f"others changed topic '{topic}' again and again")
+
+    async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
+        """Whether it is set; if the answer is lost, look."""
+        try:
+            await self.store.set(paths.topic(topic_id), records.encode_topic(record), version)
+            return True
+        except (BadVersion, OutcomeUnknown):
+            return False
 
     async def _create(
         self, topic: TopicName, partitions: int, policies: TopicPolicies
@@ -146,9 +180,11 @@ class Topics:
             return True
         node = await self.store.get(paths.topic_head(info.id))
         head = replace(records.decode_head(node.value), life=TopicLife.DELETED)
+        await ensure(self.store, paths.TOPICS_DELETED)
         operations: builtins.list[Operation] = [
             Delete(info.name.path, pointer.version),
             Set(paths.topic_head(info.id), records.encode_head(head), node.version),
+            Create(paths.topic_deleted(info.id), records.encode_topic_pointer(info.id)),
         ]
         try:
             await self.store.multi(operations)

@@ -12,6 +12,7 @@ from spark_ledger.client.loop import background_loop
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local.maintenance import maintain
 from spark_ledger.topic import blocking
+from spark_ledger.topic.task_writer import TaskSettings
 
 PATIENCE_S = 30
 
@@ -30,7 +31,8 @@ def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
     topics = blocking.topics(cluster.service_url)
     info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
     intent = topics.run(topics.client.intents.open_batch_intent(f"app-{info.id}", "run", "t"))
-    task = topics.task_writer(info, intent, task_index=0)
+    settings = TaskSettings(inline_bytes_max=0)
+    task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
     ledger_id = task.finish().segments[0].ledger_id
 

@@ -9,14 +9,19 @@ import pytest
 from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind, TxnKey
-from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.message_batch import column_of
+from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.routing import Routing
+from spark_ledger.topic.segments import INLINE
+from spark_ledger.topic.task_writer import TaskSettings
 
 
 def write_and_commit(topics, info, version, rows, compression="none"):
     client = topics.client
     run_id = f"run-of-{info.id}"
     intent = topics.run(client.intents.open_query_intent(info.id, run_id, "target"))
-    task = topics.task_writer(info, intent, task_index=0, compression=compression)
+    settings = TaskSettings(compression=compression)
+    task = topics.task_writer(info, intent, task_index=0, settings=settings)
     for start in range(0, len(rows), 1000):
         part = pa.array(rows[start : start + 1000], pa.binary())
         task.write(part, part)
@@ -50,7 +55,7 @@ def test_what_tasks_write_is_read_after_its_commit_once(topics, compression):
 
     assert (first.kind, again.kind) == (CommitKind.COMMITTED, CommitKind.ALREADY)
     assert sorted(read_all(topics, info)) == rows
-    assert sorted(read_all(topics, info, min_partitions=20)) == rows
+    assert sorted(read_all(topics, info, cutting=Cutting(20))) == rows
 
 
 def test_a_reader_that_stops_early_can_read_again(topics):
@@ -84,7 +89,8 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
     info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
     client = topics.client
     intent = topics.run(client.intents.open_batch_intent(f"app-{info.id}", "run", "target"))
-    task = topics.task_writer(info, intent, task_index=0)
+    settings = TaskSettings(inline_bytes_max=0)
+    task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
     ledger_id = task.finish().segments[0].ledger_id
 
@@ -97,10 +103,42 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
 
 def test_a_ledger_of_a_topic_is_not_the_ledger_clients_to_delete(cluster, topics):
     info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
-    write_and_commit(topics, info, 0, [b"kept"])
+    rows = [b"kept" + b"x" * 10_000]
+    write_and_commit(topics, info, 0, rows)
     (ledger_id,) = topics.run(topics.client.log(info.id).fold(fresh=True)).ledgers()
 
     with LedgerClient(cluster.service_url) as client, pytest.raises(errors.LedgerInUse):
         client.delete_ledger(ledger_id)
 
-    assert read_all(topics, info) == [b"kept"]
+    assert read_all(topics, info) == rows
+
+
+@pytest.mark.parametrize("inline_bytes_max", [0, 8192])
+def test_columns_of_a_task_in_a_ledger_or_in_the_commit_come_back_by_partition(
+    topics, inline_bytes_max
+):
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}", 5))
+    intent = topics.run(topics.client.intents.open_batch_intent(f"app-{info.id}", "run", "t"))
+    settings = TaskSettings(routing=Routing.COLUMN, inline_bytes_max=inline_bytes_max)
+    task = topics.task_writer(info, intent, task_index=0, settings=settings)
+    times = pa.array([1_000_000, None, 3_000_000], pa.timestamp("us", tz="UTC"))
+    headers = pa.array([None, [{"key": "h", "value": b"1"}], None])
+    task.write(
+        None,
+        pa.array([b"a", b"b", b"c"]),
+        event_times=times,
+        headers=headers,
+        partitions=pa.array([4, 1, 4]),
+    )
+    result = task.finish()
+    txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
+    topics.run(topics.client.commit(info.id, txn, intent.id, [result]))
+
+    assert {s.ledger_id == INLINE for s in result.segments} == {inline_bytes_max > 0}
+    state = topics.run(topics.client.log(info.id).fold(fresh=True))
+    (task_of_4,) = plan_read(state, {4: (0, 2)})
+    (rows,) = topics.read(task_of_4)
+    assert column_of(rows.record_batch, "value").to_pylist() == [b"a", b"c"]
+    assert column_of(rows.record_batch, "event_time").equals(times.take(pa.array([0, 2])))
+    assert column_of(rows.record_batch, "headers").null_count == 2
+    assert column_of(rows.record_batch, "key").null_count == 2

@@ -124,7 +124,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("bookies", "streams", "journals", "directories"), _whole(1)),
     **dict.fromkeys(("recoverers", "tailers", "writers", "large"), _whole(0)),
     **dict.fromkeys(("chaos_s", "between_s", "add_timeout_s"), _seconds),
-    **dict.fromkeys(("topics", "password", "announce", "delayed"), _flag),
+    **dict.fromkeys(("topics", "password", "announce", "delayed", "churn"), _flag),
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),
     **dict.fromkeys(("faults", "without"), _classes),
     "quorum": _quorum,

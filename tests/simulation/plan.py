@@ -60,6 +60,8 @@ class Plan:
     """Small segments, logs and caches; collection and compaction without a rest."""
     large: int = 0
     """Entries of so many bytes are placed: written once, to a ledger directory; 0: none is."""
+    churn: bool = False
+    """Topics change all the time: more batches, upkeep and janitor without a rest."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -94,7 +96,7 @@ class Plan:
         )
 
     def _options(self) -> list[str]:
-        ways = ("password", "announce", "delayed", "old_readers", "over_budget", "tight")
+        ways = ("password", "announce", "delayed", "old_readers", "over_budget", "tight", "churn")
         several = f"directories {self.journals}+{self.directories}"
         return [
             *(name.replace("_", " ") for name in ways if getattr(self, name)),
@@ -141,5 +143,6 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         journals=rng.choice((1, 1, 2)),
         directories=rng.choice((1, 1, 1, 2, 3)),
         tight=rng.random() < 0.35,
-        large=rng.choice(LARGE),  # drawn last: what older seeds draw stays as it was
+        large=rng.choice(LARGE),  # drawn late, as what follows: older seeds draw what they drew
+        churn=topics and rng.random() < 0.2,
     )

@@ -6,7 +6,9 @@ invariant at every moment it was judged, and everything acked or committed was t
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tests.simulation import invariants
@@ -17,6 +19,12 @@ from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import NAME, LimboWork
 from tests.simulation.loop import SimLoop, current, run
+from tests.simulation.topic_cursors import TopicCursors
+from tests.simulation.topic_fresh import a_fresh_reader_reads_all
+from tests.simulation.topic_idle import follow_often
+from tests.simulation.topic_limits import limited
+from tests.simulation.topic_live import TopicLive
+from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.waiting import a_reader_waits
 from tests.simulation.world import Client, World
@@ -75,6 +83,10 @@ class Scenario:
         self.world: World | None = None
 
     async def main(self) -> Outcome:
+        with ExitStack() as self._until_the_end:
+            return await self._main()
+
+    async def _main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         limits = TIGHT if self.plan.tight else STORAGE
@@ -134,16 +146,28 @@ class Scenario:
         return tasks
 
     async def _start_topics(self, world: World) -> list["asyncio.Task[Any]"]:
-        self.topics = TopicWork(world, self.plan)
-        reader, janitor = await world.client("reader"), await world.client("janitor")
-        return [
-            *(
-                asyncio.create_task(self.topics.supervise(query), name=f"supervisor of {query}")
-                for query in self.topics.queries
-            ),
-            reader.run(self.topics.read_often(reader), "reads"),
-            janitor.run(self.topics.clean(janitor), "cleans"),
+        work = self.topics = TopicWork(world, self.plan)
+        self._until_the_end.enter_context(limited(work.limits, work.noted))
+        upkeep, live = TopicUpkeep(work), TopicLive(work)
+        self.live = live
+        kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
+            ("reader", 1, work.read_often),
+            ("janitor", 1, upkeep.clean),
+            ("maintainer", upkeep.maintainers, upkeep.maintain),
+            ("deleter", 1, upkeep.recreate),
+            ("follower", work.followers, partial(follow_often, work)),
         ]
+        supervised = [
+            *((f"supervisor of {query}", work.supervise(query)) for query in work.queries),
+            ("supervisor of a subscription", TopicCursors(work).supervise()),
+            ("supervisor of owners", live.supervise()),
+            *(
+                (f"supervisor of a {name}", upkeep.kept_going(name, doing))
+                for name, count, doing in kinds
+                for _ in range(count)
+            ),
+        ]
+        return [asyncio.create_task(doing, name=name) for name, doing in supervised]
 
     async def _finish(self, world: World, actors: list["asyncio.Task[Any]"]) -> None:
         """All that was under way ends within the bound, or fails with a reason (34)."""
@@ -163,11 +187,14 @@ class Scenario:
 
     async def _audit(self, world: World) -> None:
         """Recover and read every ledger, and compare with what was acknowledged."""
+        if self.topics is not None:
+            await a_fresh_reader_reads_all(self.topics, self.chaos)
         auditor = await world.client("auditor")
         audit = Audit(world, self.ledgers, auditor)
         await audit.every_ledger()
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
+            await auditor.run(self.live.audit(auditor))
         await self.limbo.ends()
         await audit.nothing_is_left()
         world.observers.situations.at_the_end()

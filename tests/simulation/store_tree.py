@@ -3,7 +3,7 @@
 Always true: a write changes all of what it names or, after `undo`, nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ledger.metadata.store import (
     ANY_VERSION,
@@ -72,7 +72,7 @@ class Write:
         if path in self._tree.nodes:
             raise NodeExists(path)
         self._tree.get(split(path)[0])
-        self._put(path, Versioned(bytes(value), 0, self._now_ms, owner))
+        self._put(path, Versioned(bytes(value), 0, self._now_ms, owner, self._now_ms))
 
     def create_parents(self, path: str) -> None:
         parent = split(path)[0]
@@ -88,7 +88,7 @@ class Write:
 
     def set(self, path: str, value: bytes, version: int) -> int:
         node = self.check(path, version)
-        new = Versioned(bytes(value), node.version + 1, node.created_ms, node.owner)
+        new = replace(node, value=bytes(value), version=node.version + 1, modified_ms=self._now_ms)
         self._put(path, new)
         return new.version
 

@@ -12,6 +12,7 @@ from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerSt
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import ALL, Violation
+from tests.simulation.topic_histories import OF_TOPICS
 
 OPEN = LedgerRecord(1, 3, 3, 2, (Fragment(0, ("a", "b", "c")),))
 IN_RECOVERY = replace(OPEN, state=LedgerState.IN_RECOVERY)
@@ -337,56 +338,6 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: ("a read", 1.0, 2.0, KeyError()),
     ),
     (
-        *("T1", I.a_commit_that_returned_is_in_the_log_once),
-        lambda g, x: (("q", 1), 1),
-        lambda g, x: (("q", 1), 0),
-    ),
-    (
-        *("T1", I.what_was_committed_is_all_there),
-        lambda g, x: ("a1", 2, 2),
-        lambda g, x: ("a1", 1, 2),
-    ),
-    (
-        *("T2", I.success_is_of_ones_own_or_earlier_rows),
-        lambda g, x: ("run-1", "run-2", False),
-        lambda g, x: ("run-1", "run-2", True),
-    ),
-    (
-        *("T2", I.a_version_contributes_rows_at_most_once),
-        lambda g, x: (("q", 1), 1),
-        lambda g, x: (("q", 1), 2),
-    ),
-    (
-        *("T3", I.an_offset_is_one_row_for_ever),
-        lambda g, x: ({}, ("t", 0, 0), b"row"),
-        lambda g, x: ({("t", 0, 0): b"other"}, ("t", 0, 0), b"row"),
-    ),
-    (
-        *("T3", I.offsets_are_dense),
-        lambda g, x: (0, [0, 1], 2),
-        lambda g, x: (0, [0, 2], 3),
-    ),
-    (
-        *("T3", I.a_tasks_rows_keep_their_order),
-        lambda g, x: (0, 1, 2),
-        lambda g, x: (0, 2, 1),
-    ),
-    (
-        *("T4", I.what_a_commit_names_is_there),
-        lambda g, x: (1, False),
-        lambda g, x: (1, True),
-    ),
-    (
-        *("T5", I.every_row_read_was_committed),
-        lambda g, x: (True, b"row"),
-        lambda g, x: (False, b"row"),
-    ),
-    (
-        *("T6", I.what_is_committed_was_acked),
-        lambda g, x: (x, 2),
-        lambda g, x: (x, 3),
-    ),
-    (
         *("T13", I.equal_entries_are_taken_and_others_refused),
         lambda g, x: (x, 0, IDENTITY, Status.OK, "a"),
         lambda g, x: (x, 0, IDENTITY, Status.CONFLICTING_ENTRY, "a"),
@@ -401,11 +352,7 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (x, 3, 2, 1, 2),
         lambda g, x: (x, 3, 1, 1, 2),
     ),
-    (
-        *("T14", I.every_committer_ends),
-        lambda g, x: ("a batch", True),
-        lambda g, x: ("a batch", False),
-    ),
+    *OF_TOPICS,
 ]
 
 OVER_BUDGET = ("5", "7", "11", "16", "34")

@@ -1,114 +1,122 @@
-"""A topic in a run: the runs of a query, readers, and a janitor that takes intents away.
+"""Topics in a run: the runs of queries that write to them, and readers.
 
 Always true: every row says which attempt of which task wrote it, so whatever is read can be traced
-to what was committed; the log in the store, not anybody's memory of it, says what was committed.
-Drivers die, stand still and are replaced while they live; all share one checkpoint.
+to what was committed; the log in the store, not anybody's memory of it, says what was committed
+(topic_ghost.py). Drivers die, stand still and are replaced while they live; all share one
+checkpoint. A query writes to one topic or, batch by batch, to some of several, and a replay of a
+batch to others (hazard 10). topic_upkeep.py has who trims, merges, checkpoints and cleans.
 """
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.errors import LedgerError
-from spark_ledger.metadata import paths
+from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic import records
+from spark_ledger.topic.agreement import fold_agreeing
+from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
-from tests.simulation.invariants import Violation
-from tests.simulation.store import EPOCH_MS, Change, Commit
+from tests.simulation.store import EPOCH_MS
+from tests.simulation.topic_ghost import LogGhost, TopicGhost, TopicJudge, live_name
+from tests.simulation.topic_limits import draw_limits
 from tests.simulation.world import Client, World
 
 TOPIC = "t"
+ANY = "*"
+"""The target of a query whose rows choose their topics."""
 RUNS_MAX = 40
-
-
-@dataclass
-class TopicGhost:
-    """What was written and committed, by the log itself."""
-
-    topic_id: str = ""
-    next_version: dict[str, int] = field(default_factory=dict)
-    """By query, its checkpoint: what a new run begins with."""
-    rows_of: dict[str, int] = field(default_factory=dict)
-    """By task attempt: how many rows it wrote."""
-    attempt_of: dict[Segment, str] = field(default_factory=dict)
-    """By segment: the task attempt that wrote it."""
-    committed: dict[str, None] = field(default_factory=dict)
-    """Task attempts whose rows are in the log."""
-    log: dict[int, records.Commit] = field(default_factory=dict)
-    logged_at: dict[int, int] = field(default_factory=dict)
-    """By commit: the zxid that made it."""
-    begun_at: dict[str, int] = field(default_factory=dict)
-    """By run: the zxid that made its first intent."""
-    times: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By (app id, version): how many commits contribute rows."""
-    referenced: dict[int, None] = field(default_factory=dict)
-    """Ledgers that a commit names."""
-    offsets: dict[Any, bytes] = field(default_factory=dict)
-    """(topic id, partition, offset): the row first read there."""
+PATIENCE_S = {False: (3.0, 30.0, 120.0, 120.0), True: (1.0, 3.0, 10.0, 120.0)}
+"""After which another run begins, whether the one before it has ended or not."""
+ROLLED_AT_BYTES = (1 << 30, 1 << 30, 300)
+"""Half of the ledgers, or nearly so, are closed as soon as a task has ended."""
+DELETE_DELAYS_MS = (0, 2_000, 10_000, 24 * 3600 * 1000)
 
 
 class TopicWork:
-    """The actors of one run that use a topic."""
+    """The actors of one run that use topics."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
         self.rng = world.loop.random_for("topic")
         self.ghost = TopicGhost()
+        self.judge = TopicJudge(world, self.ghost)
         self.partitions = self.rng.choice((1, 2, 3))
-        self.batches = self.rng.randint(2, 6)
+        self.batches = self.rng.randint(6, 16) if plan.churn else self.rng.randint(2, 6)
+        self.followers = self.rng.choice((0, 1, 1) if plan.churn else (0, 0, 1))
         self.queries = [f"query-{n + 1}" for n in range(self.rng.choice((1, 1, 2)))]
+        self.names = self.rng.choice(((TOPIC,), (TOPIC,), (TOPIC, "u"), (TOPIC, "u", "v")))
+        wide = len(self.names) > 1
+        self.targets = {
+            q: self.rng.choice((ANY, ANY, TOPIC)) if wide else TOPIC for q in self.queries
+        }
+        self.limits = draw_limits(world.loop.random_for("topic limits"))
         self._attempts = 0
         self._runs = 0
+        self._gone = False
         self._made = asyncio.Lock()
-        world.store.listeners.append(self._committed)
 
     # -- the query -------------------------------------------------------------------------------
 
     async def supervise(self, query: str) -> None:
         """Run after run until every batch is committed; some begin while another still lives."""
         async with self._made:
-            if not self.ghost.topic_id:
-                await self._create_topic()
+            for name in self.names:
+                if self.ghost.named(name) is None:
+                    await self._create_topic(name)
         self.ghost.next_version[query] = 0
         drivers: list[asyncio.Task[None]] = []
-        while self._unfinished(query) and self._runs < RUNS_MAX:
+        calm_runs = 0  # what chaos may kill it may kill for ever
+        while self._unfinished(query) and calm_runs < RUNS_MAX:
+            calm_runs += self.world.observers.well_since is not None
+            if self._gone:
+                await self._make_again()
             driver = await self._start_run(query)
             drivers.append(driver)
-            patience_s = self.rng.choice((3.0, 30.0, 120.0, 120.0))
+            patience_s = self.rng.choice(PATIENCE_S[self.plan.churn]) * (1 + self._runs // 10)
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
         done = not self._unfinished(query)
-        invariants.every_committer_ends(self.world.ghost, f"{query} in {RUNS_MAX} runs", done)
+        invariants.every_committer_ends(self.world.ghost, f"{query} in {RUNS_MAX} calm runs", done)
         for outcome in await asyncio.gather(*drivers, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
 
+    async def _make_again(self) -> None:
+        """The topics, if who deleted one has died before it made the next of its name."""
+        async with self._made:
+            self._gone = False
+            for name in self.names:
+                await self._create_topic(name)
+
     def _unfinished(self, query: str) -> bool:
         return self.ghost.next_version[query] < self.batches
 
-    async def _create_topic(self) -> None:
-        policies = TopicPolicies(*self.plan.quorum)
+    async def _create_topic(self, name: str) -> None:
+        policies = TopicPolicies(
+            *self.plan.quorum,
+            retention_ms=self.rng.choice((None, None, 4_000)),
+            retention_bytes=self.rng.choice((None, None, 400)),
+            ledger_bytes_max=self.rng.choice(ROLLED_AT_BYTES),
+            delete_delay_ms=self.rng.choice(DELETE_DELAYS_MS),
+        )
         for _ in range(RUNS_MAX):
             client = await self.world.client("admin")
-            topics = topic_client(client).topics
-            creation = client.run(topics.create(TOPIC, self.partitions, policies, exist_ok=True))
+            topics = self.client(client).topics
+            creation = client.run(topics.create(name, self.partitions, policies, exist_ok=True))
             (outcome,) = await asyncio.gather(creation, return_exceptions=True)
             if isinstance(outcome, TopicInfo):
-                self.ghost.topic_id = outcome.id
                 invariants.every_committer_ends(self.world.ghost, "the topic", True)
                 return
             if not isinstance(outcome, LedgerError | asyncio.CancelledError):
@@ -129,216 +137,248 @@ class TopicWork:
         try:
             await self._run_batches(driver, executor, query, run)
         except LedgerError as error:
-            self._met(driver, "run", error)
+            self._gone = self._gone or isinstance(error, TopicNotFound)
+            self.met(driver, "run", error)
 
     async def _run_batches(self, driver: Client, executor: Client, query: str, run: int) -> None:
-        topics, tasks = topic_client(driver), topic_client(executor)
-        info = await topics.topics.open(TOPIC)
-        checkpoint = self.ghost.next_version
+        topics, tasks = self.client(driver), self.client(executor)
+        target, checkpoint = self.targets[query], self.ghost.next_version
+        infos = [await topics.topics.open(name) for name in self.names]
         while self._unfinished(query):
             version = checkpoint[query]
-            intent = await topics.intents.open_query_intent(query, f"run-{run}", TOPIC)
-            results = await self._run_tasks(executor, tasks, info, intent, version)
-            txn = TxnKey(query, TOPIC, version, f"run-{run}")
+            intent = await topics.intents.open_query_intent(query, f"run-{run}", target)
+            some = infos[:1]
+            if target == ANY:
+                some = self.rng.sample(infos, self.rng.randint(1, len(infos)))
+            results = await self._run_tasks(executor, tasks, some, intent, version)
+            txn = TxnKey(query, target, version, f"run-{run}")
+            if self.rng.random() < 0.3:
+                results = await self._as_named_now(topics, infos, results)
             try:
-                outcome = await topics.commit(info.id, txn, intent.id, results)
+                outcome = await topics.commit_topics(results, txn, intent.id)
             except errors.LedgerFenced as error:
-                self._met(driver, "commit", error)
+                self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
             self._judge_commit((query, version), run, outcome)
             checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
 
+    async def _as_named_now(
+        self, topics: TopicClient, infos: list[TopicInfo], results: dict[str, list[TaskResult]]
+    ) -> dict[str, list[TaskResult]]:
+        """The results under the ids that the topics' names have now: those of a topic that was
+        deleted since are for nobody (hazard 36)."""
+        found = {}
+        for info in infos:
+            if info.id in results:
+                now = await topics.topics.open(info.name.full)
+                found[now.id] = results[info.id]
+        return found
+
     async def _run_tasks(
-        self, executor: Client, tasks: TopicClient, info: Any, intent: Any, version: int
-    ) -> list[Any]:
-        """One result of each task; some tasks have a second attempt, whose result is not used."""
+        self,
+        executor: Client,
+        tasks: TopicClient,
+        infos: list[TopicInfo],
+        intent: Any,
+        version: int,
+    ) -> dict[str, list[TaskResult]]:
+        """By topic id one result of each task; some tasks have a second attempt, whose result is
+        used or not."""
         indexes: list[int] = []
         for index in range(self.rng.choice((1, 1, 2, 3))):
             indexes += [index] * self.rng.choice((1, 1, 1, 2))
         work = [
             asyncio.shield(
-                executor.run(self._task(executor, tasks, info, intent, version, index, attempt))
+                executor.run(self._task(executor, tasks, infos, intent, version, index, attempt))
             )
             for attempt, index in enumerate(indexes)
         ]
-        by_task: dict[int, Any] = {}
+        by_task: dict[int, list[tuple[TaskResult, str]]] = {}
         ended = await asyncio.gather(*work, return_exceptions=True)
         for index, outcome in zip(indexes, ended, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
                 raise errors.Unavailable("the executor was killed")
             if isinstance(outcome, BaseException):
                 raise outcome
-            by_task[index] = outcome
-        return list(by_task.values())
+            if index not in by_task or self.rng.random() < 0.5:
+                by_task[index] = outcome
+        found: dict[str, list[TaskResult]] = {}
+        for info in infos:
+            expected = self.ghost.expected[intent.id, version, info.id] = []
+            for index in sorted(by_task):
+                for result, name in by_task[index]:
+                    if result.topic_id == info.id:
+                        found.setdefault(info.id, []).append(result)
+                        expected += [name] * len(result.segments)
+        return found
 
     async def _task(
         self,
         executor: Client,
         tasks: TopicClient,
-        info: Any,
+        infos: list[TopicInfo],
         intent: Any,
         version: int,
         index: int,
         attempt: int,
-    ) -> Any:
-        self._attempts += 1
-        name = f"a{self._attempts}"
+    ) -> list[tuple[TaskResult, str]]:
+        """What it wrote to each topic, and the name its rows have."""
         rng = executor.rng
-        counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
-        self.ghost.rows_of[name] = sum(counts)
-        writer = tasks.task_writer(info, intent, task_index=index, attempt=attempt)
-        written = 0
-        for count in counts:
-            rows = range(written, written + count)
-            values = [f"{name}:{version}:{row}".encode() for row in rows]
-            keys = [rng.choice((None, b"k%d" % rng.randrange(5))) for _ in rows]
-            await writer.write(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
-            written += count
-            await asyncio.sleep(rng.choice((0, 0.05, 1.0)))
-        result = await writer.finish()
-        for segment in result.segments:
-            self.ghost.attempt_of[segment] = name
-        return result
+        settings = TaskSettings(inline_bytes_max=rng.choice((0, 0, INLINE_TASK_BYTES_MAX)))
+        found = []
+        for info in infos:
+            self._attempts += 1
+            name = f"a{self._attempts}"
+            counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
+            self.ghost.rows_of[name], self.ghost.topic_of[name] = sum(counts), info.id
+            writer = tasks.task_writer(
+                info, intent, task_index=index, attempt=attempt, settings=settings
+            )
+            written = 0
+            for count in counts:
+                rows = range(written, written + count)
+                values = [f"{name}:{version}:{row}".encode() for row in rows]
+                keys = [rng.choice((None, b"k%d" % rng.randrange(5))) for _ in rows]
+                await writer.write(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+                written += count
+                await asyncio.sleep(rng.choice((0, 0.05, 0.2 if self.plan.churn else 1.0)))
+            found.append((await writer.finish(), name))
+        return found
 
     def _judge_commit(self, key: tuple[str, int], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""
         ghost = self.world.ghost
         self.world.trace.note("commit", f"{key} by run {run}: {outcome.kind.value}")
         self.world.ghost.meet(f"commit {outcome.kind.value}")
-        times = self.ghost.times.get(key, 0)
+        times = len(self.ghost.authors.get(key, ()))
         invariants.a_commit_that_returned_is_in_the_log_once(ghost, key, times)
         mine = f"run-{run}"
-        for number, commit in self.ghost.log.items():
-            if (commit.app_id, commit.version) == key and commit.run_id != mine:
-                later = self.ghost.logged_at[number] > self.ghost.begun_at[mine]
-                invariants.success_is_of_ones_own_or_earlier_rows(ghost, mine, commit.run_id, later)
+        for log in self.ghost.logs.values():
+            for number, commit in log.commits.items():
+                if (commit.app_id, commit.version) == key and commit.run_id != mine:
+                    later = log.logged_at[number] > self.ghost.begun_at[mine]
+                    invariants.success_is_of_ones_own_or_earlier_rows(
+                        ghost, mine, commit.run_id, later
+                    )
 
     # -- reading -----------------------------------------------------------------------------------
 
     async def read_often(self, client: Client) -> None:
-        topics = topic_client(client)
+        """Read topics from the beginning, again and again, until the run ends."""
+        topics = self.client(client)
         end = self.world.loop.now + self.plan.chaos_s
         while self.world.loop.now < end:
             await asyncio.sleep(client.rng.uniform(0.5, 5))
-            if not self.ghost.topic_id:
-                continue
             try:
                 await self.read_all(topics, fresh=client.rng.random() < 0.5)
             except (LedgerError, StoreError) as error:  # a fold's errors are the store's
-                self._met(client, "read topic", error)
+                self.met(client, "read topic", error)
 
-    async def read_all(self, topics: TopicClient, *, fresh: bool) -> dict[int, list[bytes]]:
-        """Every row of every partition, judged as it comes."""
-        log = topics.log(self.ghost.topic_id)
-        state = await log.fold(fresh=fresh)
-        ranges = {p: (0, end) for p, end in state.end_offsets().items()}
+    async def read_all(
+        self, topics: TopicClient, *, fresh: bool
+    ) -> dict[str, dict[int, list[bytes]]]:
+        """Every row of every topic and partition, judged as it comes."""
+        there = [topic_id for topic_id, log in self.ghost.logs.items() if not log.state.deleted]
+        logs = [topics.log(topic_id) for topic_id in there]
+        states = await fold_agreeing(logs, fresh=fresh)
+        self.judge_states(states)
+        return {state.topic_id: await self._read_topic(topics, state) for state in states}
+
+    def judge_states(self, states: list[TopicState]) -> None:
+        """States that were given out as those of one moment."""
+        by_id = {state.topic_id: state for state in states}
+        for topic_id, state in by_id.items():
+            self.judge.compared(topic_id, state)
+        for commit_id, numbers in self.ghost.shared.items():
+            seen = {t: n < by_id[t].next for t, n in numbers.items() if t in by_id}
+            invariants.topics_are_seen_together(self.world.ghost, commit_id, seen)
+
+    async def _read_topic(self, topics: TopicClient, state: TopicState) -> dict[int, list[bytes]]:
+        starts = state.start_offsets()
+        ranges = {p: (starts[p], end) for p, end in state.end_offsets().items()}
+        newer, read = await topics.readable(state, ranges)
+        if newer is not state:  # what was trimmed since is not there to be read
+            self.judge.compared(state.topic_id, newer)
+            starts = newer.start_offsets()
+            ranges = {p: (max(lo, starts[p]), hi) for p, (lo, hi) in ranges.items()}
+            ranges = {p: (min(lo, hi), hi) for p, (lo, hi) in ranges.items()}
         found: dict[int, list[bytes]] = {partition: [] for partition in ranges}
         offsets: dict[int, list[int]] = {partition: [] for partition in ranges}
-        for task in plan_read(state, ranges, topic=TOPIC, min_partitions=self.rng.choice((1, 3))):
+        cutting = Cutting(self.rng.choice((1, 3)))
+        log = self.ghost.logs[state.topic_id]
+        for task in plan_read(newer, ranges, topic=log.name, cutting=cutting, read=read):
             async for rows in topics.read(task):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):
-                    self._judge_row(rows.partition, place, value)
+                    self._judge_row(log, rows.partition, place, value)
                     found[rows.partition].append(value)
                     offsets[rows.partition].append(place)
-        for partition, (_, end) in ranges.items():
-            invariants.offsets_are_dense(self.world.ghost, partition, offsets[partition], end)
+        for partition, (start, end) in ranges.items():
+            invariants.offsets_are_dense(
+                self.world.ghost, partition, offsets[partition], start, end
+            )
         return found
 
-    def _judge_row(self, partition: int, offset: int, value: bytes) -> None:
+    def _judge_row(self, log: LogGhost, partition: int, offset: int, value: bytes) -> None:
         ghost = self.world.ghost
-        place = (self.ghost.topic_id, partition, offset)
+        place = (log.topic_id, partition, offset)
         invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
         attempt = value.decode().split(":")[0]
+        invariants.nothing_of_one_topic_is_in_another(
+            ghost, place, self.ghost.topic_of.get(attempt, ""), log.topic_id
+        )
         invariants.every_row_read_was_committed(ghost, attempt in self.ghost.committed, value)
+        span = log.span_at(partition, offset)
+        wanted = "nobody" if span is None else span.attempt
+        invariants.a_row_is_where_its_commit_put_it(ghost, place, attempt, wanted)
+
+    def judge_live_row(self, log: LogGhost, offset: int, value: bytes, ledger_id: int) -> None:
+        """A row of partition 0 that no commit has yet: it keeps its offset when one has (T3)."""
+        ghost, place = self.world.ghost, (log.topic_id, 0, offset)
+        invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)
+        named = value.startswith(f"{live_name(ledger_id)}:".encode()) and ledger_id in log.lives
+        invariants.every_row_read_was_committed(ghost, named, value)
 
     async def audit(self, client: Client) -> None:
-        """Everything committed is there: each row once, a task's rows in their order."""
-        found = await self.read_all(topic_client(client), fresh=True)
+        """Everything committed and not trimmed is there: each row once, a task's in their order."""
+        found = await self.read_all(self.client(client), fresh=True)
         counted: dict[str, int] = {}
-        for partition, values in found.items():
-            last: dict[str, int] = {}
-            for value in values:
-                attempt, _, row = value.decode().split(":")
-                before = last.get(attempt, -1)
-                invariants.a_tasks_rows_keep_their_order(
-                    self.world.ghost, partition, before, int(row)
-                )
-                last[attempt] = int(row)
-                counted[attempt] = counted.get(attempt, 0) + 1
+        for by_partition in found.values():
+            for partition, values in by_partition.items():
+                last: dict[str, int] = {}
+                for value in values:
+                    attempt, _, row = value.decode().split(":")
+                    before = last.get(attempt, -1)
+                    invariants.a_tasks_rows_keep_their_order(
+                        self.world.ghost, partition, before, int(row)
+                    )
+                    last[attempt] = int(row)
+                    counted[attempt] = counted.get(attempt, 0) + 1
+        gone = {topic_id for topic_id, log in self.ghost.logs.items() if log.state.deleted}
+        cut = {name for log in self.ghost.logs.values() for name in log.trimmed_attempts()}
         for attempt in self.ghost.committed:
             wanted, there = self.ghost.rows_of[attempt], counted.get(attempt, 0)
-            invariants.what_was_committed_is_all_there(self.world.ghost, attempt, there, wanted)
+            if attempt not in cut and self.ghost.topic_of[attempt] not in gone:
+                invariants.what_was_committed_is_all_there(self.world.ghost, attempt, there, wanted)
 
-    # -- the janitor -------------------------------------------------------------------------------
+    # -- for the other actors ------------------------------------------------------------------
 
-    async def clean(self, client: Client) -> None:
-        """Pass after pass; some take an intent as stale that is not."""
-        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=20.0)
-        end = self.world.loop.now + self.plan.chaos_s
-        while self.world.loop.now < end:
-            await asyncio.sleep(client.rng.uniform(1, 8))
-            intents = self.world.store.peek_children(paths.INTENTS)
-            condemn = [client.rng.choice(intents)] if intents and client.rng.random() < 0.3 else []
-            try:
-                report = await janitor.clean(condemn=condemn, force=True)
-            except LedgerError as error:
-                self._met(client, "clean", error)
-                continue
-            self.world.trace.note(client.name, f"cleaned: {report}")
-            self.world.ghost.meet("janitor pass")
-            if report.deleted:
-                self.world.ghost.meet("janitor deleted")
+    def client(self, client: Client) -> TopicClient:
+        """The topic layer of one simulated process."""
+        loop = client.world.loop
+        topics = TopicClient(client.ledgers, client.rng, lambda: EPOCH_MS + int(loop.time() * 1000))
+        topics.checkpoints = Checkpointer(
+            *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
+            every=self.limits.every,
+        )
+        return topics
 
-    # -- the store's listener ------------------------------------------------------------------
-
-    def _committed(self, commit: Commit) -> None:
-        try:
-            for change in commit.changes:
-                self._changed(change, commit.zxid)
-        except Violation as violation:
-            self.world.observers.violated(violation)
-
-    def _changed(self, change: Change, zxid: int) -> None:
-        if change.path.startswith(paths.LEDGERS) and change.after is None:
-            ledger_id = int(change.path.removeprefix(paths.LEDGERS).replace("/", ""))
-            gone = ledger_id in self.ghost.referenced
-            invariants.what_a_commit_names_is_there(self.world.ghost, ledger_id, gone)
-        is_intent = change.path.count("/") == 2 and change.path.startswith(paths.INTENTS)
-        if is_intent and change.before is None and change.after is not None:
-            intent = records.decode_intent(change.after.value)
-            self.ghost.begun_at.setdefault(intent.run_id, zxid)
-        inside_log = "/log/" in change.path and change.path.startswith(paths.TOPIC_IDS)
-        if inside_log and change.before is None and change.after is not None:
-            number = int(change.path.rpartition("/")[2])
-            self.ghost.logged_at[number] = zxid
-            self._logged(number, records.decode_commit(change.after.value))
-
-    def _logged(self, number: int, commit: records.Commit) -> None:
-        ghost = self.ghost
-        ghost.log[number] = commit
-        key = (commit.app_id, commit.version)
-        ghost.times[key] = ghost.times.get(key, 0) + 1
-        invariants.a_version_contributes_rows_at_most_once(self.world.ghost, key, ghost.times[key])
-        for action in commit.actions:
-            for segment in action.segments:
-                ghost.referenced[segment.ledger_id] = None
-                ghost.committed[ghost.attempt_of[segment]] = None
-                self._judge_segment(segment)
-
-    def _judge_segment(self, segment: Segment) -> None:
-        """At the commit its ledger is there, and every entry of it was acked to its writer."""
-        ghost, ledger = self.world.ghost, self.world.ghost.ledgers[segment.ledger_id]
-        invariants.what_a_commit_names_is_there(ghost, ledger.ledger_id, ledger.deleted)
-        invariants.what_is_committed_was_acked(ghost, ledger, segment.last_entry)
-
-    def _met(self, client: Client, doing: str, error: LedgerError | StoreError) -> None:
+    def met(self, client: Client, doing: str, error: LedgerError | StoreError) -> None:
+        """It failed, as it may."""
         self.world.trace.note(client.name, f"{doing}: {error}")
         self.world.ghost.meet(f"{doing}: {type(error).__name__}")
 
-
-def topic_client(client: Client) -> TopicClient:
-    """The topic layer of one simulated process."""
-    loop = client.world.loop
-    return TopicClient(client.ledgers, client.rng, lambda: EPOCH_MS + int(loop.time() * 1000))
+    def noted(self, commit_id: str, topic_id: str, body: bytes) -> None:
+        """A commit is about to be sent (topic_limits.Noted)."""
+        self.ghost.bodies[commit_id, topic_id] = body

@@ -64,10 +64,31 @@ def test_reading_a_topic_that_is_not_there_names_what_is_near(topics, topic, key
         ({"topic": "a", "startingOfsets": "earliest"}, "Did you mean startingOffsets?"),
         ({"topic": "a", "minPartitions": "none"}, "[LEDGER_OPTION.INVALID_VALUE] minPartitions"),
         ({"topic": "no/good"}, "[LEDGER_TOPIC.INVALID_NAME]"),
+        ({"paths": '["a","b"]'}, "Name several topics in one text: load('a,b')"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(request, kind, options, expected):
     assert expected in request.getfixturevalue(kind)(**options)
+
+
+NOT_BUILT_READ = ("snapshot", "timestampAsOf", "readCompacted", "eventTimeOrder", "headerFilter")
+NOT_BUILT_WRITE = ("deliverAt", "accessMode", "batchRows", "hashing")
+
+
+@pytest.mark.parametrize("name", [*NOT_BUILT_READ, "isolationLevel"])
+@pytest.mark.parametrize("kind", ["batched", "streamed"])
+def test_a_read_refuses_what_is_not_built_as_it_does_what_nobody_knows(request, kind, name):
+    said = request.getfixturevalue(kind)("t", **{name: "true"})
+    assert "[LEDGER_OPTION.UNKNOWN]" in said and f"has no option '{name.lower()}'" in said
+
+
+@pytest.mark.parametrize("name", NOT_BUILT_WRITE)
+def test_a_write_refuses_what_is_not_built_too(topics, topic, keyed, ten_rows, tmp_path, name):
+    rows = topics.stream(ten_rows, startingOffsets="earliest").select("value")
+    batch = error_of(lambda: topics.write(keyed(1), topic, **{name: "true"}))
+    stream = error_of(lambda: topics.copy(rows, topic, tmp_path / "c", **{name: "true"}))
+    for said in (batch, stream):
+        assert "[LEDGER_OPTION.UNKNOWN]" in said and f"has no option '{name.lower()}'" in said
 
 
 @pytest.mark.parametrize(
@@ -142,11 +163,6 @@ def test_a_declared_column_that_no_topic_has_is_refused(topics, ten_rows):
 )
 def test_write_options_that_make_no_sense_are_refused(topics, topic, keyed, options, expected):
     assert expected in error_of(lambda: topics.write(keyed(3), topic, **options))
-
-
-def test_overwriting_a_topic_is_refused(topics, topic, keyed):
-    said = error_of(lambda: topics.write(keyed(3), topic, mode="overwrite"))
-    assert "[LEDGER_OPTION.INVALID_VALUE] a topic cannot be overwritten" in said
 
 
 def test_a_row_larger_than_an_entry_is_refused_before_anything_is_sent(spark, topics, topic):

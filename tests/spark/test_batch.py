@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pyspark.sql.functions as F
 import pytest
 
+import spark_ledger
+
 OFFSETS = "value STRING, partition INT, offset BIGINT"
 
 
@@ -127,6 +129,16 @@ def test_the_same_app_id_and_version_is_committed_once(topics, topic, keyed):
     topics.write(keyed(10, start=99), topic, txnAppId="job", txnVersion=1)
     topics.write(keyed(5, start=20), topic, txnAppId="other", txnVersion=1)
     assert topics.numbers(topic) == list(range(25))
+
+
+def test_a_topic_made_anew_has_none_of_the_versions_of_the_one_before(topics, topic, keyed):
+    with spark_ledger.Admin(topics.service_url) as admin:
+        for start in (0, 10):
+            for _ in range(2):
+                rows = keyed(5, start=start)
+                topics.write(rows, topic, txnAppId="again", txnVersion=7, partitions=2)
+            assert topics.numbers(topic) == list(range(start, start + 5))
+            admin.delete_topic(topic)
 
 
 def test_a_job_that_fails_leaves_nothing_visible(topics, topic, keyed):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.spark.topics import SparkTopics
+from tests.spark.topics import SparkTopics, too_large_for_a_commit
 
 IN_TIME_S = 30
 
@@ -79,7 +79,7 @@ def test_with_all_bookies_down_everything_is_refused_and_nothing_lost(spark, fre
     with refused_in_time("[LEDGER_UNAVAILABLE]"):
         topics.values("t")
     with refused_in_time("[LEDGER_WRITE.NOT_ENOUGH_BOOKIES]"):
-        topics.write(keyed(10, start=5_000), "t")
+        topics.write(too_large_for_a_commit(keyed(10, start=5_000)), "t")
     for bookie in cluster.bookies:
         bookie.start()
     assert topics.numbers("t") == list(range(2_000))

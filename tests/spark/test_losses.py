@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger.topic import blocking
-from tests.spark.topics import files_of_numbers, stream_of_files, wait_until
+from tests.spark.topics import files_of_numbers, stream_of_files, too_large_for_a_commit, wait_until
 
 
 class LedgersOf:
@@ -30,7 +30,7 @@ class LedgersOf:
 def holed(topics, topic, keyed) -> str:
     """A topic of 30 rows whose offsets 10 to 19 are gone with their ledger."""
     for start in (0, 10, 20):
-        topics.write(keyed(10, tasks=1, start=start), topic)
+        topics.write(too_large_for_a_commit(keyed(10, tasks=1, start=start)), topic)
     ledgers = LedgersOf(topics.service_url, topic)
     ledgers.delete(ledgers.ids()[1])
     return topic

@@ -54,6 +54,11 @@ class SparkTopics:
         return query
 
 
+def too_large_for_a_commit(rows: DataFrame) -> DataFrame:
+    """The rows with keys so large that they go to a ledger and not along with their commit."""
+    return rows.selectExpr("randstr(20000) AS key", "value")
+
+
 def files_of_numbers(folder: Path, *batches: range) -> None:
     """One file of numbered rows for each batch, in the order of their names."""
     folder.mkdir(exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bookie_server", "spark_ledger", "pyspark_ledger")
-OTHERS = ("tests", "benchmarks", "scripts")
+OTHERS = ("tests", "benchmarks", "scripts", "notebooks")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """`python -m tests.simulation.exhaustive [A] [A2] [B] [B1] [C]`: explore scopes, tell what was met.
 
+    python -m tests.simulation.exhaustive [commits] [cleaning] [live] [runs]     the topic layer's
+
 Exit status 1 if an invariant was broken; then the shortest story that breaks it is printed. 3 if
 none was, but time was over before everything was met (NOT complete). 2 if what is asked cannot be
 done.
@@ -16,6 +18,7 @@ from tests.simulation.exhaustive.exploring import SCOPES, Limits, Report, explor
 from tests.simulation.exhaustive.judge import JUDGED
 from tests.simulation.exhaustive.stage import Scope, Stage
 from tests.simulation.exhaustive.story import Line, alike, told
+from tests.simulation.exhaustive.topics import command as topics
 from tests.simulation.naming import named
 from tests.simulation.replay import mutant_like
 from tests.simulation.warm import quiet
@@ -26,6 +29,9 @@ Story = tuple[str | None, Scope, list[Line]]
 
 
 def main(arguments: list[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if any(word in topics.FULL for word in arguments):
+        return topics.main(arguments)
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.exhaustive",
         description=__doc__,

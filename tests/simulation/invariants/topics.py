@@ -1,4 +1,4 @@
-"""Topics: T1, T2, T3, T4, T5, T6, T14."""
+"""Topics: T1 to T12, T14 to T16."""
 
 from typing import Any
 
@@ -18,6 +18,34 @@ def a_commit_that_returned_is_in_the_log_once(
 def what_was_committed_is_all_there(ghost: Ghost, attempt: str, there: int, rows: int) -> None:
     """Every row of a committed task attempt is in the final fold, once."""
     require(there == rows, "T1", f"attempt {attempt}: {there} of {rows} committed rows")
+
+
+@invariant("T1")
+def commits_follow_one_another(ghost: Ghost, topic_id: str, wanted: int, number: int) -> None:
+    """Commits of a topic are numbered from 0, each number once, also after their nodes are gone."""
+    require(number == wanted, "T1", f"commit {number} of topic {topic_id} comes after {wanted - 1}")
+
+
+@invariant("T1")
+def a_fold_is_that_of_all_commits_ever(ghost: Ghost, commits: int, found: Any, wanted: Any) -> None:
+    """fold(checkpoint + tail) = fold(all actions ever): where each partition starts and ends, how
+    many rows it keeps, and when it was last rearranged."""
+    require(found == wanted, "T1", f"after {commits} commits {found} is folded, not {wanted}")
+
+
+@invariant("T1")
+def a_checkpoint_only_rises(
+    ghost: Ghost, topic_id: str, was: tuple[int, int], now: tuple[int, int]
+) -> None:
+    """A checkpoint's `next` and `trimmed` only rise (hazard 6)."""
+    rises = now != was and now[0] >= was[0] and now[1] >= was[1]
+    require(rises, "T1", f"the checkpoint of {topic_id} went from {was} to {now}")
+
+
+@invariant("T1")
+def a_commit_goes_when_two_checkpoints_have_it(ghost: Ghost, number: int, previous: int) -> None:
+    """A commit's node is deleted only when the checkpoint before the newest has it, too."""
+    require(number < previous, "T1", f"commit {number} is gone, two checkpoints go to {previous}")
 
 
 @invariant("T2")
@@ -44,12 +72,15 @@ def an_offset_is_one_row_for_ever(
 
 
 @invariant("T3")
-def offsets_are_dense(ghost: Ghost, partition: int, offsets: list[int], end: int) -> None:
-    """Offsets of a partition are 0 .. end-1, each once, in order."""
+def offsets_are_dense(
+    ghost: Ghost, partition: int, offsets: list[int], start: int, end: int
+) -> None:
+    """Offsets of a partition are start .. end-1, each once, in order."""
     require(
-        offsets == list(range(end)),
+        offsets == list(range(start, end)),
         "T3",
-        f"partition {partition} ends at {end} and reads as {len(offsets)} offsets {offsets[-5:]}",
+        f"partition {partition} is {start}..{end} and reads as {len(offsets)} offsets"
+        f" {offsets[-5:]}",
     )
 
 
@@ -59,9 +90,25 @@ def a_tasks_rows_keep_their_order(ghost: Ghost, partition: int, before: int, row
     require(row > before, "T3", f"partition {partition}: row {row} of a task after its {before}")
 
 
+@invariant("T3")
+def a_row_is_where_its_commit_put_it(ghost: Ghost, place: Any, attempt: str, wanted: str) -> None:
+    """Through checkpoint, trim and merge a row keeps the offset that its commit gave it."""
+    require(attempt == wanted, "T3", f"{place} read as a row of {attempt}, committed by {wanted}")
+
+
+@invariant("T4")
+def what_was_dropped_stays_for_the_delete_delay(
+    ghost: Ghost, ledger_id: int, since_ms: int, delay_ms: int
+) -> None:
+    """A ledger to which nothing refers any more is deleted after the delete delay (hazard 34)."""
+    what = f"ledger {ledger_id} was deleted {since_ms} ms after it was dropped"
+    require(since_ms >= delay_ms, "T4", f"{what}, the delay is {delay_ms} ms")
+
+
 @invariant("T4")
 def what_a_commit_names_is_there(ghost: Ghost, ledger_id: int, deleted: bool) -> None:
-    """No ledger reachable from a fold is ever deleted, before or after its commit."""
+    """No ledger reachable from a fold is ever deleted, before or after its commit: one with rows
+    that are kept, a body, a chunk, a root."""
     require(not deleted, "T4", f"ledger {ledger_id} is in a commit and was deleted")
 
 
@@ -82,7 +129,120 @@ def what_is_committed_was_acked(ghost: Ghost, ledger: LedgerGhost, last_entry: i
     require(end is None or last_entry <= end, "T6", f"{what}, CLOSED at {end}")
 
 
+@invariant("T7")
+def an_acked_row_is_in_the_log(ghost: Ghost, ledger_id: int, rows: int, named: bool) -> None:
+    """Rows are acked to a producer only in a ledger that the log names as live, or named once."""
+    require(named, "T7", f"{rows} rows were acked in ledger {ledger_id}, which no log names")
+
+
+@invariant("T7")
+def acked_rows_of_producers_are_there_once(ghost: Ghost, name: str, row: int, times: int) -> None:
+    """Every acked row of a producer is in exactly one segment or one live ledger of the log."""
+    require(times == 1, "T7", f"row {row} of {name} was acked and is there {times} times")
+
+
+@invariant("T8")
+def what_is_committed_is_readable_at_once(ghost: Ghost, problem: str) -> None:
+    """Committed ranges are fully readable at once by a fresh reader while at most Qa - 1 copies
+    are lost, without waiting for another add."""
+    require(not problem, "T8", f"a fresh reader cannot read what is committed: {problem}")
+
+
+@invariant("T9")
+def topics_are_seen_together(ghost: Ghost, commit_id: str, seen: dict[str, bool]) -> None:
+    """A commit over several topics is seen by a read of them in all or in none."""
+    require(len(set(seen.values())) <= 1, "T9", f"commit {commit_id} is seen as {seen}")
+
+
+@invariant("T10")
+def nothing_held_is_trimmed(
+    ghost: Ghost, name: str, partition: int, offset: int, ceiling: int | None
+) -> None:
+    """The trim point is at or below every subscription's position."""
+    free = ceiling is None or offset <= ceiling
+    what = f"partition {partition} was trimmed to {offset}, subscription {name} is at"
+    require(free, "T10", f"{what} {ceiling} at most")
+
+
+@invariant("T10")
+def retention_goes_by_the_stores_time(
+    ghost: Ghost, partition: int, offset: int, age_ms: int, retention_ms: int
+) -> None:
+    """Rows that retention lets go were committed that long ago, by the store's clock."""
+    what = f"row {offset - 1} of partition {partition} went {age_ms} ms after its commit"
+    require(age_ms >= retention_ms, "T10", f"{what}, retention is {retention_ms} ms")
+
+
+@invariant("T11")
+def nothing_is_committed_to_a_deleted_topic(ghost: Ghost, topic_id: str, deleted: bool) -> None:
+    """After a topic was deleted it takes no commit (hazard 36)."""
+    require(not deleted, "T11", f"a commit came to topic {topic_id}, which was deleted")
+
+
+@invariant("T11")
+def rows_come_to_the_topic_they_were_written_for(ghost: Ghost, topic_id: str, are: bool) -> None:
+    """Nothing that tasks wrote for one topic id is accepted under another."""
+    require(are, "T11", f"rows that were written for another topic came to {topic_id}")
+
+
+@invariant("T11")
+def nothing_of_one_topic_is_in_another(
+    ghost: Ghost, place: Any, written_for: str, topic_id: str
+) -> None:
+    """Nothing of topic id X is ever returned under id Y."""
+    require(written_for == topic_id, "T11", f"{place} has a row of topic '{written_for}'")
+
+
+@invariant("T11")
+def nothing_is_acked_once_a_topic_was_deleted(ghost: Ghost, topic_id: str, late: bool) -> None:
+    """No add that was sent after somebody was told that the topic is deleted is ever acked."""
+    require(not late, "T11", f"an add of topic {topic_id} was acked, which was deleted before")
+
+
+@invariant("T12")
+def a_cursor_is_found_where_it_was_confirmed(
+    ghost: Ghost, name: str, partition: int, found: int | None, confirmed: int
+) -> None:
+    """A recovered cursor is at or after the last confirmed write."""
+    there = found is not None and found >= confirmed
+    what = f"subscription {name}, partition {partition}, was confirmed at {confirmed}"
+    require(there, "T12", f"{what} and found at {found}")
+
+
+@invariant("T12")
+def only_the_current_epoch_writes(ghost: Ghost, name: str, epoch: int, current: int) -> None:
+    """What the owner of an earlier epoch writes after it was taken over is never confirmed."""
+    what = f"subscription {name}: epoch {epoch} confirmed what it was told in epoch {current}"
+    require(epoch >= current, "T12", what)
+
+
+@invariant("T15")
+def a_commit_writes_each_topic_twice(ghost: Ghost, topics: int, writes: int) -> None:
+    """ZooKeeper writes of a commit: head and log node of each topic, the transaction record and at
+    most the intent: they do not grow with partitions or segments."""
+    require(writes <= 2 * topics + 2, "T15", f"a commit to {topics} topics made {writes} writes")
+
+
 @invariant("T14")
 def every_committer_ends(ghost: Ghost, what: str, done: bool) -> None:
     """Liveness: every creation and every batch is committed within a bounded number of runs."""
     require(done, "T14", f"{what} was not committed")
+
+
+@invariant("T16")
+def an_idle_poll_is_not_old(
+    ghost: Ghost, topic_id: str, seen: int, due: int, bound_s: float
+) -> None:
+    """An idle poll in a connected session is never older than 10 s; without a connection it is an
+    error within 30 s."""
+    what = f"{due - seen} commits of topic {topic_id} were made more than {bound_s:.0f} s ago"
+    require(seen >= due, "T16", f"{what} and an idle poll does not tell of them")
+
+
+@invariant("T16")
+def an_end_never_goes_back(
+    ghost: Ghost, topic_id: str, before: dict[int, int], now: dict[int, int]
+) -> None:
+    """What a query is told of where a topic ends is never below what it was told before."""
+    risen = all(now.get(p, -1) >= end for p, end in before.items())
+    require(risen, "T16", f"topic {topic_id} ended at {before} and ends at {now}")

@@ -1,15 +1,38 @@
-"""Bugs of commits to topics."""
+"""Bugs of commits to topics, and of what checkpoints, trims and cleans them: each is a rule of the
+topic layer's hazards taken out."""
 
 from dataclasses import replace
 from typing import Any
 
-from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.topic import commit as topic_commit
+from bookie_server.api.entry import NO_ENTRY
+from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown
+from spark_ledger.topic import (
+    agreement,
+    checkpoint,
+    client,
+    commit,
+    commit_draft,
+    garbage,
+    guards,
+    log_trim,
+    retention,
+    slice_reader,
+    subscription_moves,
+)
+from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome
+from spark_ledger.topic.commit_views import CommitViews
+from spark_ledger.topic.compactor import _Encoding
+from spark_ledger.topic.cursor import Cursor
+from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.records import IntentState
+from spark_ledger.topic.subscription_nodes import SubscriptionNodes
+from spark_ledger.topic.topic_log import TopicLog
 from tests.simulation.mutants.mutant import Mutant
 
 TOPIC = {
     "topics": True,
+    "churn": False,
     "faults": ("client killed", "unknown outcomes"),
     "between_s": 0.5,
     "writers": 0,
@@ -22,29 +45,255 @@ CONDEMNED = {
     "between_s": 0.3,
     "chaos_s": 25.0,
 }
+LONG = {**TOPIC, "chaos_s": 25.0}
+CHURN = {**LONG, "churn": True}
+ZOMBIES = {**CHURN, "faults": ("pause", "suspension"), "between_s": 0.3}
+SLOW = {**CHURN, "faults": ("slow store", "pause")}
+MISSED = {**CHURN, "faults": ("missed watches",)}
+CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
+LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 
 
 def never_settled(settled: Any) -> Any:
-    return lambda record, draft, w0: None
+    return lambda record, commit_id, txn, w0: None
+
+
+def always_settled(settled: Any) -> Any:
+    """Whoever recorded the version, it is a no-op."""
+
+    def quiet(record: Any, commit_id: str, txn: Any, w0: int) -> Any:
+        return settled(record, commit_id, replace(txn, run_id=record.run_id), w0)
+
+    return quiet
 
 
 def believes_its_intent_open(intent: Any) -> Any:
-    async def opened(self: Any) -> Any:
-        found = await intent(self)
+    async def opened(self: Any, intent_id: str, *, fresh: bool) -> Any:
+        found = await intent(self, intent_id, fresh=fresh)
         record = replace(found.record, state=IntentState.OPEN)
         return replace(found, record=record, version=ANY_VERSION)
 
     return opened
 
 
+def sets_head_whatever_it_is(head: Any) -> Any:
+    return lambda self, step: replace(head(self, step), version=ANY_VERSION)
+
+
+def takes_a_lost_answer_for_success(send: Any) -> Any:
+    async def sent(self: Any, view: Any, drafts: Any, steps: Any) -> Any:
+        try:
+            return await send(self, view, drafts, steps)
+        except OutcomeUnknown:
+            return CommitOutcome(CommitKind.COMMITTED)
+
+    return sent
+
+
+def publishes_whatever_is_there(set_: Any) -> Any:
+    async def goes_back(
+        self: Any, topic_id: str, record: Any, version: Any, intent: Any, held: Any
+    ) -> bool:
+        any_version = None if version is None else ANY_VERSION
+        done: bool = await set_(self, topic_id, record, any_version, intent, held)
+        return done
+
+    return goes_back
+
+
+def trims_to_the_newest(trim_some: Any) -> Any:
+    async def all_of_it(store: Any, topic_id: str, record: Any, version: int) -> Any:
+        return await trim_some(store, topic_id, replace(record, previous=record.next), version)
+
+    return all_of_it
+
+
+def a_missing_commit_is_the_end(applied: Any) -> Any:
+    async def until_one_is_missing(self: Any, folded: Any, end: int) -> Any:
+        while folded.next < end:
+            try:
+                folded = await applied(self, folded, folded.next + 1)
+            except Exception:
+                return replace(folded, next=end)
+        return folded
+
+    return until_one_is_missing
+
+
+def never_torn(torn: Any) -> Any:
+    return lambda states: []
+
+
+def deletes_at_once(delay: Any) -> Any:
+    return lambda left_ms, what: ""
+
+
+def asks_no_intent(waits_for: Any) -> Any:
+    def careless(ledger: Any, intent: Any, topic: Any, now_ms: int) -> Any:
+        return waits_for(ledger, replace(intent, open=False), topic, now_ms)
+
+    return careless
+
+
+def holds_nothing(held: Any) -> Any:
+    return lambda record, lowest, partitions: {}
+
+
+def keeps_by_another_clock(trim_points: Any) -> Any:
+    def an_hour_ahead(state: Any, policies: Any, now_ms: int, *rest: Any) -> Any:
+        return trim_points(state, policies, now_ms + 3_600_000, *rest)
+
+    return an_hour_ahead
+
+
+def rows_out_of_order(add: Any) -> Any:
+    def reversed_rows(self: Any, rows: Any) -> Any:
+        batch = rows.record_batch
+        back = list(reversed(range(batch.num_rows)))
+        return add(self, replace(rows, record_batch=batch.take(back)))
+
+    return reversed_rows
+
+
+def confirms_before_it_writes(write: Any) -> Any:
+    async def at_once(self: Any, step: Any) -> None:
+        self.confirmed = dict(self._wanted)
+        self._durable.set()
+        await write(self, step)
+
+    return at_once
+
+
+def forgets_what_was_dropped(settled: Any) -> Any:
+    """What a checkpoint does not name any more was never dropped."""
+
+    def forgetful(state: Any, parts: Any, **options: Any) -> Any:
+        return replace(settled(state, parts, **options), dropped={})
+
+    return forgetful
+
+
+def accepts_rows_of_a_namesake(ordered: Any) -> Any:
+    def under_any_id(topic_id: str, intent_id: str, results: Any) -> Any:
+        return ordered(topic_id, intent_id, [replace(one, topic_id=topic_id) for one in results])
+
+    return under_any_id
+
+
+def believes_that_it_is_there(check: Any) -> Any:
+    def careless(state: Any, app_id: str, actions: Any) -> None:
+        check(replace(state, deleted=False), app_id, actions)
+
+    return careless
+
+
+def goes_back_without_a_word(touch: Any) -> Any:
+    """No trim that was planned before hears of it."""
+    return lambda self: Check(self.folder, ANY_VERSION)
+
+
+def reads_what_was_announced(read_ranges: Any) -> Any:
+    """A committed range is no proof that it is confirmed."""
+
+    def unproven(reader: Any, planned: Any, *rest: Any) -> Any:
+        return read_ranges(reader, replace(planned, known_confirmed=NO_ENTRY), *rest)
+
+    return unproven
+
+
+def waits_for_its_watch(wait: Any) -> Any:
+    async def for_ever(self: Any) -> None:
+        await self._changed.wait()
+
+    return for_ever
+
+
+def answers_whatever_it_knows(state: Any) -> Any:
+    return lambda self: self._latest[0]
+
+
 MUTANTS = (
-    Mutant("recorded version ignored", "T2", topic_commit, "settled", never_settled, TOPIC),
+    Mutant("recorded version ignored", "T2", commit_draft, "settled", never_settled, TOPIC),
     Mutant(
-        "intent believed open",
-        "T4",
-        topic_commit._Committer,
-        "_intent",
-        believes_its_intent_open,
-        CONDEMNED,
+        "intent believed open", "T4", CommitViews, "intent", believes_its_intent_open, CONDEMNED
+    ),
+    Mutant(
+        *("head set at any version", "hazard 1", commit._Commit, "_head"),
+        *(sets_head_whatever_it_is, LAGGING),
+    ),
+    Mutant(
+        *("lost answer taken for success", "hazard 2", commit._Commit, "_send"),
+        *(takes_a_lost_answer_for_success, TOPIC),
+    ),
+    Mutant(
+        *("checkpoint set at any version", "hazard 6", Checkpointer, "_set"),
+        *(publishes_whatever_is_there, LAGGING),
+    ),
+    Mutant(
+        *("missing commit taken for the end", "hazard 7", TopicLog, "_applied"),
+        *(a_missing_commit_is_the_end, LAGGING),
+    ),
+    Mutant(
+        *("merge reverses rows", "hazard 9, 39", _Encoding, "add", rows_out_of_order, LONG),
+    ),
+    Mutant(
+        *("no-op whoever recorded the version", "hazard 11", commit_draft, "settled"),
+        *(always_settled, ZOMBIES),
+    ),
+    Mutant(
+        *("log trimmed to the newest checkpoint", "hazard 6, 8", log_trim, "_trim_some"),
+        *(trims_to_the_newest, CHURN),
+    ),
+    Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, CHURN),
+    Mutant(
+        *("ledgers of open intents deleted", "hazard 4, 5", garbage, "_waits_for"),
+        *(asks_no_intent, CHURN),
+    ),
+    Mutant(
+        *("subscriptions hold nothing", "hazard 37", subscription_moves, "held"),
+        *(holds_nothing, CHURN),
+    ),
+    Mutant(
+        *("retention by another clock", "hazard 35", retention, "trim_points"),
+        *(keeps_by_another_clock, CHURN),
+    ),
+    Mutant(
+        *("step back told to nobody", "hazard 37", SubscriptionNodes, "touch"),
+        *(goes_back_without_a_word, SLOW),
+    ),
+    Mutant(
+        *("cursor durable before it is written", "hazard 40", Cursor, "_write"),
+        *(confirms_before_it_writes, CHURN),
+    ),
+    Mutant(
+        *("checkpoint forgets what was dropped", "hazard 9, 34", checkpoint, "settled"),
+        *(forgets_what_was_dropped, CHURN),
+    ),
+    Mutant(
+        *("rows of a deleted topic for its namesake", "hazard 36", client, "ordered_segments"),
+        *(accepts_rows_of_a_namesake, CHURN),
+    ),
+    Mutant(
+        *("commit to a deleted topic", "hazard 36", guards, "check"),
+        *(believes_that_it_is_there, CHURN),
+    ),
+    Mutant(
+        *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_ranges"),
+        *(reads_what_was_announced, CHURN),
+    ),
+    Mutant(
+        *("watch trusted for ever", "hazard 47", TopicFollower, "_wait_for_change"),
+        *(waits_for_its_watch, MISSED),
+    ),
+    Mutant(
+        *("old state given out", "hazard 47", TopicFollower, "state"),
+        *(answers_whatever_it_knows, CUT_OFF),
     ),
 )
+
+SOUGHT = (
+    Mutant(
+        *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, SLOW),
+    ),
+)
+"""Rules taken out that no seed tried so far has caught, so they are not among the mutants."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.directory import AGAIN_AT_ONCE, BookieDirectory
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import StoreUnavailable
 from tests.simulation.loop import current
@@ -103,6 +103,73 @@ async def test_a_change_whose_watch_was_missed_is_seen_at_the_next_refresh():
     assert ids(directory.writable()) == ["a"]
     await asyncio.sleep(2)
     assert ids(directory.writable()) == ["a", "b"]
+    await directory.close()
+
+
+class Counting:
+    """A session that tells which registrations were read."""
+
+    def __init__(self, session):
+        self._session = session
+        self.read = []
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    async def get(self, path, watch=None):
+        self.read.append(path.rpartition("/")[2])
+        return await self._session.get(path, watch)
+
+
+@simulated
+async def test_of_many_only_who_came_is_read_when_a_watch_fires():
+    store, admin = await a_store(*(f"b{n:02d}" for n in range(40)))
+    session = Counting(store.session("client"))
+    directory = BookieDirectory(session, 1000.0)
+    await directory.start()
+    session.read.clear()
+
+    await admin.create(f"{READONLY}/new", registration("new:1"), ephemeral=True)
+    await admin.delete(f"{HERE}/b07")
+    await asyncio.sleep(1)
+
+    assert session.read == ["new"]
+    assert (len(directory.writable()), ids(directory.readonly())) == (39, ["new"])
+    await directory.close()
+
+
+@simulated
+async def test_who_registered_anew_before_anybody_looked_is_read_again():
+    store, admin = await a_store(*(f"b{n:02d}" for n in range(40)))
+    session = store.session("client")
+    directory = BookieDirectory(session, 1000.0)
+    await directory.start()
+    async with directory._refreshing:
+        await admin.delete(f"{HERE}/b07")
+        await admin.create(f"{HERE}/b07", registration("b07:2"), ephemeral=True)
+        await asyncio.sleep(1)
+
+    await asyncio.sleep(1)
+    assert directory.address("b07") == "b07:2"
+    await directory.close()
+
+
+@simulated
+async def test_of_many_some_are_read_again_each_time_and_all_in_turn():
+    names = [f"b{n:02d}" for n in range(40)]
+    store, admin = await a_store(*names)
+    session = Counting(store.session("client"))
+    directory = BookieDirectory(session, 10.0)
+    await directory.start()
+    for name in names:
+        await admin.set(f"{HERE}/{name}", registration(f"{name}:1", frames=f"{name}:7"), 0)
+    session.read.clear()
+
+    await asyncio.sleep(10.5)
+    assert session.read == names[:AGAIN_AT_ONCE]
+    await asyncio.sleep(20)
+    assert session.read[: len(names)] == names
+    assert [directory.frames_at(f"{name}:1") for name in names] == [f"{name}:7" for name in names]
     await directory.close()
 
 

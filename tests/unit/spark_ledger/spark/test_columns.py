@@ -1,38 +1,49 @@
-"""The columns of the source and the sink."""
+"""The columns of the source."""
+
+import pickle
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
+    DataType,
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
 
-from spark_ledger.errors import SchemaMissingColumn, SchemaTypeMismatch, SchemaUnknownColumn
-from spark_ledger.spark import schema
+from spark_ledger.errors import (
+    SchemaIncompatible,
+    SchemaMissingColumn,
+    SchemaReservedColumn,
+    SchemaTypeMismatch,
+    SchemaUnknownColumn,
+)
+from spark_ledger.spark import columns, schema
+from spark_ledger.spark.options import shape_options
+from spark_ledger.topic import message_batch
 from spark_ledger.topic.slice_reader import Rows
 
-
-def rows() -> Rows:
-    key = pa.array([b"a", None, b"c"], pa.binary())
-    value = pa.array([b"1", b"2", None], pa.binary())
-    columns = pa.record_batch({"key": key, "value": value})
-    return Rows(3, 40, 1_700_000_000_123, columns)
-
-
-KINDS = {
+HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
+KINDS: dict[str, DataType] = {
     "BINARY": BinaryType(),
     "STRING": StringType(),
     "INT": IntegerType(),
     "BIGINT": LongType(),
     "DOUBLE": DoubleType(),
     "TIMESTAMP": TimestampType(),
+    "HEADERS": schema.HEADERS_TYPE,
+    "TEXTS": ArrayType(
+        StructType([StructField("key", StringType()), StructField("value", StringType())])
+    ),
+    "MAP": MapType(StringType(), StringType()),
 }
 
 
@@ -46,19 +57,71 @@ def arrow(declared: StructType) -> pa.Schema:
     return to_arrow_schema(declared, timezone="UTC")
 
 
+def rows(*names: str) -> Rows:
+    """Rows 40 to 42 of partition 3, of which the entry has the columns named (all by default)."""
+    made = {
+        "key": pa.array([b"a", None, b"c"], pa.binary()),
+        "value": pa.array([b"1", b"23", None], pa.binary()),
+        "event_time": pa.array([1, None, 3], message_batch.TYPES["event_time"]),
+        "headers": pa.array(HEADERS, message_batch.HEADERS_TYPE),
+    }
+    batch = pa.record_batch({name: made[name] for name in names or made})
+    return Rows(3, 40, 1_700_000_000_123, batch, ledger_id=7, entry_id=5, entry_row=2)
+
+
+def typed_rows() -> Rows:
+    made = {
+        "__key": pa.array([b"a", None], pa.binary()),
+        "__messageProperties": pa.array(HEADERS[:2], message_batch.HEADERS_TYPE),
+        "price": pa.array([1.5, None]),
+    }
+    return Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2)
+
+
+def shape(**given: str):
+    return shape_options(given)
+
+
 def test_the_default_schema_is_kafkas():
     kafkas = (
         "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, "
         "timestamp TIMESTAMP, timestampType INT"
     )
-    assert ddl(kafkas) == schema.DEFAULT_SCHEMA
+    assert ddl(kafkas) == schema.DEFAULT_SCHEMA == schema.read_schema(shape())
+    with_headers = schema.read_schema(shape(includeHeaders="true"))
+    assert with_headers == ddl(kafkas + ", headers HEADERS")
+    text = "array<struct<key:string,value:binary>>"
+    assert with_headers["headers"].dataType.simpleString() == text
+
+
+def test_options_add_columns_to_the_schema():
+    assert schema.read_schema(shape(valueFormat="string"))["value"].dataType == StringType()
+    assert schema.read_schema(shape(includeMetadata="true")).names[7:] == [
+        *("eventTime", "ledgerId", "entryId", "batchIndex", "messageId"),
+        *("schemaVersion", "valueSize"),
+    ]
+
+
+def test_typed_rows_have_their_own_columns_first_and_metadata_after_them():
+    payload = ddl("price DOUBLE, key STRING")
+    offered = schema.read_schema(shape(valueFormat="arrow"), payload)
+    assert offered == ddl(
+        "price DOUBLE, key STRING, __key BINARY, __topic STRING, __partition INT, "
+        "__offset BIGINT, __publishTime TIMESTAMP, __eventTime TIMESTAMP, __messageId STRING, "
+        "__messageProperties HEADERS"
+    )
+    more = schema.read_schema(shape(valueFormat="json", includeMetadata="true"), payload)
+    assert more.names[10:] == ["__ledgerId", "__entryId", "__batchIndex", "__schemaVersion"]
+    assert schema.payload_of(more) == payload
+    with pytest.raises(SchemaReservedColumn, match="'__price'"):
+        schema.read_schema(shape(valueFormat="arrow"), ddl("__price DOUBLE"))
 
 
 def test_rows_become_the_columns_of_the_default_schema():
-    batch = schema.to_spark(rows(), "t", arrow(schema.DEFAULT_SCHEMA))
+    batch = columns.to_spark(rows(), "t", arrow(schema.DEFAULT_SCHEMA))
     assert batch.schema.equals(arrow(schema.DEFAULT_SCHEMA))
     assert batch.column("key").to_pylist() == [b"a", None, b"c"]
-    assert batch.column("value").to_pylist() == [b"1", b"2", None]
+    assert batch.column("value").to_pylist() == [b"1", b"23", None]
     assert batch.column("topic").to_pylist() == ["t"] * 3
     assert batch.column("partition").to_pylist() == [3] * 3
     assert batch.column("offset").to_pylist() == [40, 41, 42]
@@ -66,20 +129,84 @@ def test_rows_become_the_columns_of_the_default_schema():
     assert batch.column("timestampType").to_pylist() == [0] * 3
 
 
+def test_headers_and_the_place_of_a_row_are_columns():
+    declared = schema.read_schema(shape(includeHeaders="true", includeMetadata="true"))
+    batch = columns.to_spark(rows(), "t", arrow(declared))
+    batch.validate(full=True)
+    assert batch.column("headers").to_pylist() == HEADERS
+    assert batch.column("eventTime").cast(pa.int64()).to_pylist() == [1, None, 3]
+    assert batch.column("ledgerId").to_pylist() == [7] * 3
+    assert batch.column("entryId").to_pylist() == [5] * 3
+    assert batch.column("batchIndex").to_pylist() == [2, 3, 4]
+    assert batch.column("messageId").to_pylist() == ["7:5:3:2", "7:5:3:3", "7:5:3:4"]
+    assert batch.column("schemaVersion").to_pylist() == [0] * 3
+    assert batch.column("valueSize").to_pylist() == [1, 2, None]
+
+
+def test_what_an_entry_does_not_have_is_null_in_every_row():
+    declared = schema.read_schema(shape(includeHeaders="true", includeMetadata="true"))
+    batch = columns.to_spark(rows("event_time"), "t", arrow(declared))
+    for name in ("key", "value", "headers", "valueSize"):
+        assert batch.column(name).null_count == 3, name
+    assert batch.column("offset").to_pylist() == [40, 41, 42]
+
+
+def test_the_metadata_of_typed_rows_stands_beside_the_payload():
+    payload = [pa.array([1.5, None]), pa.array(["x", "y"])]
+    offered = schema.read_schema(
+        shape(valueFormat="arrow", includeMetadata="true"), ddl("price DOUBLE, key STRING")
+    )
+    batch = columns.to_spark(typed_rows(), "t", arrow(offered), payload)
+    assert batch.column("price").to_pylist() == [1.5, None]
+    assert batch.column("key").to_pylist() == ["x", "y"]
+    assert batch.column("__key").to_pylist() == [b"a", None]
+    assert batch.column("__messageProperties").to_pylist() == HEADERS[:2]
+    assert batch.column("__eventTime").null_count == 2
+    assert batch.column("__offset").to_pylist() == [40, 41]
+    assert batch.column("__messageId").to_pylist() == ["7:5:3:2", "7:5:3:3"]
+    assert batch.column("__schemaVersion").to_pylist() == [4, 4]
+
+
+def test_untyped_rows_read_with_a_payload_have_their_key_and_headers_too():
+    declared = ddl("price DOUBLE, __key STRING, __messageProperties HEADERS")
+    payload = [pa.array([1.0, 2.0, 3.0])]
+    batch = columns.to_spark(rows(), "t", arrow(declared), payload)
+    assert batch.column("__key").to_pylist() == ["a", None, "c"]
+    assert batch.column("__messageProperties").to_pylist() == HEADERS
+
+
+def test_the_value_of_typed_rows_is_an_error_never_null():
+    with pytest.raises(SchemaIncompatible, match="partition 3 of topic 't' has typed rows from"):
+        columns.to_spark(typed_rows(), "t", arrow(ddl("value BINARY")))
+    with pytest.raises(SchemaIncompatible):
+        columns.to_spark(typed_rows(), "t", arrow(ddl("valueSize INT")))
+    batch = columns.to_spark(typed_rows(), "t", arrow(ddl("key STRING, offset BIGINT")))
+    assert batch.to_pydict() == {"key": ["a", None], "offset": [40, 41]}
+
+
 def test_a_declared_schema_is_a_projection_by_name_with_text_as_text():
     declared = ddl("Offset BIGINT, VALUE STRING")
     schema.check_projection(declared)
-    batch = schema.to_spark(rows(), "t", arrow(declared))
-    assert batch.to_pydict() == {"Offset": [40, 41, 42], "VALUE": ["1", "2", None]}
+    batch = columns.to_spark(rows(), "t", arrow(declared))
+    assert batch.to_pydict() == {"Offset": [40, 41, 42], "VALUE": ["1", "23", None]}
 
 
 def test_key_and_value_keep_the_entrys_memory():
     given = rows()
-    batch = schema.to_spark(given, "t", arrow(ddl("value BINARY")))
+    batch = columns.to_spark(given, "t", arrow(ddl("value BINARY")))
     assert (
         batch.column(0).buffers()[2].address
         == given.record_batch.column("value").buffers()[2].address
     )
+
+
+def test_only_rows_with_a_key_of_the_filter_are_left():
+    declared = arrow(ddl("offset BIGINT"))
+    made = columns.to_spark(rows(), "t", declared)
+    assert columns.with_keys(rows(), made, [b"c", b"x"]).column("offset").to_pylist() == [42]
+    assert columns.with_keys(rows("value"), made, [b"c"]).num_rows == 0
+    made = columns.to_spark(typed_rows(), "t", declared)
+    assert columns.with_keys(typed_rows(), made, [b"a"]).column("offset").to_pylist() == [40]
 
 
 def test_a_declared_column_that_no_topic_has_is_refused_by_name():
@@ -87,27 +214,50 @@ def test_a_declared_column_that_no_topic_has_is_refused_by_name():
         schema.check_projection(ddl("value BINARY, price DOUBLE"))
     with pytest.raises(SchemaTypeMismatch, match=r"'offset' is STRING, not BIGINT"):
         schema.check_projection(ddl("offset STRING"))
+    with pytest.raises(SchemaTypeMismatch, match=r"'headers' is MAP<STRING,STRING>, not ARRAY"):
+        schema.check_projection(ddl("headers MAP"))
+    with pytest.raises(SchemaUnknownColumn, match="two columns 'value'"):
+        schema.check_projection(ddl("value STRING, Value BINARY"))
+    with pytest.raises(SchemaMissingColumn, match="no column"):
+        schema.check_projection(StructType([]))
+
+
+def test_a_declared_payload_has_any_names_but_reserved_ones():
+    declared = ddl("price DOUBLE, value STRING, __offset BIGINT")
+    schema.check_projection(declared, "arrow")
+    assert schema.payload_of(declared) == ddl("price DOUBLE, value STRING")
+    with pytest.raises(SchemaReservedColumn, match="'__ofset'"):
+        schema.check_projection(ddl("price DOUBLE, __ofset BIGINT"), "json")
+    with pytest.raises(SchemaTypeMismatch, match="'__offset' is STRING"):
+        schema.check_projection(ddl("__offset STRING"), "arrow")
 
 
 @pytest.mark.parametrize(
-    ("declared", "kind", "says"),
+    ("declared", "how", "wanted"),
     [
-        ("key BINARY", SchemaMissingColumn, "'value'"),
-        ("value INT", SchemaTypeMismatch, "'value' is INT, not STRING or BINARY"),
-        ("key BIGINT, value STRING", SchemaTypeMismatch, "'key' is BIGINT"),
-        ("value STRING, price DOUBLE", SchemaUnknownColumn, "'price'"),
-        ("value STRING, topic STRING", SchemaUnknownColumn, "'topic'"),
-        ("value STRING, VALUE STRING", SchemaUnknownColumn, "two columns 'value'"),
+        ("value STRING", {}, {"value"}),
+        ("topic STRING, offset BIGINT", {}, set()),
+        ("topic STRING", {"with_key": True}, {"key", "__key"}),
+        ("valueSize INT, KEY BINARY", {}, {"value", "key", "__key"}),
+        (
+            "headers HEADERS, eventTime TIMESTAMP",
+            {},
+            {"headers", "__messageProperties", "event_time", "__eventTime"},
+        ),
+        ("price DOUBLE, __topic STRING", {"value_format": "json"}, {"value"}),
+        ("__topic STRING", {"value_format": "json"}, set()),
+        (
+            "Price DOUBLE, __key STRING",
+            {"value_format": "arrow", "stored": ["price", "PRICE", "other"]},
+            {"price", "PRICE", "key", "__key"},
+        ),
     ],
 )
-def test_columns_that_cannot_be_written_are_refused_by_name(declared, kind, says):
-    with pytest.raises(kind, match=says):
-        schema.check_written(ddl(declared))
+def test_of_an_entry_only_what_the_columns_are_made_of_is_decoded(declared, how, wanted):
+    assert schema.entry_columns(ddl(declared), **how) == wanted
 
 
-def test_key_and_value_are_found_whatever_their_order_and_case():
-    batch = pa.record_batch({"VALUE": pa.array(["x", None]), "key": pa.array([b"k", None])})
-    key, value = schema.key_and_value(batch)
-    assert key is not None
-    assert (key.to_pylist(), value.to_pylist()) == ([b"k", None], ["x", None])
-    assert schema.key_and_value(batch.select(["VALUE"]))[0] is None
+def test_an_error_of_the_columns_survives_the_way_from_a_task():
+    with pytest.raises(SchemaIncompatible) as caught:
+        columns.to_spark(typed_rows(), "t", arrow(ddl("value BINARY")))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -1,107 +1,204 @@
-"""Offsets: what a user may give, what Spark stores, what one micro-batch takes."""
+"""Offsets: what Spark stores, what it is compared with, where a read begins."""
 
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from spark_ledger.errors import (
     OffsetsMalformed,
     OffsetsNotAssigned,
     OffsetsOutOfRange,
     OffsetsStartAfterEnd,
+    PartitionRemoved,
+    TimestampNotFound,
+    TopicDeleted,
     TopicRecreated,
 )
 from spark_ledger.spark import offsets
-from spark_ledger.spark.offsets import TopicEnds
+from spark_ledger.spark.offsets import TopicEnds, Trimmed
+from spark_ledger.spark.places import AtSubscription, parse_offsets, parse_time, parse_times
 
 T = {"t": TopicEnds("id-1", (5, 0), (10, 3))}
+ONE_OF_T = {"t": TopicEnds("id-1", (5, 0), (10, 3), assigned=(1,))}
+
+
+def resolved(text, known=T, **how):
+    return offsets.resolve(parse_offsets(text, "startingOffsets"), known, **how)
 
 
 def test_an_offset_has_sorted_keys_and_the_topics_id():
-    offset = offsets.encode({"t": (1,) * 11}, {"t": TopicEnds("id-1", (0,) * 11, (1,) * 11)})
+    known = {"t": TopicEnds("id-1", (0,) * 11, (1,) * 11)}
+    offset = offsets.encode(offsets.ends_of(known), known)
     assert json.dumps(offset) == json.dumps(offset, sort_keys=True)
     assert offset["_ids"] == {"t": "id-1"}
 
 
 def test_what_is_encoded_is_decoded():
-    assert offsets.decode(offsets.encode({"t": (7, 2)}, T), T) == {"t": (7, 2)}
+    assert offsets.decode(offsets.encode({"t": {0: 7, 1: 2}}, T), T) == {"t": {0: 7, 1: 2}}
+
+
+def test_a_topic_whose_name_begins_with_an_underscore_is_no_remark():
+    known = {"_ids": TopicEnds("id-9", (0,), (4,))}
+    offset = offsets.encode({"_ids": {0: 3}}, known)
+    assert offset == {
+        "_ids": {"persistent://public/default/_ids": "id-9"},
+        "persistent://public/default/_ids": {"0": 3},
+    }
+    assert offsets.decode(offset, known) == {"_ids": {0: 3}}
+
+
+def test_what_a_progress_adds_to_its_latest_offset_is_passed_over():
+    offset = {"_ids": {"t": "id-1"}, "_rowsBehind": 7, "t": {"0": 7, "1": 1}}
+    assert offsets.decode(offset, T) == {"t": {0: 7, 1: 1}}
 
 
 def test_a_partition_that_came_later_starts_at_its_beginning():
-    assert offsets.decode({"t": {"0": 7}}, T) == {"t": (7, 0)}
+    assert offsets.decode({"t": {"0": 7}}, T) == {"t": {0: 7, 1: 0}}
 
 
 def test_a_topic_that_the_query_reads_since_later_starts_at_its_beginning():
     known = {"t": T["t"], "u": TopicEnds("id-2", (3,), (4,))}
-    assert offsets.decode({"t": {"0": 7, "1": 1}}, known) == {"t": (7, 1), "u": (3,)}
+    assert offsets.decode({"t": {"0": 7, "1": 1}}, known) == {"t": {0: 7, 1: 1}, "u": {0: 3}}
+
+
+def test_a_topic_that_is_not_read_any_more_is_an_error_unless_losses_are_accepted():
+    offset = {"gone": {"0": 1}, "t": {"0": 7}}
     with pytest.raises(OffsetsNotAssigned, match="'gone', which is not read"):
-        offsets.decode({"gone": {"0": 1}, "t": {"0": 7}}, T)
+        offsets.decode(offset, T)
+    with pytest.raises(TopicDeleted, match="'gone', which is gone"):
+        offsets.decode(offset, T, by_pattern=True)
+    assert offsets.decode(offset, T, lossy=True) == {"t": {0: 7, 1: 0}}
 
 
-def test_offsets_of_a_topic_made_anew_are_refused():
+def test_a_partition_that_is_gone_or_not_read_any_more_is_an_error_unless_losses_are_accepted():
+    with pytest.raises(PartitionRemoved, match=r"partition 2 .* does not have"):
+        offsets.decode({"t": {"0": 7, "1": 0, "2": 0}}, T)
+    with pytest.raises(PartitionRemoved, match=r"partition 0 .* not read any more"):
+        offsets.decode({"t": {"0": 7, "1": 2}}, ONE_OF_T)
+    assert offsets.decode({"t": {"0": 7, "1": 2}}, ONE_OF_T, lossy=True) == {"t": {1: 2}}
+
+
+def test_offsets_of_a_topic_made_anew_are_refused_whatever_losses_are_accepted():
     with pytest.raises(TopicRecreated, match=r"id-0.*id-1"):
-        offsets.decode({"_ids": {"t": "id-0"}, "t": {"0": 7, "1": 0}}, T)
+        offsets.decode({"_ids": {"t": "id-0"}, "t": {"0": 7, "1": 0}}, T, lossy=True)
 
 
-def test_earliest_and_latest_mean_the_ends_of_every_partition():
-    assert offsets.resolve("earliest", "startingOffsets", T) == {"t": (5, 0)}
-    assert offsets.resolve("Latest", "startingOffsets", T) == {"t": (10, 3)}
+def test_a_negative_offset_in_a_checkpoint_is_refused():
+    with pytest.raises(OffsetsMalformed, match="negative"):
+        offsets.decode({"t": {"0": -2, "1": 0}}, T)
+
+
+def test_earliest_and_latest_mean_the_ends_of_every_partition_that_is_read():
+    assert resolved("earliest") == {"t": {0: 5, 1: 0}}
+    assert resolved("Latest") == {"t": {0: 10, 1: 3}}
+    assert resolved("latest", ONE_OF_T) == {"t": {1: 3}}
 
 
 def test_minus_two_and_minus_one_mean_earliest_and_latest():
-    assert offsets.resolve('{"t":{"0":-2,"1":-1}}', "startingOffsets", T) == {"t": (5, 3)}
+    assert resolved('{"t":{"0":-2,"1":-1}}') == {"t": {0: 5, 1: 3}}
 
 
 def test_the_text_of_a_progress_report_is_taken():
-    text = '{"_ids":{"t":"id-1"},"t":{"0":6,"1":1}}'
-    assert offsets.resolve(text, "startingOffsets", T) == {"t": (6, 1)}
+    assert resolved('{"_ids":{"t":"id-1"},"t":{"0":6,"1":1}}') == {"t": {0: 6, 1: 1}}
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [
-        ("soon", OffsetsMalformed, "soon"),
-        ("[1]", OffsetsMalformed, "object"),
-        ('{"t":3}', OffsetsMalformed, "whole numbers"),
-        ('{"t":{"0":1.5,"1":0}}', OffsetsMalformed, "1.5"),
-        ('{"t":{"x":1}}', OffsetsMalformed, "x"),
-        ('{"t":{"0":true,"1":0}}', OffsetsMalformed, "true"),
-        ('{"t":{"0":-3,"1":0}}', OffsetsMalformed, "-3"),
         ('{"u":{"0":1}}', OffsetsNotAssigned, "'u'"),
         ("{}", OffsetsNotAssigned, "'t'"),
-        ('{"t":{"0":6}}', OffsetsNotAssigned, "partition 1"),
-        ('{"t":{"0":6,"1":0,"2":0}}', OffsetsNotAssigned, "partition 2"),
+        ('{"t":{"0":6}}', OffsetsNotAssigned, "misses partition 1"),
+        ('{"t":{"0":6,"1":0,"2":0}}', OffsetsNotAssigned, "no partition 2"),
         ('{"t":{"0":11,"1":0}}', OffsetsOutOfRange, "ends at 10"),
         ('{"t":{"0":4,"1":0}}', OffsetsOutOfRange, "begins at 5"),
         ('{"_ids":{"t":"id-0"},"t":{"0":6,"1":0}}', TopicRecreated, "id-0"),
     ],
 )
-def test_bad_offsets_are_refused_with_what_is_wrong(text, kind, says):
+def test_offsets_that_do_not_fit_the_topics_are_refused_with_what_is_wrong(text, kind, says):
     with pytest.raises(kind, match=says):
-        offsets.resolve(text, "startingOffsets", T)
+        resolved(text)
+
+
+def test_a_partition_that_is_not_assigned_is_not_named():
+    assert resolved('{"t":{"1":2}}', ONE_OF_T) == {"t": {1: 2}}
+    with pytest.raises(OffsetsNotAssigned, match=r"names partition 0 .* not read"):
+        resolved('{"t":{"0":6,"1":2}}', ONE_OF_T)
+
+
+def test_an_assigned_partition_that_is_not_there_is_refused():
+    known = {"t": TopicEnds("id-1", (0,), (3,), assigned=(0, 4))}
+    with pytest.raises(OffsetsNotAssigned, match="no partition 4"):
+        resolved("earliest", known)
+
+
+def test_an_offset_that_is_kept_no_more_is_the_first_kept_one_where_losses_are_accepted():
+    assert resolved('{"t":{"0":4,"1":0}}', lossy=True) == {"t": {0: 5, 1: 0}}
+
+
+def test_what_is_kept_no_more_is_told_with_its_rows():
+    start = {"t": {0: 2, 1: 1}}
+    at, lost = offsets.kept(start, T)
+    assert (at, lost) == ({"t": {0: 5, 1: 1}}, [Trimmed("t", 0, 2, 5)])
+    said = offsets.rows_trimmed(lost)
+    assert "[LEDGER_DATA_LOSS.TRIMMED] 3 rows to be read were removed: offsets 2 to 4" in str(said)
+    assert said.facts == {"rows": 3}
+    assert offsets.kept({"t": {0: 5, 1: 0}}, T)[1] == []
 
 
 def test_a_start_after_the_end_is_refused():
     with pytest.raises(OffsetsStartAfterEnd, match="starts at 3, ends at 2"):
-        offsets.check_order({"t": (1, 3)}, {"t": (1, 2)})
+        offsets.check_order({"t": {0: 1, 1: 3}}, {"t": {0: 1, 1: 2}})
+
+
+def test_a_position_past_the_end_is_seen():
+    assert offsets.within({"t": {0: 10, 1: 3}}, T)
+    assert not offsets.within({"t": {0: 10, 1: 4}}, T)
+    assert not offsets.within({"t": {2: 0}}, T)
+    with pytest.raises(OffsetsOutOfRange, match="the start is 4 for partition 1"):
+        offsets.check_within({"t": {0: 10, 1: 4}}, T, "the start")
 
 
 def test_a_partition_unknown_to_the_target_does_not_advance():
-    assert offsets.nearest({"t": (9, 4)}, {"t": (7,)}) == {"t": (7, 0)}
+    assert offsets.nearest({"t": {0: 9, 1: 4}}, {"t": {0: 7}}) == {"t": {0: 7, 1: 0}}
+    assert offsets.nearest({"t": {0: 9}, "u": {0: 3}}, {"t": {0: 9}}) == {"t": {0: 9}, "u": {0: 0}}
 
 
-POSITIONS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=6)
+def test_the_further_of_two_positions_is_taken_partition_by_partition():
+    assert offsets.furthest({"t": {0: 9, 1: 4}}, {"t": {0: 10}}) == {"t": {0: 10, 1: 4}}
+    assert offsets.rows_between({"t": {0: 5, 1: 0}}, {"t": {0: 10, 1: 3}}) == 8
 
 
-@given(POSITIONS, st.integers(1, 200))
-def test_a_limit_is_used_up_exactly_and_shared_by_backlog(ranges, rows_max):
-    start = {"t": tuple(first for first, _ in ranges)}
-    end = {"t": tuple(first + rows for first, rows in ranges)}
-    admitted = offsets.admit(start, end, rows_max)
-    backlog = offsets.rows_between(start, end)
-    assert offsets.rows_between(start, admitted) == min(rows_max, backlog)
-    for (first, rows), at in zip(ranges, admitted["t"], strict=True):
-        assert first <= at <= first + rows
-        assert backlog <= rows_max or abs((at - first) - rows_max * rows / backlog) <= 1
+def test_a_moment_is_looked_up_for_every_partition_and_found_is_where_it_starts():
+    place = parse_time("1000", "startingTimestamp", "error")
+    assert offsets.times_wanted(place, T) == {"t": {0: 1000, 1: 1000}}
+    assert offsets.times_wanted(place, ONE_OF_T) == {"t": {1: 1000}}
+    assert offsets.resolve(place, T, {"t": {0: 7, 1: 0}}) == {"t": {0: 7, 1: 0}}
+
+
+@pytest.mark.parametrize(("missing", "at"), [("latest", 3), ("earliest", 0)])
+def test_a_partition_without_such_a_row_starts_where_the_strategy_says(missing, at):
+    place = parse_times('{"t":{"0":1,"1":99}}', "startingOffsetsByTimestamp", missing)
+    assert offsets.times_wanted(place, T) == {"t": {0: 1, 1: 99}}
+    assert offsets.resolve(place, T, {"t": {0: 7}}) == {"t": {0: 7, 1: at}}
+
+
+def test_a_partition_without_such_a_row_is_an_error_that_says_when_and_where():
+    place = parse_time("2024-05-01", "startingTimestamp", "error")
+    says = r"startingTimestamp is 2024-05-01T00:00:00.000Z \(1714521600000\) for partition 1"
+    with pytest.raises(TimestampNotFound, match=says):
+        offsets.resolve(place, T, {"t": {0: 7}})
+
+
+def test_times_name_every_partition_that_is_read_and_no_other():
+    place = parse_times('{"t":{"0":1}}', "startingOffsetsByTimestamp", "error")
+    with pytest.raises(OffsetsNotAssigned, match="misses partition 1"):
+        offsets.times_wanted(place, T)
+    with pytest.raises(OffsetsNotAssigned, match="names partition 0"):
+        offsets.times_wanted(place, ONE_OF_T)
+
+
+def test_a_subscription_is_where_its_cursor_stands_and_elsewhere_at_the_beginning():
+    place = AtSubscription("startingSubscription", "s")
+    assert offsets.resolve(place, T, {"t": {1: 2}}) == {"t": {0: 5, 1: 2}}
+    with pytest.raises(OffsetsOutOfRange, match="subscription 's' is 4 for partition 1"):
+        offsets.resolve(place, T, {"t": {1: 4}})

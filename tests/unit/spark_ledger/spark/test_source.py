@@ -5,10 +5,13 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_ledger.errors import OffsetsOutOfRange
+from spark_ledger.spark import offsets
+from spark_ledger.spark.limits import Curve
 from spark_ledger.spark.offsets import TopicEnds
 from spark_ledger.spark.options import stream_read_options
 from spark_ledger.spark.schema import DEFAULT_SCHEMA
 from spark_ledger.spark.source import LedgerStreamReader
+from spark_ledger.topic.lag import PartitionLag
 
 
 class TopicsInATest:
@@ -18,18 +21,36 @@ class TopicsInATest:
         self.true = self.seen = ends
         self.syncs = 0
         self.planned = []
+        self._told = {}
 
     def ends(self):
-        return {"t": TopicEnds("id-1", (0,) * len(self.seen), self.seen)}
+        if not self._told or self._told["t"].ends != self.seen:
+            self._told = {"t": TopicEnds("id-1", (0,) * len(self.seen), self.seen)}
+        return self._told
 
     def fresh_ends(self):
         self.syncs += 1
         self.seen = self.true
         return self.ends()
 
-    def plan(self, start, end, min_partitions, fail_on_data_loss):
-        self.planned.append((start, end, min_partitions, fail_on_data_loss))
+    def positions(self, place, known):
+        return offsets.resolve(place, known)
+
+    def curves(self, start, end):
+        return lambda topic, partition, lo, hi: Curve.even(lo, hi, 10 * (hi - lo))
+
+    def lags(self, positions, now_ms):
+        ends = enumerate(self.seen)
+        return [
+            PartitionLag(positions["t"][p], end, end - positions["t"][p], 0, 7) for p, end in ends
+        ]
+
+    def plan(self, start, end):
+        self.planned.append((start, end))
         return ["a task"]
+
+    def values(self, declared):
+        return None
 
 
 def reader(topics: TopicsInATest, **given: str) -> LedgerStreamReader:
@@ -64,17 +85,26 @@ def test_a_partition_that_begins_at_latest_has_no_row_in_batch_0_and_all_later_o
     start = polled.initialOffset()
     topics.true = topics.seen = (9, 9)
     end = polled.latestOffset(start, ReadAllAvailable())
-    assert end == offset(5, 7)
+    assert end == {**offset(5, 7), "_first": start}
     assert polled.latestOffset(end, ReadAllAvailable()) == offset(9, 9)
 
 
-def test_batch_0_planned_again_after_a_restart_ends_where_the_query_began():
+def test_batch_0_planned_again_after_a_restart_begins_and_ends_where_it_did():
     topics = TopicsInATest(9, 9)
     again = reader(topics, startingOffsets='{"t": {"0": -1, "1": 3}}')
+    end = {**offset(5, 7), "_first": offset(5, 1)}
+    again.partitions(again.initialOffset(), end)
+    (planned,) = topics.planned
+    assert planned[:2] == ({"t": {0: 5, 1: 1}}, {"t": {0: 5, 1: 7}})
+    assert again.latestOffset(end, ReadAllAvailable()) == offset(9, 9)
+
+
+def test_batch_0_of_a_query_whose_other_sources_had_rows_has_none_of_this_one_after_a_restart():
+    topics = TopicsInATest(9, 9)
+    again = reader(topics)
     again.partitions(again.initialOffset(), offset(5, 7))
     (planned,) = topics.planned
-    assert planned[:2] == ({"t": (5, 3)}, {"t": (5, 7)})
-    assert again.latestOffset(offset(5, 7), ReadAllAvailable()) == offset(9, 9)
+    assert planned[:2] == ({"t": {0: 5, 1: 7}}, {"t": {0: 5, 1: 7}})
 
 
 def test_an_idle_poll_returns_the_very_start_without_a_round_trip():
@@ -85,6 +115,21 @@ def test_an_idle_poll_returns_the_very_start_without_a_round_trip():
     for _ in range(10):
         assert polled.latestOffset(start, ReadAllAvailable()) is start
     assert topics.syncs == 1  # the first poll of a run
+
+
+def test_idle_polls_of_a_thousand_partitions_decode_the_same_offset_once(monkeypatch):
+    decoded, decode = [], offsets.decode
+
+    def counting(offset, known, **options):
+        decoded.append(offset)
+        return decode(offset, known, **options)
+
+    monkeypatch.setattr(offsets, "decode", counting)
+    polled = reader(TopicsInATest(*[5] * 1_000))
+    for _ in range(10):
+        start = offset(*[5] * 1_000)
+        assert polled.latestOffset(start, ReadAllAvailable()) is start
+    assert len(decoded) == 1
 
 
 def test_new_rows_are_offered_up_to_the_limit_shared_by_backlog():
@@ -119,16 +164,74 @@ def test_available_now_stops_at_what_was_there_when_it_was_prepared():
     assert polled.latestOffset(ahead, ReadAllAvailable()) is ahead
 
 
-def test_the_reported_offset_says_how_many_rows_are_behind():
+def test_the_reported_offset_says_how_far_behind_the_query_is():
     polled = reader(TopicsInATest(5, 7))
     polled.latestOffset(offset(1, 7), ReadMaxRows(1))
-    assert polled.reportLatestOffset() == {**offset(5, 7), "_rowsBehind": 4}
+    said = polled.reportLatestOffset()
+    assert {name: said[name] for name in ("_ids", "t")} == offset(5, 7)
+    assert (said["_rowsBehind"], said["_bytesBehind"], said["_millisBehind"]) == (4, 0, 7)
+    assert said["_metrics"]["maxOffsetsBehindLatest"] == "4"
 
 
-def test_tasks_are_planned_for_the_range_with_what_the_user_asked_for():
+def test_tasks_are_planned_for_the_range():
     topics = TopicsInATest(5)
-    (task,) = reader(topics, minPartitions="3", failOnDataLoss="false").partitions(
-        offset(1), offset(5)
-    )
+    (task,) = reader(topics).partitions(offset(1), offset(5))
     assert isinstance(task, InputPartition)
-    assert topics.planned == [({"t": (1,)}, {"t": (5,)}, 3, False)]
+    assert topics.planned == [({"t": {0: 1}}, {"t": {0: 5}})]
+
+
+def test_a_partition_that_came_while_the_query_runs_is_read_from_its_beginning():
+    topics = TopicsInATest(5)
+    polled = reader(topics)
+    start = polled.latestOffset(offset(1), ReadAllAvailable())
+    assert start == offset(5)
+    topics.seen = (5, 3)
+    end = polled.latestOffset(start, ReadAllAvailable())
+    assert end == offset(5, 3)
+    polled.partitions(start, end)
+    assert topics.planned == [({"t": {0: 5, 1: 0}}, {"t": {0: 5, 1: 3}})]
+
+
+def test_limits_on_rows_and_bytes_count_together():
+    polled = reader(TopicsInATest(100), maxOffsetsPerTrigger="8", maxBytesPerTrigger="50")
+    assert polled.latestOffset(offset(0), polled.getDefaultReadLimit()) == offset(5)
+
+
+def test_few_rows_are_held_back_after_the_first_batch_until_the_delay_is_over(monkeypatch):
+    topics, now_s = TopicsInATest(3), [1000.0]
+    monkeypatch.setattr("spark_ledger.spark.source.time.monotonic", lambda: now_s[0])
+    polled = reader(topics, minOffsetsPerTrigger="10", maxTriggerDelay="5s")
+    limit = polled.getDefaultReadLimit()
+    start = polled.latestOffset(offset(0), limit)
+    assert start == offset(3)
+    topics.seen = (6,)
+    assert polled.latestOffset(start, limit) is start
+    now_s[0] += 5.0
+    assert polled.latestOffset(start, limit) == offset(6)
+
+
+def test_a_query_with_a_subscription_signs_its_offsets_and_keeps_its_sign(monkeypatch):
+    told = []
+
+    class Cursor:
+        def check(self):
+            pass
+
+        def advance(self, positions):
+            told.append(positions)
+
+    def opened(cluster, info, name, query_id, run_id, *, start, partitions):
+        told.append((name, query_id, start))
+        return Cursor()
+
+    monkeypatch.setattr("spark_ledger.spark.query_cursor.open_cursor", opened)
+    topics = TopicsInATest(5)
+    topics.cluster, topics.infos = None, {"t": "info"}
+    topics.options = stream_read_options({"topic": "t", "subscription": "s"})
+    start = {**offset(2), "_query": "q-1"}
+    polled = reader(topics, subscription="s")
+    end = polled.latestOffset(start, ReadAllAvailable())
+    assert end == {**offset(5), "_query": "q-1"}
+    polled.commit(end)
+    assert polled.latestOffset(end, ReadAllAvailable()) is end
+    assert told == [("s", "q-1", {0: 2}), {0: 2}, {0: 5}, {0: 5}]

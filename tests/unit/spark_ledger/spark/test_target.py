@@ -1,30 +1,137 @@
-"""The topic that the first write makes."""
+"""The topics that a write goes to, and what of it is known before a row is written."""
+
+from dataclasses import replace
 
 import pytest
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 
-from spark_ledger.errors import OptionInvalid
+from spark_ledger import errors
+from spark_ledger.errors import OptionConflict, OptionInvalid, OptionMissing
+from spark_ledger.spark import write_job
 from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.target import policies_of, target_name
+from spark_ledger.spark.target import WrittenTopic, check_fits, find_or_make, look_up, policies_of
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.topic.admin import TopicAdmin
+from spark_ledger.topic.names import parse_topic
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.topics import TopicInfo
+from tests.unit.spark_ledger.topic.stage import play
+
+PLAIN = StructType([StructField("value", StringType())])
+TYPED = StructType([StructField("name", StringType()), StructField("price", DoubleType())])
 
 
-def quorums(**given: str) -> tuple[int, int, int]:
-    policies = policies_of(stream_write_options({"topic": "t", **given}))
+def options(**given: str):
+    return stream_write_options({"topic": "t", **given})
+
+
+def quorums(policies: TopicPolicies) -> tuple[int, int, int]:
     return policies.ensemble_size, policies.write_quorum, policies.ack_quorum
 
 
+def of_defaults(**given: str) -> tuple[int, int, int]:
+    return quorums(policies_of(options(**given)))
+
+
 def test_quorums_that_are_not_given_are_the_nearest_to_the_defaults():
-    assert quorums() == (3, 3, 2)
-    assert quorums(ensembleSize="1") == (1, 1, 1)
-    assert quorums(ensembleSize="5") == (5, 3, 2)
-    assert quorums(writeQuorum="4") == (4, 4, 2)
-    assert quorums(ensembleSize="5", writeQuorum="4", ackQuorum="4") == (5, 4, 4)
+    assert of_defaults() == (3, 3, 2)
+    assert of_defaults(ensembleSize="1") == (1, 1, 1)
+    assert of_defaults(ensembleSize="5") == (5, 3, 2)
+    assert of_defaults(writeQuorum="4") == (4, 4, 2)
+    assert of_defaults(ensembleSize="5", writeQuorum="4", ackQuorum="4") == (5, 4, 4)
 
 
 def test_quorums_that_do_not_fit_are_refused():
     with pytest.raises(OptionInvalid, match="ackQuorum 3"):
-        quorums(writeQuorum="2", ackQuorum="3")
+        of_defaults(writeQuorum="2", ackQuorum="3")
+
+
+def test_of_a_topic_that_is_there_only_what_is_given_is_otherwise():
+    base = TopicPolicies(5, 4, 3, ledger_bytes_max=7, retention_ms=9)
+    assert policies_of(options(), base) == base
+    less = policies_of(options(writeQuorum="2", durability="page-cache"), base)
+    assert quorums(less) == (5, 2, 2)
+    assert (less.durability, less.ledger_bytes_max, less.retention_ms) == ("page-cache", 7, 9)
 
 
 def test_a_topic_is_the_same_target_however_it_is_spelled():
     full = stream_write_options({"topic": "persistent://public/default/t"})
-    assert target_name(full) == target_name(stream_write_options({"path": "t"})) == "t"
+    assert full.txn_target == stream_write_options({"path": "t"}).txn_target == "t"
+
+
+def test_other_partitions_than_a_topic_has_or_was_made_with_are_refused():
+    info = TopicInfo("id", parse_topic("t"), 2, TopicPolicies())
+    grown = WrittenTopic(info, 4)
+    for fine in ({}, {"partitions": "2"}, {"partitions": "4"}):
+        check_fits(options(**fine), grown)
+    with pytest.raises(OptionConflict, match="partitions is 3, but topic 't' is there with 4"):
+        check_fits(options(partitions="3"), grown)
+
+
+def test_a_topic_is_made_once_and_then_seen_as_it_has_grown():
+    async def act(stage):
+        wanted = replace(options(partitions="2", ensembleSize="2"), topic="new")
+        assert await look_up(stage.client, "new", fresh=True) is None
+        made = await find_or_make(stage.client, wanted, "new")
+        assert (made.partitions, quorums(made.info.policies)) == (2, (2, 2, 2))
+        await TopicAdmin(stage.client).grow("new", 5)
+        again = await find_or_make(stage.client, wanted, "new", fresh=True)
+        assert (again.info.id, again.partitions) == (made.info.id, 5)
+
+    play(act)
+
+
+def test_the_topic_of_bad_records_has_one_partition():
+    async def act(stage):
+        wanted = options(partitions="4", badRecordsTopic="bad")
+        assert (await find_or_make(stage.client, wanted, "bad")).partitions == 1
+
+    play(act)
+
+
+def test_a_topic_that_takes_no_more_rows_is_refused_before_any_is_written():
+    async def act(stage):
+        await TopicAdmin(stage.client).terminate("t")
+        with pytest.raises(errors.TopicTerminated, match="'t' takes no more rows"):
+            await write_job.check(stage.client, WriteJob.of(options(), PLAIN), fresh=True)
+
+    play(act)
+
+
+def test_checking_a_write_makes_no_topic():
+    async def act(stage):
+        job = WriteJob.of(replace(options(), topic="new", bad_records_topic="bad"), PLAIN)
+        assert await write_job.check(stage.client, job, fresh=True) == {}
+        found = await write_job.check(stage.client, WriteJob.of(options(), PLAIN), fresh=True)
+        assert found["t"].info == stage.topic
+        assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
+
+    play(act)
+
+
+def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is_written():
+    async def act(stage):
+        typed = options(valueFormat="arrow")
+        await write_job.check(stage.client, WriteJob.of(typed, TYPED), fresh=True)
+        less = StructType(TYPED.fields[:1])
+        with pytest.raises(errors.SchemaIncompatible, match="price"):
+            await write_job.check(stage.client, WriteJob.of(typed, less), fresh=True)
+        absent = replace(options(valueFormat="schema"), topic="new")
+        with pytest.raises(errors.SchemaNotRegistered, match="'new' is not there"):
+            await write_job.check(stage.client, WriteJob.of(absent, TYPED), fresh=True)
+
+    play(act)
+
+
+def test_what_replaces_a_topic_names_it_by_the_option():
+    named = StructType([*PLAIN.fields, StructField("topic", StringType())])
+    by_column = replace(options(), topic=None)
+    with pytest.raises(OptionMissing, match="is not named"):
+        WriteJob.of(by_column, named, overwrite=True)
+    assert WriteJob.of(options(), named, overwrite=True).plan.topic is None
+
+
+def test_metadata_that_a_commit_could_not_keep_is_refused_at_once():
+    WriteJob.of(replace(options(), user_metadata="é" * 8192), PLAIN)
+    with pytest.raises(OptionInvalid, match="16386 bytes"):
+        WriteJob.of(replace(options(), user_metadata="é" * 8193), PLAIN)

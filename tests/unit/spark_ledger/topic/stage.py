@@ -6,18 +6,21 @@ from typing import Any
 
 import pyarrow as pa
 
+from bookie_server.storage_config import StorageConfig
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
+from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
 
 NOW_MS = 1_700_000_000_000
 QUERY, RUN, TARGET = "q", "run-1", "t"
+TO_A_LEDGER = TaskSettings(inline_bytes_max=0)
 
 
 @dataclass
@@ -37,10 +40,14 @@ class Stage:
         return await self.client.intents.open_query_intent(QUERY, run_id, TARGET)
 
     async def written(
-        self, intent: Intent, rows: Sequence[bytes], task_index: int = 0
+        self, intent: Intent, rows: Sequence[bytes], task_index: int = 0, *, inline: bool = False
     ) -> TaskResult:
-        """Rows (keyed by themselves) written by one task."""
-        writer = self.client.task_writer(self.topic, intent, task_index=task_index)
+        """Rows (keyed by themselves) written by one task, to a ledger however few they are, or
+        as a task does it by default (`inline`)."""
+        settings = TaskSettings() if inline else TO_A_LEDGER
+        writer = self.client.task_writer(
+            self.topic, intent, task_index=task_index, settings=settings
+        )
         column = pa.array(rows, pa.binary())
         await writer.write(column, column)
         return await writer.finish()
@@ -57,7 +64,8 @@ class Stage:
         state = await reader.log(self.topic.id).fold(fresh=True)
         ranges = {partition: (0, state.partitions[partition].end_offset)}
         found: list[tuple[int, bytes]] = []
-        for task in plan_read(state, ranges, **options):
+        read = await reader.tables(state, ranges)
+        for task in plan_read(state, ranges, read=read, **options):
             async for part in reader.read(task):
                 values = part.record_batch.column("value").to_pylist()
                 found += enumerate(values, part.offset)
@@ -65,12 +73,16 @@ class Stage:
 
 
 def play(
-    act: Callable[[Stage], Coroutine[Any, Any, Any]], *, partitions: int = 1, seed: int = 0
+    act: Callable[[Stage], Coroutine[Any, Any, Any]],
+    *,
+    partitions: int = 1,
+    seed: int = 0,
+    storage: StorageConfig = STORAGE,
 ) -> Any:
     """Run `act` on a stage with 4 bookies and topic `t`."""
 
     async def main() -> Any:
-        world = World()
+        world = World(storage)
         await world.prepare(4)
         process = await world.client("main")
         client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)

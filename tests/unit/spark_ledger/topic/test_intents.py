@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -171,5 +172,60 @@ def test_a_commit_of_the_older_run_at_the_last_moment_is_noted_by_the_new_runs_i
         intent = await newer.intents.open_query_intent(QUERY, "run-2", TARGET)
 
         assert intent.record.w0 == 5
+
+    play(act)
+
+
+def test_an_intent_to_overwrite_notes_how_far_the_topic_had_come_and_keeps_it_over_generations():
+    async def act(stage):
+        def opened(run_id):
+            return stage.client.intents.open_query_intent(
+                QUERY, run_id, TARGET, overwrites=[stage.topic.id]
+            )
+
+        other = await stage.client.intents.open_batch_intent("app", "r", TARGET)
+        await stage.commit(other, 0, await stage.written(other, [b"a"]))
+        first = await opened("run-1")
+        await stage.commit(other, 1, await stage.written(other, [b"b"]))
+        await stage.client.intents.condemn(first.id, STALE)
+
+        again = await opened("run-1")
+        newer = await opened("run-2")
+
+        assert first.record.snapshots == {stage.topic.id: 1}
+        assert (again.record.generation, again.record.snapshots) == (1, {stage.topic.id: 1})
+        assert newer.record.snapshots == {stage.topic.id: 2}
+        with pytest.raises(errors.TopicNotFound, match="no topic with id nothing"):
+            await stage.client.intents.open_batch_intent("x", "r", TARGET, overwrites=["nothing"])
+
+    play(act)
+
+
+def test_a_driver_that_lags_notes_no_older_snapshot():
+    async def act(stage):
+        other = replace(stage, client=await stage.another())
+        await other.client.store.sync()
+        stage.world.store.faults.lag_s = 30.0
+        writer = await stage.intent()
+        await stage.commit(writer, 0, await stage.written(writer, [b"a"]))
+
+        intent = await other.client.intents.open_batch_intent(
+            "app", "r", TARGET, overwrites=[stage.topic.id]
+        )
+
+        assert intent.record.snapshots == {stage.topic.id: 1}
+
+    play(act)
+
+
+def test_each_system_intent_is_one_of_its_own():
+    async def act(stage):
+        intents = stage.client.intents
+        one, other = [await intents.open_system_intent("compact", "t") for _ in range(2)]
+
+        assert one.record.kind == "system"
+        assert (one.id != other.id, one.app_id != other.app_id) == (True, True)
+        assert one.app_id.startswith("compact-")
+        assert (await intents.get(one.id)).open
 
     play(act)

@@ -6,15 +6,38 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import OutcomeUnknown
+from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
+from spark_ledger.topic.actions import Trim
+from spark_ledger.topic.deleted_topics import remove_topic
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.staleness import PAUSE_LEASES
 from tests.unit.spark_ledger.topic.stage import play
+
+DELAY_S = 600
+
+
+async def delayed(stage):
+    """The topic's delete delay is DELAY_S."""
+    await stage.client.topics.change_policies("t", {"delete_delay_ms": DELAY_S * 1000})
 
 
 async def janitor_of(stage, **options):
     client = await stage.another()
     return Janitor(client.store, client.ledgers, random.Random(1), **options)
+
+
+def nodes(stage):
+    """Every node there is, but the one that tells the time."""
+    return {path: node for path, node in every_node(stage.world.store) if path != paths.STORE_CLOCK}
+
+
+def every_node(store, path=""):
+    for name in store.peek_children(path or "/"):
+        below = f"{path}/{name}"
+        yield below, store.peek(below)
+        yield from every_node(store, below)
 
 
 def exists(stage, result):
@@ -43,14 +66,14 @@ def test_what_a_failed_attempt_left_is_deleted_and_what_a_topic_refers_to_stays(
 def test_between_a_tasks_write_and_its_commit_the_janitor_wins_or_the_commit_does(finish):
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        written = await stage.written(intent, [b"a"])
+        wrote = await stage.written(intent, [b"a"])
 
         report = await (await janitor_of(stage)).clean(condemn=[intent.id])
 
         assert report.condemned == (intent.id,)
-        assert report.deleted == (written.segments[0].ledger_id,)
+        assert report.deleted == (wrote.segments[0].ledger_id,)
         with pytest.raises(errors.LedgerFenced, match=r"condemned \(stale\)"):
-            await stage.commit(intent, 0, written, finish_intent=finish)
+            await stage.commit(intent, 0, wrote, finish_intent=finish)
         assert await stage.rows() == []
 
     play(act)
@@ -62,7 +85,7 @@ def test_a_janitor_at_any_step_of_a_commit_leaves_the_rows_or_a_clear_failure(se
     async def act(stage):
         rng = random.Random(seed)
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        written = [await stage.written(intent, [b"%d" % n] * 3, task_index=n) for n in range(2)]
+        wrote = [await stage.written(intent, [b"%d" % n] * 3, task_index=n) for n in range(2)]
         janitor = await janitor_of(stage)
         stage.world.store.faults.unknown = lost_answers
         stage.world.store.faults.lag_s = 0.5
@@ -77,7 +100,7 @@ def test_a_janitor_at_any_step_of_a_commit_leaves_the_rows_or_a_clear_failure(se
         async def commit():
             await asyncio.sleep(rng.uniform(0, 0.02))
             try:
-                return await stage.commit(intent, 0, *written, finish_intent=True)
+                return await stage.commit(intent, 0, *wrote, finish_intent=True)
             except errors.LedgerFenced as error:
                 return error
 
@@ -87,7 +110,7 @@ def test_a_janitor_at_any_step_of_a_commit_leaves_the_rows_or_a_clear_failure(se
         rows = [value for _, value in await stage.rows()]
         if isinstance(outcome, errors.LedgerFenced):
             assert rows == []
-            assert not any(exists(stage, result) for result in written)
+            assert not any(exists(stage, result) for result in wrote)
         else:
             assert rows == [b"0"] * 3 + [b"1"] * 3
 
@@ -100,7 +123,7 @@ def test_a_janitor_before_each_single_call_of_a_commit_leaves_no_hole(step):
         intent = await stage.intent()
         first = await stage.written(intent, [b"kept"])
         await stage.commit(intent, 0, first)
-        written = await stage.written(intent, [b"a"])
+        wrote = await stage.written(intent, [b"a"])
         janitor = await janitor_of(stage)
         store = stage.client.store
         calls = 0
@@ -118,7 +141,7 @@ def test_a_janitor_before_each_single_call_of_a_commit_leaves_no_hole(step):
         for name in ("get", "sync", "multi"):
             setattr(store, name, interposed(getattr(store, name)))
         try:
-            await stage.commit(intent, 1, written)
+            await stage.commit(intent, 1, wrote)
             committed = True
         except errors.LedgerFenced:
             committed = False
@@ -163,6 +186,34 @@ def test_an_intent_is_stale_only_after_a_whole_lease_without_heartbeat_under_the
     play(act)
 
 
+def test_a_batch_whose_first_task_waits_long_for_its_rows_is_not_taken_for_dead():
+    async def act(stage):
+        planned = await stage.client.intents.open_batch_intent("app", "r", "t")
+        begun = await stage.client.intents.open_batch_intent("begun", "r", "t")
+        await stage.client.intents.heartbeat(begun)
+        janitor = await janitor_of(stage, lease_s=30)
+        await janitor.clean()
+        await asyncio.sleep(95 * 30)
+        assert (await janitor.clean()).condemned == (begun.id,)
+
+        wrote = await stage.written(planned, [b"a"])
+        await stage.commit(planned, 0, wrote, finish_intent=True)
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_a_batch_that_never_began_is_taken_for_dead_in_the_end():
+    async def act(stage):
+        planned = await stage.client.intents.open_batch_intent("app", "r", "t")
+        janitor = await janitor_of(stage, lease_s=30)
+        await janitor.clean()
+        await asyncio.sleep(96 * 30)
+        assert (await janitor.clean()).condemned == (planned.id,)
+
+    play(act)
+
+
 def test_a_lease_begins_anew_when_the_observers_session_was_in_doubt():
     async def act(stage):
         await stage.intent()
@@ -177,15 +228,20 @@ def test_a_lease_begins_anew_when_the_observers_session_was_in_doubt():
     play(act)
 
 
-def test_intents_that_fall_silent_together_are_condemned_a_few_at_a_time():
+def test_intents_that_fall_silent_together_are_left_alone_at_first_and_then_go_a_few_at_a_time():
     async def act(stage):
         for number in range(10):
-            await stage.client.intents.open_batch_intent(f"app-{number}", "r", "t")
+            intent = await stage.client.intents.open_batch_intent(f"app-{number}", "r", "t")
+            await stage.client.intents.heartbeat(intent)
         janitor = await janitor_of(stage, lease_s=300)
         await janitor.clean()
         await asyncio.sleep(400)
 
-        assert len((await janitor.clean()).condemned) == 2
+        alarmed = await janitor.clean()
+        assert (alarmed.condemned, alarmed.eventful) == ((), True)
+        assert "10 of 10 writers fell silent together" in alarmed.alarm
+        await asyncio.sleep(PAUSE_LEASES * 300)
+        assert [len((await janitor.clean()).condemned) for _ in range(2)] == [2, 1]
 
     play(act)
 
@@ -193,9 +249,11 @@ def test_intents_that_fall_silent_together_are_condemned_a_few_at_a_time():
 def test_a_dry_run_says_what_it_would_do_and_changes_nothing():
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        written = await stage.written(intent, [b"a"])
-        ledger_id = written.segments[0].ledger_id
-        before = stage.world.store.zxid
+        wrote = await stage.written(intent, [b"a"])
+        ledger_id = wrote.segments[0].ledger_id
+        await stage.client.topics.create("other")
+        await stage.client.topics.delete("other")
+        before = nodes(stage)
 
         report = await (await janitor_of(stage)).clean(dry_run=True, condemn=[intent.id])
 
@@ -204,8 +262,8 @@ def test_a_dry_run_says_what_it_would_do_and_changes_nothing():
             (ledger_id,),
             (ledger_id,),
         )
-        assert stage.world.store.zxid == before
-        await stage.commit(intent, 0, written, finish_intent=True)
+        assert nodes(stage) == before
+        await stage.commit(intent, 0, wrote, finish_intent=True)
         assert await stage.rows() == [(0, b"a")]
 
     play(act)
@@ -242,18 +300,42 @@ def test_ledgers_made_without_an_intent_are_never_touched():
     play(act)
 
 
-def test_an_error_ends_the_pass_with_nothing_deleted():
+def test_a_ledger_that_cannot_be_closed_stays_and_is_said_and_the_others_go():
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        written = await stage.written(intent, [b"a"])
-        janitor = await janitor_of(stage)
+        wrote = await stage.written(intent, [b"a"])
+        await stage.client.cache.close()
+        stuck = await stage.written(intent, [b"b"])
         for node in stage.world.nodes:
             node.kill("all")
 
-        with pytest.raises(errors.LedgerError):
+        report = await (await janitor_of(stage)).clean(condemn=[intent.id])
+
+        ledger_id = stuck.segments[0].ledger_id
+        assert list(report.unclosed) == [ledger_id]
+        assert report.deleted == (wrote.segments[0].ledger_id,)
+        assert exists(stage, stuck)
+
+    play(act)
+
+
+def test_a_listing_that_fails_ends_the_pass_with_nothing_deleted():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        wrote = await stage.written(intent, [b"a"])
+        janitor = await janitor_of(stage)
+        listing = janitor.store.children
+
+        async def broken(path, watch=None):
+            if path.endswith("/blocks"):
+                raise NoNode(path)
+            return await listing(path, watch)
+
+        janitor.store.children = broken
+        with pytest.raises(errors.Unavailable):
             await janitor.clean(condemn=[intent.id])
 
-        assert exists(stage, written)
+        assert exists(stage, wrote)
 
     play(act)
 
@@ -270,15 +352,214 @@ def test_a_store_that_holds_another_cluster_than_before_stops_the_janitor():
     play(act)
 
 
-def test_what_a_deleted_topic_refers_to_is_kept_for_now():
+def ledger_of(result):
+    return result.segments[0].ledger_id
+
+
+def test_what_a_topic_dropped_goes_after_the_delete_delay_and_not_before():
+    async def act(stage):
+        await delayed(stage)
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        wrote = await stage.written(intent, [b"a"])
+        await stage.commit(intent, 0, wrote, finish_intent=True)
+        await trimmed(stage)
+        janitor = await janitor_of(stage)
+
+        await asyncio.sleep(DELAY_S - 100)
+        waiting = await janitor.clean()
+        assert (waiting.deleted, list(waiting.waiting)) == ((), [ledger_of(wrote)])
+        assert "the delete delay ends in" in waiting.waiting[ledger_of(wrote)]
+        await asyncio.sleep(100)
+        assert (await janitor.clean()).deleted == (ledger_of(wrote),)
+
+    play(act)
+
+
+async def trimmed(stage):
+    state = await stage.client.log(stage.topic.id).fold(fresh=True)
+    system = await stage.client.intents.open_system_intent("trim", "t")
+    action = Trim(tuple(state.end_offsets().items()))
+    await stage.client.commit_actions(stage.topic.id, [action], system, finish_intent=True)
+
+
+def test_under_a_running_query_a_ledger_that_lost_its_rows_goes_only_after_two_more_versions():
+    async def act(stage):
+        policies = TopicPolicies(delete_delay_ms=0)
+        topic = await stage.client.topics.create("u", policies=policies)
+        stage = replace(stage, topic=topic)
+        intent = await stage.intent()
+        first = await stage.written(intent, [b"a"])
+        await stage.commit(intent, 0, first)
+        await stage.client.cache.close()
+        await trimmed(stage)
+        janitor = await janitor_of(stage)
+
+        deleted = [(await janitor.clean()).deleted]
+        for version in (1, 2):
+            await stage.commit(intent, version, await stage.written(intent, [b"b"]))
+            deleted.append((await janitor.clean()).deleted)
+
+        assert deleted == [(), (), (ledger_of(first),)]
+        assert (await stage.client.intents.get(intent.id)).open
+
+    play(act)
+
+
+def test_what_a_failed_attempt_of_a_running_query_left_goes_an_hour_later():
+    async def act(stage):
+        intent = await stage.intent()
+        lost = await stage.written(intent, [b"a"])
+        await stage.client.cache.close()
+        janitor = await janitor_of(stage)
+        await janitor.clean()
+        for version in range(2):
+            await stage.commit(intent, version, await stage.written(intent, [b"b"]))
+        assert (await janitor.clean()).deleted == ()
+
+        await asyncio.sleep(3600)
+
+        assert (await janitor.clean()).deleted == (ledger_of(lost),)
+
+    play(act)
+
+
+def test_a_ledger_that_a_killed_worker_left_open_is_closed_while_its_query_runs_on():
+    async def act(stage):
+        intent = await stage.intent()
+        wrote = await stage.written(intent, [b"a"])
+        await stage.commit(intent, 0, wrote)
+        abandon(stage)
+        janitor = await janitor_of(stage)
+        assert (await janitor.clean()).closed == ()
+
+        await asyncio.sleep(1.6 * stage.topic.policies.ledger_age_s_max)
+        report = await janitor.clean()
+
+        assert (report.closed, report.kept) == ((ledger_of(wrote),), (ledger_of(wrote),))
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def abandon(stage):
+    """The worker is killed: nobody closes its idle ledgers any more."""
+    for timer in stage.client.cache._idle.values():
+        timer.cancel()
+
+
+def test_of_a_deleted_topic_ledgers_and_nodes_go_after_its_delete_delay():
+    async def act(stage):
+        await delayed(stage)
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        wrote = await stage.written(intent, [b"a"])
+        await stage.commit(intent, 0, wrote, finish_intent=True)
+        await stage.client.topics.delete("t")
+        janitor = await janitor_of(stage)
+        tree = paths.topic(stage.topic.id)
+
+        await asyncio.sleep(DELAY_S - 100)
+        early = await janitor.clean()
+        assert (early.deleted, early.topics, exists(stage, wrote)) == ((), (), True)
+        await asyncio.sleep(100)
+        report = await janitor.clean()
+
+        assert (report.deleted, report.topics) == ((ledger_of(wrote),), (stage.topic.id,))
+        assert stage.world.store.peek(tree) is None
+        assert stage.world.store.peek_children(paths.TOPICS_DELETED) == []
+        assert (await janitor.clean()).topics == ()
+
+    play(act)
+
+
+def test_a_great_topic_is_deleted_without_being_asked_for():
+    async def act(stage):
+        await delayed(stage)
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        wrote = []
+        for number in range(21):
+            wrote.append(await stage.written(intent, [b"a"], task_index=number))
+            await stage.client.cache.close()
+        await stage.commit(intent, 0, *wrote, finish_intent=True)
+        await stage.client.topics.delete("t")
+        await asyncio.sleep(DELAY_S + 1)
+
+        report = await (await janitor_of(stage)).clean()
+
+        assert (len(report.deleted), report.refused) == (21, "")
+
+    play(act)
+
+
+def test_of_a_topic_of_a_later_version_nothing_goes_and_it_is_said():
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        written = await stage.written(intent, [b"a"])
-        await stage.commit(intent, 0, written, finish_intent=True)
-        await stage.client.topics.delete("t")
+        wrote = await stage.written(intent, [b"a"])
+        head = paths.topic_head(stage.topic.id)
+        await stage.client.store.set(head, b'{"min_reader":99}', ANY_VERSION)
 
-        await (await janitor_of(stage)).clean()
+        report = await (await janitor_of(stage)).clean(condemn=[intent.id])
 
-        assert exists(replace(stage), written)
+        assert report.deleted == ()
+        assert "reader version 99" in report.waiting[ledger_of(wrote)]
+
+    play(act)
+
+
+def test_a_ledger_of_a_topic_that_nobody_knows_is_kept():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        wrote = await stage.written(intent, [b"a"])
+        await remove_topic(stage.client.store, stage.topic.id)
+
+        report = await (await janitor_of(stage)).clean(condemn=[intent.id])
+
+        assert (report.deleted, list(report.waiting)) == ((), [ledger_of(wrote)])
+
+    play(act)
+
+
+def test_what_a_late_writer_makes_after_its_end_is_found_too():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        ledger_id = await stage.client.intents.ledger_id(intent)
+        janitor = await janitor_of(stage)
+        await janitor.clean(condemn=[intent.id])
+        late = await stage.client.ledgers.create(
+            3, 3, 2, ledger_id=ledger_id, intent=intent.id, topic=stage.topic.id
+        )
+
+        await asyncio.sleep(3700)
+        report = await janitor.clean()
+
+        assert report.deleted == (late.ledger_id,)
+
+    play(act)
+
+
+def test_versions_that_are_committed_while_a_pass_looks_are_seen_with_what_they_refer_to():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"a"]))
+        await stage.client.cache.close()
+        in_flight = await stage.written(intent, [b"b"])
+        await stage.client.cache.close()
+        janitor = await janitor_of(stage, lease_s=10_000)
+        await janitor.clean()
+        await asyncio.sleep(4000)
+        get = janitor.store.get
+
+        async def interposed(path, watch=None):
+            if path.startswith(paths.TXNS):
+                janitor.store.get = get
+                await stage.commit(intent, 1, in_flight)
+                await stage.commit(intent, 2, await stage.written(intent, [b"c"]))
+                await janitor.store.sync()
+            return await get(path, watch)
+
+        janitor.store.get = interposed
+        report = await janitor.clean()
+
+        assert (report.deleted, ledger_of(in_flight) in report.kept) == ((), True)
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
 
     play(act)

@@ -5,8 +5,10 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.topic import state
-from spark_ledger.topic.read_plan import lost_rows, plan_read
-from spark_ledger.topic.records import Append, Commit
+from spark_ledger.topic.actions import Append
+from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.read_slice import lost_rows
+from spark_ledger.topic.records import Commit
 from tests.unit.spark_ledger.topic.stage import segment
 
 
@@ -40,7 +42,7 @@ def test_every_row_of_the_range_is_planned_once_and_in_order(seed):
     lo = rng.randrange(end)
     hi = rng.randrange(lo, end + 1)
 
-    tasks = plan_read(topic, {0: (lo, hi)}, min_partitions=rng.randrange(1, 9))
+    tasks = plan_read(topic, {0: (lo, hi)}, cutting=Cutting(rng.randrange(1, 9)))
 
     assert offsets_of(tasks) == list(range(lo, hi))
     for task in tasks:
@@ -73,7 +75,7 @@ def test_small_batches_in_one_ledger_are_read_as_one_slice():
 def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
     topic = topic_of(segment(1, 100))
 
-    tasks = plan_read(topic, {0: (0, 100)}, min_partitions=4)
+    tasks = plan_read(topic, {0: (0, 100)}, cutting=Cutting(4))
 
     assert [(task.start, task.end) for task in tasks] == [(0, 25), (25, 50), (50, 75), (75, 100)]
 
@@ -81,7 +83,7 @@ def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
 def test_a_cut_goes_to_an_entrys_boundary_when_one_is_near():
     topic = topic_of(segment(1, 48, 52, 47, 53))
 
-    tasks = plan_read(topic, {0: (0, 200)}, min_partitions=4)
+    tasks = plan_read(topic, {0: (0, 200)}, cutting=Cutting(4))
 
     assert [task.end for task in tasks] == [48, 100, 147, 200]
 
@@ -89,15 +91,15 @@ def test_a_cut_goes_to_an_entrys_boundary_when_one_is_near():
 def test_a_task_has_about_as_many_bytes_as_it_may():
     topic = topic_of(segment(1, *[100] * 40))  # 400,000 bytes
 
-    tasks = plan_read(topic, {0: (0, 4000)}, task_bytes=100_000)
+    tasks = plan_read(topic, {0: (0, 4000)}, cutting=Cutting(task_bytes=100_000))
 
     assert [task.rows for task in tasks] == [1000] * 4
 
 
-def test_tasks_are_shared_out_by_rows_over_partitions():
+def test_tasks_are_shared_out_by_bytes_over_partitions():
     topic = topic_of(segment(1, 900), segment(2, 100, partition=1), partitions=3)
 
-    tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, min_partitions=10)
+    tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, cutting=Cutting(10))
 
     assert [task.partition for task in tasks] == [0] * 9 + [1]
 

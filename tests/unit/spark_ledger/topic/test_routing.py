@@ -1,9 +1,19 @@
 import random
+import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from spark_ledger.topic.routing import murmur3_32, partitions_of
+from spark_ledger import errors
+from spark_ledger.topic.routing import (
+    Router,
+    Routing,
+    key_hashes,
+    murmur3_32,
+    partitions_of,
+    repeat,
+)
 
 # The published test vectors of murmur3_32 with seed 0: these values may never change.
 VECTORS = {
@@ -49,3 +59,76 @@ def test_a_partition_is_the_hash_without_its_sign_modulo_partitions_and_null_is_
 def test_a_column_without_rows_or_without_bytes_is_hashed():
     assert murmur3_32(pa.array([], pa.binary())).tolist() == []
     assert murmur3_32(pa.nulls(2, pa.binary())).tolist() == [0, 0]
+
+
+def router(routing, task_index=0, partitions=4):
+    return Router(routing, partitions, task_index)
+
+
+def binary(*values):
+    return pa.array(values, pa.binary())
+
+
+def test_rows_in_turn_begin_at_the_tasks_partition_and_go_on_over_calls():
+    route = router(Routing.ROUND_ROBIN, task_index=6).route
+
+    assert route(3, None, None, None).tolist() == [2, 3, 0]
+    assert route(6, binary(*[b"k"] * 6), None, None).tolist() == [1, 2, 3, 0, 1, 2]
+
+
+@pytest.mark.parametrize("routing", [Routing.SINGLE, Routing.SPARK])
+def test_all_rows_of_a_task_go_to_one_partition_whatever_their_keys(routing):
+    assert router(routing, task_index=6).route(2, binary(b"a", b"b"), None, None) == 2
+
+
+def test_rows_without_keys_go_where_the_task_is_told_and_elsewise_by_its_index():
+    assert router(Routing.HASH, task_index=7).route(3, None, None, None) == 3
+    assert Router(Routing.SINGLE, 4, 7, sticky=1).route(3, None, None, None) == 1
+    assert Router(Routing.HASH, 4, 7, sticky=1).route(1, binary(None), None, None).tolist() == [1]
+
+
+def test_rows_with_keys_go_by_their_hash():
+    keys = binary(b"test", b"hello")
+
+    wanted = [(0xBA6BD213 & 0x7FFFFFFF) % 4, 0x248BFA47 % 4]
+    assert router(Routing.HASH, task_index=3).route(2, keys, None, None).tolist() == wanted
+
+
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.uint8()])
+def test_rows_go_to_the_partition_that_they_name(kind):
+    column = pa.array([3, 0, 3], kind)
+
+    assert router(Routing.COLUMN).route(3, None, None, column).tolist() == [3, 0, 3]
+    assert router(Routing.COLUMN).route(2, None, None, column.slice(1)).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_partition_that_is_none_of_the_topics_is_an_error_that_names_it(partitions):
+    route = router(Routing.COLUMN, partitions=partitions).route
+
+    with pytest.raises(errors.PartitionInvalid, match=r"PARTITION_INVALID\] .* partition 9, "):
+        route(2, None, None, pa.array([0, 9], pa.int32()))
+    with pytest.raises(errors.PartitionInvalid, match="row 1 of a batch is null"):
+        route(2, None, None, pa.array([0, None], pa.int32()))
+    for column in (None, pa.array(["0", "0"])):
+        with pytest.raises(errors.ColumnTypeMismatch, match="column partition is"):
+            route(2, None, None, column)
+
+
+@pytest.mark.parametrize("distinct", [1, 100, 1000, 5000])
+def test_keys_that_repeat_hash_as_they_do_alone(distinct):
+    rng = random.Random(distinct)
+    some = [b"%d" % rng.randrange(distinct) for _ in range(5000)]
+    keys = binary(*[None if rng.random() < 0.02 else key for key in some])
+
+    assert repeat(keys) == (distinct <= 1000)
+    assert key_hashes(keys).tolist() == murmur3_32(keys).tolist()
+    assert key_hashes(keys.slice(7)).tolist() == murmur3_32(keys).tolist()[7:]
+
+
+def test_the_page_on_topics_has_these_hashes():
+    page = (Path(__file__).parents[4] / "docs" / "topics.md").read_text()
+    listed = dict(re.findall(r"^\| (.*) \| `([0-9a-f]{8})` \|$", page, re.M))
+
+    named = {f"`{key.decode()}`" if key else "(empty)": f"{n:08x}" for key, n in VECTORS.items()}
+    assert listed == named

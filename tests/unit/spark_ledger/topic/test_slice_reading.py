@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.slice_reader import read_slices
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -41,8 +42,8 @@ def test_a_topic_cut_into_many_tasks_reads_the_same():
         await write_batches(stage, 2)
         whole = await stage.rows()
 
-        assert await stage.rows(min_partitions=13) == whole
-        assert await stage.rows(task_bytes=3000) == whole
+        assert await stage.rows(cutting=Cutting(13)) == whole
+        assert await stage.rows(cutting=Cutting(task_bytes=3000)) == whole
 
     play(act)
 
@@ -84,10 +85,10 @@ def test_a_ledger_that_is_gone_is_an_error_with_its_own_type():
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (0, 40)})
         (part,) = task.slices
-        gone = replace(task, slices=(replace(part, ledger_id=999_999),))
+        gone = replace(part, ledger_id=999_999)
 
         with pytest.raises(errors.NoSuchLedger):
-            [rows async for rows in stage.client.read(gone)]
+            [rows async for rows in read_slices(stage.client.ledgers, [gone])]
 
     play(act)
 
@@ -103,7 +104,7 @@ def test_a_committed_range_beyond_the_end_of_its_ledger_is_lost_rows_and_no_sile
         beyond = replace(part, pieces=(*part.pieces[:-1], last._replace(entry_id=999)))
 
         with pytest.raises(errors.RowsLost, match=rf"offsets {last.offset} to 39"):
-            [rows async for rows in stage.client.read(replace(task, slices=(beyond,)))]
+            [rows async for rows in read_slices(stage.client.ledgers, [beyond])]
 
     play(act)
 
@@ -117,7 +118,7 @@ def test_an_entry_that_is_not_what_the_log_says_is_an_error():
         wrong = replace(part, pieces=(part.pieces[0]._replace(first_row=5), *part.pieces[1:]))
 
         with pytest.raises(errors.UnsupportedFormat, match="says otherwise"):
-            [rows async for rows in stage.client.read(replace(task, slices=(wrong,)))]
+            [rows async for rows in read_slices(stage.client.ledgers, [wrong])]
 
     play(act)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -12,15 +13,21 @@ from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.missing_copies import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, decode
-from spark_ledger.topic.batch_encoder import EncodedEntry
+from spark_ledger.topic import entry_sender
+from spark_ledger.topic.batch_encoder import EncodedEntry, EncodedShare
 from spark_ledger.topic.entry_sender import FAILED_LEDGERS_MAX, EntrySender
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.key_filter import KeyFilters, hashes_of, key_filter
 from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.message_batch import decode_batch
+from spark_ledger.topic.message_batch import decode_batch, encode_body
 from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.records import IntentRecord
+from spark_ledger.topic.segments import INLINE, NO_ENTRY, NO_MS
+from spark_ledger.topic.slice_reader import fetch_task
+from spark_ledger.topic.task_writer import TaskSettings
 from tests.simulation.loop import run
-from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 
 INTENT = Intent("i", IntentRecord("query", "q", "r", "t", -1), 0)
 RECORD = LedgerRecord(0, 1, 1, 1, (Fragment(0, ("a",)),))
@@ -40,6 +47,7 @@ class FakeWriter:
     first_entry: int = 10
     closed: bool = False
     missing: list[MissingCopy] = field(default_factory=list)
+    held_bytes: int = 0
 
     def append(self, payload, rows):
         future = asyncio.get_running_loop().create_future()
@@ -89,18 +97,20 @@ def writer(ledger_id, acks, error=None):
     return FakeWriter(ledger_id, acks, error or errors.LedgerFenced("another one took over"))
 
 
-def entry(number, partition=0, rows=2):
-    column = pa.array([b"%d" % number] * rows, pa.binary())
-    batch = pa.RecordBatch.from_arrays([column, column], names=["key", "value"])
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, batch.schema) as ipc:
-        ipc.write_batch(batch)
-    return EncodedEntry(partition, rows, 1000 + number, memoryview(stream.getvalue()))
+def entry(number, *partitions, rows=2, keys=True, event_ms=None):
+    """An entry with so many rows of each partition."""
+    partitions = partitions or (0,)
+    column = pa.array([b"%d" % number] * rows * len(partitions), pa.binary())
+    body = encode_body(pa.RecordBatch.from_arrays([column, column], names=["key", "value"]))
+    made = key_filter(hashes_of([b"%d" % number])) if keys else None
+    taken = 32 + body.nbytes + (16 * len(partitions) if len(partitions) > 1 else 0)
+    shares = [EncodedShare(p, rows, taken // len(partitions), event_ms, made) for p in partitions]
+    return EncodedEntry(tuple(shares), 1000 + number, body)
 
 
-def sender(ledgers, policies=None):
+def sender(ledgers, policies=None, **options):
     cache = LedgerCache(ledgers, ledgers)
-    return EntrySender(cache, ledgers, INTENT, "topic", policies or TopicPolicies())
+    return EntrySender(cache, ledgers, INTENT, "topic", policies or TopicPolicies(), **options)
 
 
 def sent_rows(ledgers, segments):
@@ -111,7 +121,8 @@ def sent_rows(ledgers, segments):
         held = by_id[segment.ledger_id]
         expected = segment.first_rows()
         for entry_id, first_row in zip(segment.entry_ids(), expected, strict=True):
-            batch = decode_batch(held.payloads[entry_id - held.first_entry])
+            payload = held.payloads[entry_id - held.first_entry]
+            batch = decode_batch(payload, partition=segment.partition)
             assert (batch.partition, batch.first_row) == (segment.partition, first_row)
             found.append((batch.partition, int(batch.record_batch["value"][0].as_py())))
     return found
@@ -123,7 +134,7 @@ def test_when_a_ledger_fails_the_acked_prefix_stays_and_only_the_rest_is_sent_ag
         ledgers = FakeLedgers(writer(1, acks), writer(2, 100))
         out = sender(ledgers)
         for number in range(6):
-            await out.send(entry(number, partition=number % 2))
+            await out.send(entry(number, number % 2))
             if number == 3:
                 await asyncio.sleep(1)  # the failure is heard in the middle
         segments, _ = await out.finish()
@@ -170,7 +181,7 @@ def test_a_full_ledger_is_left_with_all_its_acks_and_the_next_one_goes_on():
         size = entry(0).payload_bytes
         out = sender(ledgers, TopicPolicies(ledger_bytes_max=3 * size))
         for number in range(8):
-            await out.send(entry(number))
+            await out.send(entry(number, keys=False))
         segments, _ = await out.finish()
 
         assert [len(s.entry_rows) for s in segments] == [3, 3, 2]
@@ -324,3 +335,241 @@ def test_aborting_a_task_leaves_nothing_in_the_topic():
         assert await stage.rows() == []
 
     play(act)
+
+
+# -- entries of several partitions, filters, event times, bytes in flight --------------------------
+
+
+@pytest.mark.parametrize("acks", [0, 2, 3, 9])
+def test_a_shared_entry_is_in_a_segment_of_each_of_its_partitions(acks):
+    async def main():
+        ledgers = FakeLedgers(writer(1, acks), writer(2, 100))
+        out = sender(ledgers)
+        for number, partitions in enumerate([(0,), (0, 2, 5), (5,), (2, 5)]):
+            await out.send(entry(number, *partitions))
+        segments, _ = await out.finish()
+
+        assert sorted(sent_rows(ledgers, segments)) == [
+            (0, 0), (0, 1), (2, 1), (2, 3), (5, 1), (5, 2), (5, 3),
+        ]  # fmt: skip
+        held = {(s.ledger_id, i): s for s in segments for i in s.entry_ids()}
+        for segment in segments:
+            several = [i for i in segment.entry_ids() if held[segment.ledger_id, i] != segment]
+            assert segment.shared or not several
+        assert sum(s.bytes for s in segments) > 0
+
+    run(main())
+
+
+def test_segments_of_four_entries_or_more_get_filters_in_one_entry_behind_them():
+    async def main():
+        ledgers = FakeLedgers(writer(1, 100))
+        out = sender(ledgers)
+        for number in range(4):
+            await out.send(entry(number, 3))
+        for number in range(4, 9):
+            await out.send(entry(number, 1))
+        await out.send(entry(9, 2))
+        (three, one, two), _ = await out.finish()
+
+        held = ledgers.made[0]
+        assert (three.filter_entry, one.filter_entry, two.filter_entry) == (20, 20, NO_ENTRY)
+        assert len(held.payloads) == 11
+        assert three.metadata_version == 4
+        filters = KeyFilters(held.payloads[10])
+        ids = list(three.entry_ids())
+        assert filters.might_contain(3, ids, hashes_of([b"2"])).tolist() == [0, 0, 1, 0]
+        ids = list(one.entry_ids())
+        assert filters.might_contain(1, ids, hashes_of([b"4", b"8"])).tolist() == [1, 0, 0, 0, 1]
+
+    run(main())
+
+
+def test_filters_that_cannot_be_written_are_left_out_and_no_row_with_them():
+    async def main():
+        ledgers = FakeLedgers(writer(1, 6))
+        out = sender(ledgers)
+        for number in range(6):
+            await out.send(entry(number))
+        (segment,), _ = await out.finish()
+
+        assert segment.filter_entry == NO_ENTRY
+        assert [n for _, n in sent_rows(ledgers, [segment])] == list(range(6))
+
+    run(main())
+
+
+def test_when_filters_take_their_bytes_they_are_written_and_new_segments_begin(monkeypatch):
+    monkeypatch.setattr(entry_sender, "FILTER_BYTES_MAX", 5 * 8)
+
+    async def main():
+        ledgers = FakeLedgers(writer(1, 100))
+        out = sender(ledgers)
+        for number in range(17):
+            await out.send(entry(number, number % 2))
+            await asyncio.sleep(0.02)
+        segments, _ = await out.finish()
+
+        assert [(s.partition, len(s.entry_rows)) for s in segments] == [
+            (0, 3), (1, 3), (0, 3), (1, 3), (0, 3), (1, 2),
+        ]  # fmt: skip
+        assert sorted(sent_rows(ledgers, segments)) == sorted((n % 2, n) for n in range(17))
+        assert out._filter_bytes == 0
+
+    run(main())
+
+
+def test_a_segment_says_between_which_event_times_its_rows_are():
+    async def main():
+        ledgers = FakeLedgers(writer(1, 100))
+        out = sender(ledgers)
+        for number, (partition, event_ms) in enumerate(
+            [(0, (50, 70)), (0, None), (0, (40, 60)), (1, None), (2, (-1, -1))]
+        ):
+            await out.send(entry(number, partition, event_ms=event_ms))
+        segments, _ = await out.finish()
+
+        bounds = [(s.event_min_ms, s.event_max_ms) for s in segments]
+        assert bounds == [(40, 70), (NO_MS, NO_MS), (-2, 0)]
+
+    run(main())
+
+
+def test_no_more_bytes_wait_for_their_acks_than_the_task_may_have():
+    async def main():
+        size = entry(0).payload_bytes
+        held = writer(1, 100)
+        out = sender(FakeLedgers(held), unacked_bytes_max=3 * size)
+        waiting = []
+        append = held.append
+
+        def counting(payload, rows):
+            future = append(payload, rows)
+            waiting.append(future)
+            assert sum(not one.done() for one in waiting) <= 3
+            return future
+
+        held.append = counting
+        for number in range(20):
+            await out.send(entry(number, keys=False))
+        segments, _ = await out.finish()
+        assert sum(s.rows for s in segments) == 40
+
+    run(main())
+
+
+def column(*values):
+    return pa.array(values, pa.binary())
+
+
+def test_a_task_that_writes_little_makes_no_ledger_and_its_rows_are_read():
+    async def act(stage):
+        intent = await stage.intent()
+        before = stage.world.store.peek_children(paths.intent_blocks(intent.id))
+        result = await stage.written(intent, [b"%d" % n for n in range(9)], inline=True)
+        await stage.commit(intent, 0, result)
+
+        assert {s.ledger_id for s in result.segments} == {INLINE}
+        assert not any(s.shared for s in result.segments)
+        assert stage.world.store.peek_children(paths.intent_blocks(intent.id)) == before
+        rows = [await stage.rows(partition) for partition in range(3)]
+        assert [[offset for offset, _ in some] for some in rows] == [
+            list(range(len(some))) for some in rows
+        ]
+        assert sorted(v for some in rows for _, v in some) == [b"%d" % n for n in range(9)]
+
+    play(act, partitions=3)
+
+
+@pytest.mark.parametrize("settings", [TO_A_LEDGER, TaskSettings(inline_bytes_max=300)])
+def test_a_task_that_writes_more_than_may_be_inline_makes_a_ledger(settings):
+    async def act(stage):
+        intent = await stage.intent()
+        task = stage.client.task_writer(stage.topic, intent, task_index=0, settings=settings)
+        await task.write(None, column(b"x"))
+        result = await task.finish()
+        await stage.commit(intent, 0, result)
+
+        assert result.segments[0].ledger_id >= 0
+        assert await stage.rows() == [(0, b"x")]
+
+    play(act)
+
+
+def test_rows_of_many_partitions_in_one_entry_are_read_by_partition():
+    async def act(stage):
+        intent = await stage.intent()
+        results = []
+        for task_index in range(2):
+            rows = [b"%d-%03d" % (task_index, n) for n in range(150)]
+            results.append(await stage.written(intent, rows, task_index))
+        await stage.commit(intent, 0, *results)
+
+        segments = [s for result in results for s in result.segments]
+        assert all(s.shared for s in segments)
+        assert len({(s.ledger_id, *s.entries) for s in segments}) < len(segments) / 5
+        found = [await stage.rows(partition, cutting=Cutting(3)) for partition in range(40)]
+        values = [[value for _, value in some] for some in found]
+        assert sorted(value for some in values for value in some) == sorted(
+            b"%d-%03d" % (t, n) for t in range(2) for n in range(150)
+        )
+        assert all(some == sorted(some) for some in values)
+
+    play(act, partitions=40)
+
+
+def test_all_columns_come_back_from_a_ledger_and_only_those_asked_for():
+    async def act(stage):
+        intent = await stage.intent()
+        task = stage.client.task_writer(stage.topic, intent, task_index=0, settings=TO_A_LEDGER)
+        headers = pa.array([[{"key": "h", "value": b"1"}], None])
+        times = pa.array([5_000_000, 7_000_000], pa.timestamp("us", tz="UTC"))
+        await task.write(column(b"k", None), column(b"v", b"w"), event_times=times, headers=headers)
+        result = await task.finish()
+        await stage.commit(intent, 0, result)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (planned,) = plan_read(state, {0: (0, 2)})
+        async with aclosing(fetch_task(stage.client.ledgers, planned)) as fetched:
+            (piece,) = [one async for one in fetched]
+
+        whole = piece.rows()
+        assert whole.record_batch["headers"].to_pylist() == headers.to_pylist()
+        assert whole.record_batch["event_time"].equals(times)
+        assert whole.ledger_id == result.segments[0].ledger_id
+        assert piece.rows({"value"}).record_batch.schema.names == ["value"]
+        (segment,) = result.segments
+        assert (segment.event_min_ms, segment.event_max_ms) == (5_000, 7_000)
+
+    play(act)
+
+
+def test_the_keys_of_a_long_segment_are_found_in_its_filter_entry():
+    async def act(stage):
+        intent = await stage.intent()
+        keys = [b"k%d" % n for n in range(40)]
+        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        for key in keys:
+            await task.write(column(key), column(b"x" * 1000))
+        (segment,) = (await task.finish()).segments
+        reader = await stage.client.ledgers.open(
+            segment.ledger_id, recover=False, min_version=segment.metadata_version
+        )
+        at = segment.filter_entry
+        async with aclosing(reader.read(at, at, known_confirmed=at)) as read:
+            ((_, found),) = [one async for one in read]
+        filters = KeyFilters(found.payload)
+
+        ids = list(segment.entry_ids())
+        assert len(ids) >= 4
+        assert at > ids[-1]
+        for key in keys:
+            assert filters.might_contain(0, ids, hashes_of([key])).any()
+        others = [filters.might_contain(0, ids, hashes_of([b"o%d" % n])).sum() for n in range(300)]
+        assert sum(others) < 0.05 * 300 * len(ids)
+
+    play(act)
+
+
+def test_too_few_bytes_in_flight_are_refused():
+    with pytest.raises(errors.BadConfig, match="262144 bytes in flight or more, not 1000"):
+        TaskSettings(inflight_bytes_max=1000)

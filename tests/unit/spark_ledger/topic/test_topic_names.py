@@ -27,6 +27,12 @@ def test_what_is_no_name_is_refused_with_the_form_a_name_has(text):
         parse_topic(text)
 
 
+@pytest.mark.parametrize("name", [None, 1, b"flights", ["flights"]])
+def test_what_is_no_text_is_wrong_use_and_told_so(name):
+    with pytest.raises(TypeError, match="a topic's name is text, not "):
+        parse_topic(name)
+
+
 def test_escaping_is_one_to_one_and_gives_one_level_of_a_path():
     texts = ["a/b", "a%2Fb", "*", ".", "..", "ä", "a@b", "plain-1_2.3", " "]
 

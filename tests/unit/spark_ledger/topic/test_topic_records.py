@@ -5,9 +5,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic import records
+from spark_ledger.topic.actions import Append
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import (
-    Append,
     Commit,
     Head,
     IdBlock,
@@ -16,6 +16,7 @@ from spark_ledger.topic.records import (
     QueryPointer,
     TopicLife,
     TopicRecord,
+    TopicRows,
     TxnRecord,
 )
 from spark_ledger.topic.segments import Segment
@@ -27,9 +28,20 @@ PAIRS = [
     (COMMIT, records.encode_commit, records.decode_commit),
     (Head(5, TopicLife.DELETED), records.encode_head, records.decode_head),
     (TopicRecord("persistent://a/b/c", 4), records.encode_topic, records.decode_topic),
+    (Head(5, TopicLife.OPEN, "c1"), records.encode_head, records.decode_head),
     (TxnRecord(7, "r", "c1", "id", 3, {0: 10, 2: 5}), records.encode_txn, records.decode_txn),
     (
+        TxnRecord(7, "r", "c1", "id", 3, {0: 10}, {"other": TopicRows(4, {1: 2})}),
+        records.encode_txn,
+        records.decode_txn,
+    ),
+    (
         IntentRecord("query", "q", "r", "t", 6, 1, IntentState.CONDEMNED, "stale"),
+        records.encode_intent,
+        records.decode_intent,
+    ),
+    (
+        IntentRecord("system", "q", "r", "t", 6, snapshots={"id": 12}),
         records.encode_intent,
         records.decode_intent,
     ),
@@ -63,6 +75,25 @@ def test_head_and_transaction_record_have_these_bytes():
     )
 
 
+def test_what_earlier_versions_wrote_into_intents_and_transactions_is_read_as_it_was():
+    intent = (
+        b'{"app_id":"q","generation":0,"kind":"query","min_reader":1,"min_writer":1,'
+        b'"run_id":"r","state":"open","target":"t","w0":6,"why":""}'
+    )
+    assert records.decode_intent(intent) == IntentRecord("query", "q", "r", "t", 6)
+    assert records.encode_intent(IntentRecord("query", "q", "r", "t", 6)) == intent
+
+
+def test_a_transaction_record_stays_small_however_many_partitions_a_commit_has():
+    many = {partition: 1_000_000 for partition in range(100_000)}
+    record = TxnRecord(7, "r", "c1", "id", 3, many, {"other": TopicRows(4, {0: 1})})
+
+    kept = records.decode_txn(records.encode_txn(record))
+
+    assert len(records.encode_txn(record)) <= records.TXN_BYTES_MAX
+    assert kept.topics() == {"id": TopicRows(3), "other": TopicRows(4)}
+
+
 @pytest.mark.parametrize(("record", "encode", "decode"), PAIRS)
 def test_a_record_that_needs_a_newer_reader_is_an_error(record, encode, decode):
     plain = json.loads(encode(record)) | {"min_reader": 2}
@@ -80,9 +111,9 @@ def test_bytes_that_are_no_record_are_an_error(record, encode, decode, damage):
 
 def test_an_action_that_is_not_known_is_an_error_and_never_skipped():
     plain = json.loads(records.encode_commit(COMMIT))
-    plain["actions"].append({"action": "hole", "ranges": []})
+    plain["actions"].append({"action": "shuffle", "ranges": []})
 
-    with pytest.raises(errors.UnsupportedFormat, match="unknown action 'hole'"):
+    with pytest.raises(errors.UnsupportedFormat, match="unknown action 'shuffle'"):
         records.decode_commit(json.dumps(plain).encode())
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.topic import state
-from spark_ledger.topic.records import Append, Commit
+from spark_ledger.topic.actions import Append
+from spark_ledger.topic.records import Commit
 from tests.unit.spark_ledger.topic.stage import segment
 
 

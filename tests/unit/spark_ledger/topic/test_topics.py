@@ -81,3 +81,35 @@ def test_making_and_deleting_end_well_while_answers_are_lost():
         assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
 
     play(act, seed=3)
+
+
+def test_policies_are_changed_later_by_name_and_a_bad_change_changes_nothing():
+    async def act(stage):
+        topics = stage.client.topics
+        changed = await topics.change_policies("t", {"retention_ms": 5, "ack_quorum": 3})
+
+        assert changed.policies == TopicPolicies(3, 3, 3, retention_ms=5)
+        assert await (await stage.another()).topics.open("t") == changed
+        with pytest.raises(errors.BadConfig, match="quorums 2/3/3"):
+            await topics.change_policies("t", {"ensemble_size": 2})
+        with pytest.raises(errors.TopicNotFound):
+            await topics.change_policies("gone", {})
+        assert await topics.open("t") == changed
+
+    play(act)
+
+
+def test_of_two_who_change_policies_at_once_neither_loses_its_change():
+    async def act(stage):
+        stage.world.store.faults.unknown = 0.3
+        other = await stage.another()
+        await asyncio.gather(
+            stage.client.topics.change_policies("t", {"retention_ms": 5}),
+            other.topics.change_policies("t", {"retention_bytes": 7}),
+        )
+        stage.world.store.calm()
+
+        policies = (await stage.client.topics.open("t")).policies
+        assert (policies.retention_ms, policies.retention_bytes) == (5, 7)
+
+    play(act, seed=2)

@@ -1,0 +1,164 @@
+"""`spark-ledger subscription list|create|seek|delete|lag`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spark_ledger.cli.common import (
+    App,
+    JsonOption,
+    UrlOption,
+    print_json,
+    print_table,
+    with_topics,
+)
+from spark_ledger.cli.places import target_of
+
+if TYPE_CHECKING:
+    from spark_ledger.topic.client import TopicClient
+    from spark_ledger.topic.lag import PartitionLag
+    from spark_ledger.topic.subscriptions import SubscriptionInfo
+
+app = App(help="Subscriptions: where readers of a topic are.", no_args_is_help=True)
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+Name = Annotated[str, typer.Argument(help="The subscription.")]
+To = Annotated[
+    str | None, typer.Option("--to", help="earliest, latest, or a time: ISO 8601 or ms.")
+]
+ToOffset = Annotated[
+    list[str] | None, typer.Option(help="PARTITION=OFFSET. Repeat it for each partition.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Also one that a query is using.")]
+
+
+@app.command("list")
+def list_subscriptions(
+    topic: Topic, json: JsonOption = False, service_url: UrlOption = None
+) -> None:
+    """Every subscription of a topic, and where it is."""
+
+    async def work(client: "TopicClient") -> "list[SubscriptionInfo]":
+        info = await client.topics.open(topic)
+        return await client.subscriptions.list(info.id, exact=True)
+
+    found = with_topics(service_url, work)
+    if json:
+        print_json([_plain(one) for one in found])
+        return
+    columns = ("SUBSCRIPTION", "KIND", "IN USE", "QUERY", "OFFSETS")
+    rows = [
+        (one.name, one.kind.value, "yes" if one.live else "no", one.query_id, _offsets(one))
+        for one in found
+    ]
+    print_table(columns, rows, "no subscriptions")
+
+
+@app.command()
+def create(
+    topic: Topic,
+    name: Name,
+    to: To = None,
+    to_offset: ToOffset = None,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Make a subscription (at the latest row, if nothing is said): all rows from there on are
+    kept."""
+    target = target_of(to if to or to_offset else "latest", to_offset or [])
+
+    async def work(client: "TopicClient") -> dict[int, int]:
+        info = await client.topics.open(topic)
+        return await client.subscriptions.create(info.id, name, target)
+
+    _print_positions(topic, name, with_topics(service_url, work), json)
+
+
+@app.command()
+def seek(
+    topic: Topic,
+    name: Name,
+    to: To = None,
+    to_offset: ToOffset = None,
+    force: Force = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Put a subscription elsewhere."""
+    target = target_of(to, to_offset or [])
+
+    async def work(client: "TopicClient") -> dict[int, int]:
+        info = await client.topics.open(topic)
+        return await client.subscriptions.seek(info.id, name, target, force=force)
+
+    _print_positions(topic, name, with_topics(service_url, work), json)
+
+
+@app.command()
+def delete(
+    topic: Topic,
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Force = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Delete a subscription: it keeps no row any more."""
+    if not yes:
+        typer.confirm(f"Delete subscription {name} of topic {topic}?", abort=True)
+
+    async def work(client: "TopicClient") -> None:
+        info = await client.topics.open(topic)
+        await client.subscriptions.delete(info.id, name, force=force)
+
+    with_topics(service_url, work)
+    if json:
+        print_json({"topic": topic, "subscription": name})
+    else:
+        print(f"subscription {name} of topic {topic} deleted")
+
+
+@app.command()
+def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """How far a subscription is behind the end of its topic."""
+
+    async def work(client: "TopicClient") -> "dict[int, PartitionLag]":
+        from spark_ledger.topic.store_time import store_now_ms
+
+        info = await client.topics.open(topic)
+        now_ms = await store_now_ms(client.store)
+        return await client.subscriptions.lag(info.id, name, now_ms)
+
+    lags = with_topics(service_url, work)
+    rows = [(p, one.position, one.end, one.rows, one.bytes, one.millis) for p, one in lags.items()]
+    if json:
+        names = ("partition", "position", "end", "rows", "bytes", "millis")
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+        return
+    columns = ("PARTITION", "POSITION", "END", "ROWS BEHIND", "BYTES", "MS")
+    print_table(columns, rows, "no partitions")
+
+
+def _print_positions(topic: str, name: str, positions: dict[int, int], json: bool) -> None:
+    if json:
+        plain = {str(partition): offset for partition, offset in sorted(positions.items())}
+        print_json({"topic": topic, "subscription": name, "offsets": plain})
+    else:
+        at = ", ".join(f"{p}={offset}" for p, offset in sorted(positions.items()))
+        print(f"subscription {name} of topic {topic} is at {at}")
+
+
+def _plain(one: "SubscriptionInfo") -> dict[str, object]:
+    return {
+        "subscription": one.name,
+        "kind": one.kind.value,
+        "in_use": one.live,
+        "query_id": one.query_id,
+        "run_id": one.run_id,
+        "created_ms": one.created_ms,
+        "ledger": one.ledger_id,
+        "offsets": {str(p): offset for p, offset in sorted(one.positions.items())},
+    }
+
+
+def _offsets(one: "SubscriptionInfo") -> str:
+    return ", ".join(f"{p}={offset}" for p, offset in sorted(one.positions.items()))

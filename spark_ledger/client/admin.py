@@ -1,0 +1,324 @@
+"""Steering topics, subscriptions and schemas from blocking code: `spark_ledger.Admin`.
+
+    with spark_ledger.Admin() as admin:
+        admin.create_topic("flights", partitions=4, retention_ms=7 * 24 * 3600 * 1000)
+        admin.seek("flights", "dashboard", to="earliest")
+
+Always true: every method may be called again, as a cell of a notebook is run again: what is as
+asked already is left so, and what is gone already may be deleted. What would take rows from a
+subscription that needs them is refused unless it is forced. All of a process's admins share its
+connection to a cluster, and any thread may use one.
+"""
+
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from spark_ledger import errors
+from spark_ledger.client.arguments import whole
+from spark_ledger.client.calls import Calls
+from spark_ledger.client.loop import background_loop
+from spark_ledger.config import resolve_service_url
+from spark_ledger.topic import blocking, compactor
+from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
+from spark_ledger.topic.compactor import Compacted
+from spark_ledger.topic.lag import PartitionLag
+from spark_ledger.topic.merge_plan import MergeLimits
+from spark_ledger.topic.policies import TopicPolicies, changed
+from spark_ledger.topic.schema_records import Compatibility, SchemaVersion
+from spark_ledger.topic.schema_registry import TopicSchema
+from spark_ledger.topic.seek_target import CommittedSince, End, SeekTarget
+from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.subscription_records import SubscriptionKind
+from spark_ledger.topic.subscriptions import SubscriptionInfo
+from spark_ledger.topic.topics import TopicInfo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_ledger.spark.typed_values import SparkSchema
+
+T = TypeVar("T")
+Place = str | datetime | Mapping[int, int]
+"""Where in a topic: "earliest", "latest", the first row committed at or after a time (a datetime
+with its time zone, or ISO text, UTC if no offset is said), or an offset for each partition."""
+
+
+class Admin:
+    """The topics of one cluster; `service_url` None: as LEDGER_SERVICE_URL or the default say.
+
+    Raises errors.BadConfig for a malformed URL, errors.Unavailable when nobody answers there.
+    Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
+    `close`, and, where the topic is not there and not said otherwise, errors.TopicNotFound.
+    """
+
+    def __init__(self, service_url: str | None = None) -> None:
+        self.service_url = resolve_service_url(service_url)
+        self._client = blocking.topics(self.service_url).client
+        self._topics = TopicAdmin(self._client)
+        self._calls = Calls(background_loop())
+
+    # -- topics --------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, partitions: int | None = None, **policies: Any) -> TopicInfo:
+        """Make a topic with so many partitions (1) and these policies (topic/policies.py). One that
+        is there is returned as it is.
+
+        Raises errors.TopicExists if that has fewer partitions than asked for or another policy,
+        errors.BadConfig.
+        """
+        count = 1 if partitions is None else whole("partitions", partitions)
+        changed(TopicPolicies(), policies)  # before a call: is there a name that is wrong
+
+        async def work() -> TopicInfo:
+            try:
+                return await self._topics.create(topic, count, policies)
+            except errors.TopicExists:
+                facts = await self._topics.describe(topic)
+                _check_same(facts, partitions, policies)
+                return facts.info
+
+        return self._run(work())
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic, by name."""
+        return self._run(self._topics.list())
+
+    def describe(self, topic: str) -> TopicFacts:
+        """Partitions with their offsets, rows and bytes, ledgers and policies."""
+        return self._run(self._topics.describe(topic))
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give the topic so many partitions; fewer than it has is errors.BadConfig. Rows stay
+        where they are; which partition a key is of changes."""
+        count = whole("partitions", partitions)
+
+        async def work() -> None:
+            try:
+                await self._topics.grow(topic, count)
+            except errors.BadConfig:
+                if len((await self._topics.describe(topic)).partitions) != count:
+                    raise
+
+        self._run(work())
+
+    def set_policies(self, topic: str, **changes: Any) -> TopicInfo:
+        """Change policies by name, e.g. retention_ms=None. Ledgers made from now on follow them.
+        Raises errors.BadConfig."""
+        return self._run(self._topics.change_policies(topic, changes))
+
+    def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
+        """All rows that are there go; offsets go on. Raises as `trim`."""
+        return self._run(self._topics.truncate(topic, force=force))
+
+    def trim(self, topic: str, before: Place, *, force: bool = False) -> Trimmed:
+        """Rows before the place go: below offsets, or committed before a time. Raises
+        errors.SubscriptionBusy if a subscription still needs one and it is not forced,
+        errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
+        return self._run(self._topics.trim(topic, target_of(before), force=force))
+
+    def terminate(self, topic: str) -> None:
+        """Nothing can be appended any more; what is there can be read."""
+        self._run(self._topics.terminate(topic))
+
+    def delete_topic(self, topic: str) -> bool:
+        """Nobody can read it or write to it any more; False if there was none."""
+
+        async def work() -> bool:
+            try:
+                await self._topics.delete(topic)
+            except errors.TopicNotFound:
+                return False
+            return True
+
+        return self._run(work())
+
+    def compact(
+        self, topic: str, *, merged_bytes: int = 64 << 20, bytes_per_s: float | None = None
+    ) -> Compacted:
+        """Merge small segments into some of `merged_bytes`, copying `bytes_per_s` at most on
+        average. It can be ended at any time and begun again. Raises errors.TxnConflict,
+        errors.NotEnoughBookies, errors.DataUnavailable."""
+        limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
+        return self._run(
+            compactor.compact(self._client, topic, limits=limits, bytes_per_s=bytes_per_s)
+        )
+
+    # -- subscriptions -----------------------------------------------------------------------------
+
+    def create_subscription(self, topic: str, name: str, at: Place = "latest") -> dict[int, int]:
+        """Make a subscription that holds the rows from there on until a query uses it; one that is
+        there stays where it is. Returns where it is, by partition. Raises
+        errors.OffsetsOutOfRange."""
+        target = target_of(at)
+
+        async def work() -> dict[int, int]:
+            info = await self._client.topics.open(topic)
+            kind = SubscriptionKind.QUERY
+            subscriptions = self._client.subscriptions
+            return await subscriptions.create(info.id, name, target, kind=kind, exist_ok=True)
+
+        return self._run(work())
+
+    def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
+        """Every subscription of the topic, by name, with where it is."""
+
+        async def work() -> list[SubscriptionInfo]:
+            info = await self._client.topics.open(topic)
+            return await self._client.subscriptions.list(info.id, exact=True)
+
+        return self._run(work())
+
+    def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
+        """Put a subscription there, or to the first row kept where that is later; returns where it
+        is. The query that uses it next goes on with its own checkpoint: seek is for who starts
+        without one (`startingSubscription`).
+
+        Raises errors.SubscriptionNotFound, errors.SubscriptionBusy (in use, and not forced),
+        errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
+        """
+        target = target_of(to)
+
+        async def work() -> dict[int, int]:
+            info = await self._client.topics.open(topic)
+            return await self._client.subscriptions.seek(info.id, name, target, force=force)
+
+        return self._run(work())
+
+    def lag(self, topic: str, name: str) -> dict[int, PartitionLag]:
+        """How far behind the subscription is, by partition. Raises errors.SubscriptionNotFound."""
+
+        async def work() -> dict[int, PartitionLag]:
+            info = await self._client.topics.open(topic)
+            now_ms = await store_now_ms(self._client.store)
+            return await self._client.subscriptions.lag(info.id, name, now_ms)
+
+        return self._run(work())
+
+    def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> bool:
+        """It holds nothing any more; False if there was none. Raises errors.SubscriptionBusy (in
+        use, and not forced)."""
+
+        async def work() -> bool:
+            info = await self._client.topics.open(topic)
+            try:
+                await self._client.subscriptions.delete(info.id, name, force=force)
+            except errors.SubscriptionNotFound:
+                return False
+            return True
+
+        return self._run(work())
+
+    # -- schemas -----------------------------------------------------------------------------------
+
+    def schema(self, topic: str) -> TopicSchema:
+        """The versions of the topic's schema, and what new ones are checked for."""
+
+        async def work() -> TopicSchema:
+            return await self._client.schemas.of(await self._client.topics.open(topic))
+
+        return self._run(work())
+
+    def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
+        """Make these columns (Spark's or Arrow's) a version of the topic's schema, or find the
+        version that is exactly these. Raises errors.SchemaIncompatible,
+        errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
+        columns = _arrow(schema)
+
+        async def work() -> SchemaVersion:
+            info = await self._client.topics.open(topic)
+            return await self._client.schemas.register(info, columns)
+
+        return self._run(work())
+
+    def set_compatibility(self, topic: str, compatibility: str) -> None:
+        """What later versions of the schema are checked for: "none", "backward", "forward" or
+        "full". Raises errors.BadConfig for another."""
+        if compatibility not in (one.value for one in Compatibility):
+            known = ", ".join(one.value for one in Compatibility)
+            raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {known}.")
+        wanted = Compatibility(compatibility)
+
+        async def work() -> None:
+            info = await self._client.topics.open(topic)
+            await self._client.schemas.set_compatibility(info, wanted)
+
+        self._run(work())
+
+    # -- for all -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End what other threads wait for here; the process keeps its connection, for Spark."""
+        self._calls.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._calls.run(work)
+
+
+def target_of(place: Place) -> SeekTarget:
+    """Raises errors.BadConfig for what is no place, or a time without its zone."""
+    if isinstance(place, Mapping):
+        return {whole("a partition", p): whole("an offset", at) for p, at in place.items()}
+    if isinstance(place, datetime):
+        if place.tzinfo is None:
+            raise errors.BadConfig(
+                f"the time {place} is of no time zone", "Give it one: tzinfo=timezone.utc."
+            )
+        return CommittedSince(round(place.timestamp() * 1000))
+    if not isinstance(place, str):
+        raise TypeError(f"a place is text, a datetime or offsets by partition, not {place!r}")
+    if place in (one.value for one in End):
+        return End(place)
+    try:
+        at = datetime.fromisoformat(place)
+    except ValueError as error:
+        raise errors.BadConfig(
+            f"'{place}' is no place in a topic",
+            "Give earliest, latest, an ISO time, or offsets by partition as {0: 1200}.",
+        ) from error
+    return target_of(at if at.tzinfo else at.replace(tzinfo=UTC))
+
+
+def _check_same(facts: TopicFacts, partitions: int | None, policies: Mapping[str, Any]) -> None:
+    """Raises errors.TopicExists if the topic is not as asked for."""
+    there = len(facts.partitions)
+    name = facts.info.name
+    if partitions is not None and there < partitions:
+        raise errors.TopicExists(
+            f"there is a topic '{name}' already, with {there} partitions, not {partitions}",
+            "Use grow.",
+            topic=name.full,
+        )
+    for policy, wanted in policies.items():
+        now = getattr(facts.info.policies, policy)
+        if now != wanted:
+            raise errors.TopicExists(
+                f"there is a topic '{name}' already, with {policy} {now}, not {wanted}",
+                "Use set_policies.",
+                topic=name.full,
+            )
+
+
+def _arrow(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
+    """Raises TypeError for what is neither."""
+    import pyarrow as pa
+
+    if isinstance(schema, pa.Schema):
+        return schema
+    if not hasattr(schema, "fields"):
+        raise TypeError(f"a schema is Spark's StructType or Arrow's, not {type(schema).__name__}")
+    from spark_ledger.spark.typed_values import arrow_payload
+
+    return arrow_payload(schema)

@@ -1,0 +1,32 @@
+"""Batch reads. Always true: a read is planned after a sync, so it holds all that was committed
+before. No filter is taken from Spark (options.py says why)."""
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark import offsets, read_tasks
+from spark_ledger.spark.driver_state import TopicsRead
+from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.schema import check_projection
+
+
+class LedgerBatchReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema, options.value_format)
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        topics = TopicsRead(self.options)
+        known = topics.fresh_ends()
+        start = topics.positions(self.options.starting, known)
+        end = topics.positions(self.options.ending, known)
+        offsets.check_order(start, end)
+        tasks = topics.plan(start, end)
+        return read_tasks.partitions_of(tasks, topics.values(self.schema))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_tasks.read_rows(self.options, partition.value, self.schema)

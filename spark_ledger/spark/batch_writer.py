@@ -1,0 +1,72 @@
+"""Batch writes. Always true: a write is one commit under one (app id, version), made when every
+task has ended well; abort deletes nothing."""
+
+import secrets
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark import write_job
+from spark_ledger.spark.options import WriteOptions
+from spark_ledger.spark.target import WrittenTopic, find_or_make
+from spark_ledger.spark.topic_writers import Task
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.spark.write_tasks import TaskProperties, Written, commit_rows, write_rows
+from spark_ledger.topic import blocking
+from spark_ledger.topic.intents import Intent
+
+
+def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
+    """The writer of one job, made in the driver: everything is checked, the intent is open."""
+    job = WriteJob.of(options, schema, overwrite)
+    cluster = blocking.topics(options.service_url)
+    known = cluster.run(write_job.check(cluster.client, job, fresh=True))
+    replaced = []
+    target = options.txn_target
+    if overwrite or (options.txn_app_id and options.topic):
+        topic = known.get(options.target) or cluster.run(
+            find_or_make(cluster.client, options, options.target, fresh=True)
+        )
+        known[options.target] = topic
+        replaced = [topic.info.id] if overwrite else []
+        target = f"{options.target}@{topic.info.id}"  # one of this name made anew begins anew
+    app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
+    opened = cluster.client.intents.open_batch_intent(
+        app_id,
+        secrets.token_hex(16),
+        target,
+        overwrites=replaced,
+        random=options.txn_app_id is None,
+    )
+    return LedgerWriter(job, known, cluster.run(opened))
+
+
+class LedgerWriter(DataSourceArrowWriter):
+    """Goes from the driver to the tasks and to the process that commits."""
+
+    def __init__(self, job: WriteJob, known: Mapping[str, WrittenTopic], intent: Intent) -> None:
+        self.job = job
+        self.known = known
+        self.intent = intent
+        self.version = job.options.txn_version or 0
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        spark = TaskProperties.of(TaskContext.get())
+        task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
+        return write_rows(self.job, task, iterator, version=self.version, known=self.known)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        commit_rows(self.job, self.intent, self.version, written, last=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+    def _about(self, spark: TaskProperties) -> Mapping[str, str]:
+        if self.job.options.txn_app_id is None:
+            return spark.about
+        txn = {"txnAppId": self.job.options.txn_app_id, "txnVersion": str(self.version)}
+        return {**spark.about, **txn}

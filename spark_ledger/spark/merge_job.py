@@ -1,0 +1,113 @@
+"""Merging the small segments of a topic as a Spark job.
+
+    spark_ledger.compact(spark, "flights")
+
+Always true: what a merge is, is topic/compactor.py's: the driver plans and commits, tasks read and
+write. A commit takes what one attempt of each task wrote, as Spark hands it to the driver: what
+other attempts wrote, or all when the driver dies before its commit, is in no topic, under an intent
+that ends with the job or is condemned once nobody shows a heartbeat for it; the janitor deletes it.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_ledger.client.arguments import whole
+from spark_ledger.config import resolve_service_url
+from spark_ledger.spark.write_tasks import heartbeats
+from spark_ledger.topic import blocking, compactor
+from spark_ledger.topic.compactor import Compacted, Compaction, Merged, MergeTask
+from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.merge_plan import MERGED_BYTES, MergeLimits
+from spark_ledger.topic.topics import TopicInfo
+
+ROUND_BYTES = 8 << 30  # of rows merged by one commit
+TASK_BYTES = 64 << 20  # a Spark task reads and writes about so much, or one merge
+TASKS_MIN = 32  # while each has this much to do:
+TASK_BYTES_MIN = 4 << 20
+
+Group = tuple[MergeTask, ...]
+
+
+def compact(
+    spark: SparkSession,
+    topic: str,
+    service_url: str | None = None,
+    *,
+    merged_bytes: int = MERGED_BYTES,
+) -> Compacted:
+    """Merge the small segments that the topic has now into some of `merged_bytes`, by Spark tasks.
+
+    Rows keep offset, columns, timestamp and commit time; whoever reads or writes meanwhile is not
+    hindered. It can be ended at any time and begun again. `service_url` None: as LEDGER_SERVICE_URL
+    or the default say. Raises errors.TopicNotFound, errors.TopicNameInvalid, errors.BadConfig,
+    errors.TxnConflict (the topic is rearranged again and again), errors.Unavailable; what reading
+    and writing raise comes as the error of Spark's job.
+    """
+    url = resolve_service_url(service_url)
+    limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
+    cluster = blocking.topics(url)
+    info = cluster.run(cluster.client.topics.open(topic))
+
+    compaction = Compaction(cluster.client, info, limits, ROUND_BYTES)
+    try:
+        while tasks := cluster.run(compaction.plan()):
+            intent = compaction.intent
+            with heartbeats(cluster, intent):
+                merged = run_tasks(spark, partial(merge_group, url, info, intent), tasks)
+            cluster.run(compaction.commit(merged))
+        return compaction.done
+    finally:
+        cluster.run(compaction.aclose())
+
+
+def run_tasks(
+    spark: SparkSession,
+    do: Callable[[Group], list[Merged]],
+    tasks: Sequence[MergeTask],
+) -> list[Merged]:
+    """What `do` made of each task, in their order, by as many Spark tasks as there are groups."""
+    groups = grouped(tasks)
+    numbers = spark.range(0, len(groups), 1, len(groups))  # one to a Spark task
+    packed = [pickle.dumps(group) for group in groups]
+    made = numbers.mapInArrow(partial(_each_group, do, packed), "number LONG, merged BINARY")
+    found = {row.number: row.merged for row in made.collect()}
+    return [one for number in range(len(groups)) for one in pickle.loads(found[number])]
+
+
+def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
+    """The tasks in their order, those together that one Spark task carries out."""
+    total = sum(task.merge.bytes for task in tasks)
+    limit = min(TASK_BYTES, max(TASK_BYTES_MIN, total // TASKS_MIN))
+    groups: list[list[MergeTask]] = []
+    held = 0
+    for task in tasks:
+        if not groups or held + task.merge.bytes > limit:
+            groups.append([])
+            held = 0
+        groups[-1].append(task)
+        held += task.merge.bytes
+    return [tuple(group) for group in groups]
+
+
+def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group) -> list[Merged]:
+    """In a Spark task: read and write. Raises as compactor.merge."""
+    cluster = blocking.topics(service_url)
+    with heartbeats(cluster, intent):
+        made = [cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group]
+    return [one for one in made if one is not None]
+
+
+def _each_group(
+    do: Callable[[Group], list[Merged]],
+    packed: Sequence[bytes],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            made = pickle.dumps(do(pickle.loads(packed[number])))
+            columns = [pa.array([number], pa.int64()), pa.array([made], pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, names=["number", "merged"])

@@ -1,0 +1,425 @@
+"""Every option of format("ledger"): its names, who takes it, its default and what it means.
+
+Always true: what is not in this table is refused, with the nearest name, and so is what belongs to
+another kind of query; names are compared without case; an option is given by one of its names at
+most. Parsing, errors and the tables of docs/spark.md are all made of this table.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from spark_ledger.spark.option_values import (
+    Bytes,
+    Choice,
+    Flag,
+    Keys,
+    Kind,
+    Millis,
+    Pattern,
+    Text,
+    Whole,
+)
+from spark_ledger.topic.topics import PARTITIONS_MAX
+
+SPARKS_OWN = frozenset(
+    {
+        "checkpointlocation",
+        "queryname",
+        "outputmode",
+        "asyncprogresstrackingenabled",
+        "asyncprogresstrackingcheckpointintervalms",
+        "_asyncprogresstrackingoverridesinksupportcheck",
+    }
+)
+"""Options of Spark itself that reach a source or sink; they are left alone."""
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+DURABILITIES = ("synced", "page-cache")
+ROUTINGS = ("hash", "roundRobin", "single", "column", "spark")
+PAYLOAD_FORMATS = ("json", "arrow", "schema")
+"""Those whose rows have the payload's own columns in place of `value`."""
+FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
+SCHEMA_MODES = ("validate", "evolve", "none")
+LISTINGS = (
+    *("topics", "partitions", "segments", "ledgers"),
+    *("subscriptions", "lag", "commits", "bookies"),
+)
+STRATEGIES = ("error", "latest", "earliest")
+NAME_CHARS_MAX = 200
+USER_METADATA_CHARS_MAX = 8192
+MIB = 1 << 20
+
+
+class Use(Enum):
+    BATCH_READ = "a batch read"
+    STREAM_READ = "a streaming read"
+    BATCH_WRITE = "a batch write"
+    STREAM_WRITE = "a streaming write"
+
+
+READ = (Use.BATCH_READ, Use.STREAM_READ)
+WRITE = (Use.BATCH_WRITE, Use.STREAM_WRITE)
+_FOR = {
+    READ: "a read",
+    WRITE: "a write",
+    (Use.BATCH_READ,): "a batch read (spark.read)",
+    (Use.STREAM_READ,): "a streaming read (spark.readStream)",
+    (Use.BATCH_WRITE,): "a batch write (df.write)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`default` is the text that is parsed when the option is not given, None if there is none;
+    `default_says` is what the documentation says instead of it."""
+
+    name: str
+    uses: tuple[Use, ...]
+    kind: Kind
+    default: str | None
+    meaning: str
+    aliases: tuple[str, ...] = ()
+    default_says: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+READ_OPTIONS = (
+    Option(
+        "serviceUrl",
+        READ,
+        Text(),
+        None,
+        "where the cluster is",
+        aliases=("bootstrap.servers", "service.url"),
+        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+    ),
+    Option(
+        "subscribe",
+        READ,
+        Text(),
+        None,
+        "a topic, or several separated by commas; `load(...)` says the same",
+        aliases=("topic", "topics", "path"),
+        default_says="one of three",
+    ),
+    Option(
+        "subscribePattern",
+        READ,
+        Pattern(),
+        None,
+        "a regular expression for whole names of topics; a stream finds topics made"
+        " later and reads them from their beginning",
+        aliases=("topicsPattern",),
+        default_says="one of three",
+    ),
+    Option(
+        "assign",
+        READ,
+        Text(),
+        None,
+        'these partitions only, as `{"t":[0,1]}`',
+        default_says="one of three",
+    ),
+    Option(
+        "startingOffsets",
+        READ,
+        Text(),
+        None,
+        '`earliest`, `latest`, or JSON `{"t":{"0":23,"1":-2}}`: every partition, -2'
+        " earliest, -1 latest; also the text of any progress's `endOffset`. A "
+        "stream starts so when it has no checkpoint; partitions and topics that "
+        "come later start at their beginning",
+        default_says="batch `earliest`, stream `latest`",
+    ),
+    Option(
+        "startingTimestamp",
+        READ,
+        Text(64),
+        None,
+        "start at the first row committed at or after it: milliseconds since 1970, "
+        "or ISO text as `2024-05-01T12:00:00Z` (UTC if no offset is said). Goes "
+        "before the next",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        READ,
+        Text(),
+        None,
+        'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01"}}`.'
+        " Goes before `startingOffsets`",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        READ,
+        Choice(STRATEGIES),
+        "error",
+        "where a partition starts that has no such row: `error`, `latest` or `earliest`",
+    ),
+    Option(
+        "startingSubscription",
+        READ,
+        Text(NAME_CHARS_MAX),
+        None,
+        "start where the subscription of that name stands",
+    ),
+    Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
+    Option(
+        "endingTimestamp",
+        (Use.BATCH_READ,),
+        Text(64),
+        None,
+        "end before the first row committed at or after it; where there is none, at the latest",
+    ),
+    Option(
+        "endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None, "the same for each partition"
+    ),
+    Option(
+        "subscription",
+        (Use.STREAM_READ,),
+        Text(NAME_CHARS_MAX),
+        None,
+        "a durable cursor of that name follows the query, holds retention and shows"
+        " in lag; one live query per name",
+        aliases=("predefinedSubscription",),
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        (Use.STREAM_READ,),
+        Whole(),
+        None,
+        "rows in one micro-batch at most, shared by the partitions according to their backlog",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        (Use.STREAM_READ,),
+        Bytes(),
+        None,
+        "bytes in one micro-batch at most, shared likewise, but always at least one"
+        " row; `64m`, `1g`",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        (Use.STREAM_READ,),
+        Whole(),
+        None,
+        "wait for so many rows, but no longer than the next option says; not under `availableNow`",
+    ),
+    Option(
+        "maxTriggerDelay",
+        (Use.STREAM_READ,),
+        Millis(),
+        "15m",
+        "how long `minOffsetsPerTrigger` may hold rows back",
+    ),
+    Option(
+        "minPartitions",
+        READ,
+        Whole(),
+        None,
+        "at least so many tasks, if there are so many rows; one partition may be read by several",
+    ),
+    Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
+    Option(
+        "maxBytesPerPartition", READ, Bytes(), "64m", "bytes that one task reads, about, at most"
+    ),
+    Option(
+        "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
+    ),
+    Option(
+        "valueFormat",
+        READ,
+        Choice(FORMATS),
+        "binary",
+        "`binary`; `string`: `value` is text; `json`: `value` is JSON text, its "
+        "fields are columns; `arrow`: the columns that were written; `schema`: those "
+        "of the topic's registered schema (see Typed values)",
+    ),
+    Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
+    Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
+    Option(
+        "keyFilter",
+        READ,
+        Keys(),
+        None,
+        'only rows with this key, or one of several: `["AA","DL"]`; entries without'
+        " it are not even fetched where they have fingerprints",
+    ),
+    Option(
+        "filterPushdown",
+        (Use.BATCH_READ,),
+        Flag(),
+        "false",
+        "`true` is refused, as Spark 4.2.0 would give other queries the rows of one query's "
+        "filters (see Known limits)",
+    ),
+    Option(
+        "metadata",
+        (Use.BATCH_READ,),
+        Choice(LISTINGS),
+        None,
+        "a listing instead of rows: `topics`, `partitions`, `segments`, `ledgers`, "
+        "`subscriptions`, `lag`, `commits`, `bookies`",
+    ),
+)
+WRITE_OPTIONS = (
+    Option(
+        "serviceUrl",
+        WRITE,
+        Text(),
+        None,
+        "where the cluster is",
+        aliases=("bootstrap.servers", "service.url"),
+        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+    ),
+    Option(
+        "topic",
+        WRITE,
+        Text(),
+        None,
+        "where all rows go, made by the first write if it is not there; `save(...)`"
+        " and `start(...)` say the same. It goes before a column `topic`",
+        aliases=("path",),
+        default_says="the column `topic`",
+    ),
+    Option(
+        "partitions",
+        WRITE,
+        Whole(1, PARTITIONS_MAX),
+        "1",
+        "of a topic that this write makes; asking the topic of option `topic` for another"
+        " number than it has is an error",
+    ),
+    Option(
+        "routing",
+        WRITE,
+        Choice(ROUTINGS),
+        None,
+        "a row's partition: `hash` of its key, `roundRobin`, `single` (one for each"
+        " task), `column` (column `partition`), `spark` (Spark's task modulo "
+        "partitions)",
+        default_says="`column` if there is a column `partition`, else `hash`",
+    ),
+    Option("compression", WRITE, Choice(COMPRESSIONS), "none", "`none`, `lz4`, `zstd`"),
+    Option(
+        "ensembleSize",
+        WRITE,
+        Whole(),
+        None,
+        "bookies over which a ledger of this write is striped",
+        default_says="the topic's, else 3",
+    ),
+    Option(
+        "writeQuorum",
+        WRITE,
+        Whole(),
+        None,
+        "copies of each entry",
+        default_says="the topic's, else 3",
+    ),
+    Option(
+        "ackQuorum",
+        WRITE,
+        Whole(),
+        None,
+        "copies that are acknowledged before a row counts as written",
+        default_says="the topic's, else 2",
+    ),
+    Option(
+        "durability",
+        WRITE,
+        Choice(DURABILITIES),
+        None,
+        "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
+        "and lost by a power failure of all copies",
+        default_says="the topic's, else `synced`",
+    ),
+    Option(
+        "txnAppId",
+        (Use.BATCH_WRITE,),
+        Text(NAME_CHARS_MAX),
+        None,
+        "with `txnVersion`: who writes, see Exactly once. A streaming write has its query id",
+    ),
+    Option(
+        "txnVersion",
+        (Use.BATCH_WRITE,),
+        Whole(0),
+        None,
+        "a version at or below the last one committed under that name changes "
+        "nothing. A streaming write has its batch id",
+    ),
+    Option(
+        "badRecordsTopic",
+        WRITE,
+        Text(),
+        None,
+        "rows that do not fit go there, with the reason, instead of failing the write",
+    ),
+    Option(
+        "userMetadata",
+        WRITE,
+        Text(USER_METADATA_CHARS_MAX),
+        None,
+        "text kept with the commit, seen in `metadata=commits`",
+    ),
+    Option(
+        "maxInFlightBytes",
+        WRITE,
+        Bytes(MIB),
+        "64m",
+        "what a task holds in memory: gathered and not acknowledged",
+    ),
+    Option(
+        "valueFormat",
+        WRITE,
+        Choice(FORMATS),
+        "binary",
+        "`binary` or `string`: a column `value`; `json`: your columns as JSON text; "
+        "`arrow`: your columns as they are; `schema`: the same, by a schema that is "
+        "registered already (see Typed values)",
+    ),
+    Option(
+        "schemaMode",
+        WRITE,
+        Choice(SCHEMA_MODES),
+        "validate",
+        "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
+        "`evolve` it where that is compatible, or `none`: compare and register nothing",
+    ),
+    Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
+)
+
+
+def options_for(use: Use) -> tuple[Option, ...]:
+    table = READ_OPTIONS if use in READ else WRITE_OPTIONS
+    return tuple(option for option in table if use in option.uses)
+
+
+def belongs_to(uses: tuple[Use, ...]) -> str:
+    """Whose options they are, in words."""
+    return _FOR[uses]
+
+
+def as_markdown(options: tuple[Option, ...]) -> str:
+    """The table of docs/spark.md."""
+    lines = [f"| {_names(one)} | {_default(one)} | {_only(one)}{one.meaning} |" for one in options]
+    return "\n".join(lines) + "\n"
+
+
+def _names(option: Option) -> str:
+    return " or ".join(f"`{name}`" for name in option.names if name != "path")
+
+
+def _default(option: Option) -> str:
+    return option.default_says or (f"`{option.default}`" if option.default else "none")
+
+
+def _only(option: Option) -> str:
+    if len(option.uses) > 1:
+        return ""
+    return (
+        "batch only: " if option.uses[0] in (Use.BATCH_READ, Use.BATCH_WRITE) else "stream only: "
+    )

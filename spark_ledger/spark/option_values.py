@@ -1,0 +1,189 @@
+"""What the text of an option may be, by kind: whole numbers, sizes, times, choices, JSON.
+
+Always true: a kind returns a value or raises an error that names the option, quotes what was given
+and says what may be given instead; nothing is rounded, guessed or cut.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spark_ledger.errors import OptionInvalid
+
+_UNITS_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS_BYTES |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power}
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_UNITS_MS |= {"d": 86_400_000}
+_WITH_UNIT = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
+NUMBER_MAX = 2**63 - 1
+
+
+class Kind(Protocol):
+    """How the text of an option becomes its value."""
+
+    def parse(self, name: str, text: str) -> Any:
+        """Raises OptionInvalid. `text` is stripped and not empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text of at most so many characters."""
+
+    chars_max: int = 16 << 20
+
+    def parse(self, name: str, text: str) -> str:
+        if len(text) > self.chars_max:
+            raise OptionInvalid(
+                f"{name} has {len(text)} characters", f"Give at most {self.chars_max}."
+            )
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `at_least` to `at_most`."""
+
+    at_least: int = 1
+    at_most: int = NUMBER_MAX
+
+    def parse(self, name: str, text: str) -> int:
+        value = _whole(text)
+        if value is None or not self.at_least <= value <= self.at_most:
+            bounds = f"of {self.at_least} or more"
+            if self.at_most < NUMBER_MAX:
+                bounds = f"from {self.at_least} to {self.at_most}"
+            raise OptionInvalid(
+                f"{name} is {text!r}, not a whole number {bounds}",
+                f"Give {name} such a number.",
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """true or false."""
+
+    def parse(self, name: str, text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise OptionInvalid(f"{name} is {text!r}", f"Give {name} true or false.")
+        return text.lower() == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words, whatever their case."""
+
+    words: tuple[str, ...]
+
+    def parse(self, name: str, text: str) -> str:
+        for word in self.words:
+            if word.lower() == text.lower():
+                return word
+        raise OptionInvalid(f"{name} is {text!r}", f"Give {name} one of {', '.join(self.words)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A size as 1048576, 1024k, 1m or 1mb, in units of 1024."""
+
+    at_least: int = 1
+
+    def parse(self, name: str, text: str) -> int:
+        value = _with_unit(text, _UNITS_BYTES)
+        if value is None or not self.at_least <= value <= NUMBER_MAX:
+            raise OptionInvalid(
+                f"{name} is {text!r}, not a size of {self.at_least} bytes or more",
+                f"Give {name} bytes, or a size as 512k, 64m or 2g.",
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Millis:
+    """A time as 900000, 900s, 15m or 1h; without a unit it is in milliseconds, as Spark's are."""
+
+    def parse(self, name: str, text: str) -> int:
+        value = _with_unit(text, _UNITS_MS)
+        if value is None or value > NUMBER_MAX:
+            raise OptionInvalid(
+                f"{name} is {text!r}, not a length of time",
+                f"Give {name} milliseconds, or a time as 500ms, 30s, 15m or 1h.",
+            )
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A regular expression for whole names."""
+
+    def parse(self, name: str, text: str) -> str:
+        try:
+            re.compile(text)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise OptionInvalid(
+                f"{name} is {text!r}, which is no regular expression: {error}",
+                f"Give {name} a pattern as flights-.* for whole names of topics.",
+            ) from None
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """One key as it is, or several as a JSON list of texts; returned as their UTF-8 bytes."""
+
+    count_max: int = 10_000
+
+    def parse(self, name: str, text: str) -> tuple[bytes, ...]:
+        if not text.startswith("["):
+            return (text.encode(),)
+        given = json_of(name, text, '["AA","DL"]')
+        keys = [_utf8(one) for one in given] if isinstance(given, list) else []
+        if not 0 < len(keys) <= self.count_max or None in keys:
+            raise OptionInvalid(
+                f"{name} is {_short(text)}, not a list of 1 to {self.count_max} texts",
+                f'Give {name} one key, or several as ["AA","DL"].',
+            )
+        return tuple(dict.fromkeys(key for key in keys if key is not None))
+
+
+def json_of(name: str, text: str, example: str) -> Any:
+    """`text` as JSON. Raises OptionInvalid, also for a name that an object has twice."""
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except (ValueError, RecursionError):
+        raise OptionInvalid(
+            f"{name} is {_short(text)}, which is not JSON", f"Give {name} as {example}."
+        ) from None
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json.loads: an object whose names are given once. Raises ValueError."""
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a name is given twice")
+    return made
+
+
+def _utf8(value: object) -> bytes | None:
+    try:
+        return value.encode() if isinstance(value, str) else None
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 200 else text[:200] + "...")
+
+
+def _whole(text: str) -> int | None:
+    digits = text.removeprefix("-").removeprefix("+")
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+
+def _with_unit(text: str, units: dict[str, int]) -> int | None:
+    found = _WITH_UNIT.fullmatch(text.lower())
+    if found is None or found[2] not in units or len(found[1]) > 19:
+        return None
+    return int(found[1]) * units[found[2]]

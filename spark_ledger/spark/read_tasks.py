@@ -1,0 +1,64 @@
+"""What runs inside a Spark task that reads: rows out of ledgers as Spark's columns.
+
+Always true: only what the declared columns are made of is decoded; with `keyFilter` only rows with
+those keys come out. Connections are kept from task to task in the Python worker
+(topic/blocking.py, which remembers its pid).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark import columns, schema
+from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.typed_values import ValueReader
+from spark_ledger.topic import blocking
+from spark_ledger.topic.read_plan import ReadTask
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task as it goes to its executor. `values` is for rows whose payload is columns."""
+
+    task: ReadTask
+    values: ValueReader | None
+
+
+def partitions_of(tasks: list[ReadTask], values: ValueReader | None) -> list[InputPartition]:
+    return [InputPartition(Planned(task, values)) for task in tasks]
+
+
+def read_rows(
+    options: ReadOptions, planned: Planned | None, declared: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan.
+
+    Raises as task_reader.fetch_kept, SchemaIncompatible.
+    """
+    if planned is None:
+        return
+    task, values, keys = planned.task, planned.values, options.key_filter
+    arrow = to_arrow_schema(declared, timezone="UTC")
+    wanted = _entry_columns(options, values, declared)
+    cluster = blocking.topics(options.service_url)
+    lossy = not options.fail_on_data_loss
+    for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):
+        payload = None if values is None else values.columns(rows, task.topic)
+        made = columns.to_spark(rows, task.topic, arrow, payload)
+        made = made if keys is None else columns.with_keys(rows, made, keys)
+        if made.num_rows:
+            yield made
+
+
+def _entry_columns(
+    options: ReadOptions, values: ValueReader | None, declared: StructType
+) -> frozenset[str] | None:
+    """What is decoded of an entry; None: everything."""
+    with_key = options.key_filter is not None
+    if values is None:
+        return schema.entry_columns(declared, options.value_format, with_key=with_key)
+    return values.entry_columns(declared, with_key=with_key)

@@ -1,0 +1,47 @@
+"""The columns that a reader offers who declares none: by the options alone (those of a listing
+too) or, where a payload is columns of its own, by the schemas registered on the topics."""
+
+from collections.abc import Mapping
+
+from pyspark.sql.types import StructType
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.spark.driver_state import TopicsRead
+from spark_ledger.spark.options import (
+    ReadOptions,
+    batch_read_options,
+    shape_options,
+    stream_read_options,
+)
+from spark_ledger.spark.schema import has_payload, read_schema
+from spark_ledger.spark.typed_values import registered_schema, spark_payload
+
+
+def offered(options: Mapping[str, str]) -> StructType:
+    """Raises LEDGER_OPTION.*; where payloads are columns also SchemaNotRegistered,
+    SchemaIncompatible, TopicNotFound, Unavailable."""
+    shape = shape_options(options)
+    if shape.metadata is not None:
+        from spark_ledger.spark import listings  # not loaded for every reader of rows
+
+        return listings.schema_of(shape.metadata)
+    if not has_payload(shape.value_format):
+        return read_schema(shape)
+    topics = TopicsRead(_read_options(options))
+    registered = topics.cluster.run(
+        registered_schema(
+            *(topics.cluster.client.schemas, list(topics.infos.values())),
+            shape.value_format,
+            declared=False,
+        )
+    )
+    assert registered is not None, "nothing was declared, so it is there or an error"
+    return read_schema(shape, spark_payload(registered))
+
+
+def _read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Of a stream or a batch: Spark asks before it says which."""
+    try:
+        return stream_read_options(options)
+    except LedgerError:
+        return batch_read_options(options)

@@ -1,0 +1,194 @@
+"""What runs inside a Spark task that writes: rows into ledgers.
+
+Always true: connections, open ledgers, the query's intent and what its topics are like are kept
+from task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that
+writes shows by heartbeats that its intent is in use; its message names only entries that were
+acknowledged. A batch that was committed before its run began is not written again.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_ledger.spark.kept import Kept
+from spark_ledger.spark.options import WriteOptions
+from spark_ledger.spark.target import WrittenTopic, find_or_make
+from spark_ledger.spark.topic_writers import Task, TopicWriters
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.topic import blocking
+from spark_ledger.topic.blocking import BlockingTopics
+from spark_ledger.topic.commit import CommitOutcome, TxnKey
+from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.task_writer import TaskResult
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+
+HEARTBEAT_S = 60.0
+"""How often an intent in use is shown to be; the janitor's lease is many times as long."""
+TOPIC_S = 10.0
+"""How long a query's tasks go by what a topic was like: then they see that it has grown."""
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """A task's message to the driver: what it wrote to each topic."""
+
+    intent: Intent
+    results: tuple[TaskResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProperties:
+    """What Spark says of a task; of a batch job there is no query, unless it is foreachBatch's."""
+
+    index: int
+    attempt: int
+    query_id: str | None
+    batch_id: int | None
+    run_id: str | None
+
+    @classmethod
+    def of(cls, context: TaskContext | None) -> "TaskProperties":
+        assert context is not None, "a writer writes inside a Spark task"
+        batch_id = context.getLocalProperty(BATCH_ID)
+        return cls(
+            context.partitionId(),
+            context.attemptNumber(),
+            context.getLocalProperty(QUERY_ID),
+            None if batch_id is None else int(batch_id),
+            context.getLocalProperty(RUN_ID),
+        )
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What bad records say of the query."""
+        found = {"queryId": self.query_id, "batchId": self.batch_id}
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+
+_intents: Kept[tuple[str, str, str, str], Intent] = Kept(HEARTBEAT_S)
+_topics: Kept[tuple[str, str, str], WrittenTopic] = Kept(TOPIC_S)
+
+
+def write_rows(
+    job: WriteJob,
+    task: Task,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    version: int,
+    known: Mapping[str, WrittenTopic] | None = None,
+) -> Written:
+    """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
+    will be committed as, `known` are topics as the driver saw them.
+
+    Raises MessageTooBig, NullTopic, NotEnoughBookies, LedgerFenced, Unavailable ...: then nothing
+    of it is visible.
+    """
+    intent = task.intent
+    if version <= intent.record.w0:  # the commit will find so too, and change nothing
+        for _ in batches:
+            pass
+        return Written(intent, ())
+    cluster = blocking.topics(job.options.service_url)
+
+    def find(name: str) -> WrittenTopic:
+        return (known or {}).get(name) or topic_of(cluster, job.options, name, intent.run_id)
+
+    with heartbeats(cluster, intent):
+        writers = TopicWriters(cluster, job, task, find)
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    writers.write(job.plan.rows(batch))
+            return Written(intent, writers.finish())
+        except BaseException:
+            writers.abort()
+            raise
+
+
+def commit_rows(
+    job: WriteJob, intent: Intent, version: int, written: Sequence[Written], *, last: bool
+) -> CommitOutcome:
+    """Make what the tasks wrote visible, in all topics at once; with `last` the intent ends.
+
+    A topic that is replaced is so even if there are no rows, and one that the option names is
+    there after a write without rows. Raises as TopicClient.commit_topics.
+    """
+    cluster, options = blocking.topics(job.options.service_url), job.options
+    replaced = intent.record.snapshots.keys()
+    results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
+    for message in written:
+        for result in message.results:
+            results.setdefault(result.topic_id, []).append(result)
+    if not results and options.topic is not None and version > intent.record.w0:
+        made = cluster.run(find_or_make(cluster.client, options, options.topic))
+        results[made.info.id] = []
+    txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
+    return cluster.run(
+        cluster.client.commit_topics(
+            results,
+            txn,
+            intent.id,
+            overwrite=replaced,
+            user_metadata=options.user_metadata or "",
+            finish_intent=last,
+        )
+    )
+
+
+def topic_of(
+    cluster: BlockingTopics, options: WriteOptions, name: str, run_id: str
+) -> WrittenTopic:
+    """The topic as a run's tasks saw it up to TOPIC_S ago; made if it is not there."""
+    key = (options.service_url, run_id, name)
+    found = _topics.get(key)
+    return found or _topics.put(key, cluster.run(find_or_make(cluster.client, options, name)))
+
+
+def query_intent(job: WriteJob, query_id: str, run_id: str) -> Intent:
+    """The intent of the query's run on its target, looked at again once in HEARTBEAT_S. A topic
+    that the run replaces is made first."""
+    options = job.options
+    key = (options.service_url, query_id, run_id, options.txn_target)
+    found = _intents.get(key)
+    if found is not None:
+        return found
+    cluster = blocking.topics(options.service_url)
+    replaced = []
+    if job.overwrite:
+        replaced = [topic_of(cluster, options, options.target, run_id).info.id]
+    intents = cluster.client.intents
+    opened = intents.open_query_intent(query_id, run_id, options.txn_target, overwrites=replaced)
+    intent = cluster.run(opened)
+    cluster.run(intents.heartbeat(intent))
+    return _intents.put(key, intent)
+
+
+@contextmanager
+def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
+    """Meanwhile the intent is shown to be in use."""
+    beating = cluster.run(_start_beating(cluster, intent))
+    try:
+        yield
+    finally:
+        cluster.run(_stop(beating))
+
+
+async def _start_beating(cluster: BlockingTopics, intent: Intent) -> "asyncio.Task[None]":
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await cluster.client.intents.heartbeat(intent)
+
+    return asyncio.create_task(beat(), name=f"heartbeat of intent {intent.id}")
+
+
+async def _stop(beating: "asyncio.Task[None]") -> None:
+    beating.cancel()

@@ -1,0 +1,108 @@
+"""Arrow arrays out of numpy's and Python's, and numpy's out of Arrow's, without loading pandas.
+
+pyarrow.array and Array.to_numpy look for pandas' types and so load pandas wherever it is installed:
+a quarter of a second of every Python process that Spark starts. What is made here is what they
+would make.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_OFFSET = np.int32
+
+
+def of_numpy(values: npt.NDArray[Any], kind: pa.DataType | None = None) -> pa.Array:
+    """A view of a column of numbers or booleans, without nulls; `kind`: another name for numbers of
+    the same width, such as a timestamp."""
+    assert values.ndim == 1, "one column"
+    if values.dtype == np.bool_:
+        bits = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
+    native = pa.from_numpy_dtype(values.dtype)
+    kind = native if kind is None else kind
+    assert kind.bit_width == native.bit_width, f"{native} is not as wide as {kind}"
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, data])
+
+
+def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
+    """A view of a column of numbers without nulls, or a copy of one of booleans. What is null in
+    `column` is any value."""
+    start, count = column.offset, len(column)
+    data = column.buffers()[1]
+    if pa.types.is_boolean(column.type):
+        if data is None:
+            return np.zeros(0, dtype=np.bool_)
+        bits = np.frombuffer(data, dtype=np.uint8)
+        bools = np.unpackbits(bits, count=start + count, bitorder="little")
+        return bools[start:].view(np.bool_)
+    assert column.type.bit_width >= 8, "numbers"
+    kind = np.dtype(f"i{column.type.bit_width // 8}")
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        kind = np.dtype(column.type.to_pandas_dtype())
+    if data is None:
+        return np.zeros(0, dtype=kind)
+    return np.frombuffer(data, dtype=kind, count=count, offset=start * kind.itemsize)
+
+
+def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Numbers, booleans, text, bytes, lists and structs (as dicts) of these, with None for null.
+
+    Raises TypeError for another type, OverflowError for a number that does not fit.
+    """
+    there = [value is not None for value in values]
+    gone = None if all(there) else _bits(there)
+    if pa.types.is_boolean(kind):
+        return _array(kind, values, gone, [_bits([bool(value) for value in values])])
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        numbers = np.array([0 if v is None else v for v in values], dtype=kind.to_pandas_dtype())
+        return _array(kind, values, gone, [pa.py_buffer(numbers)])
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        parts = [_encoded(value) for value in values]
+        data = [_offsets(parts), pa.py_buffer(b"".join(parts))]
+        return _array(kind, values, gone, data)
+    if pa.types.is_list(kind):
+        lists = [() if value is None else value for value in values]
+        items = of_list([item for some in lists for item in some], kind.value_type)
+        return _array(kind, values, gone, [_offsets(lists)], [items])
+    if pa.types.is_struct(kind):
+        fields = [_member(values, field) for field in kind]
+        return _array(kind, values, gone, [], fields)
+    raise TypeError(f"columns of {kind} are not made of Python values here")
+
+
+def _array(
+    kind: pa.DataType,
+    values: Sequence[Any],
+    gone: pa.Buffer | None,
+    data: list[pa.Buffer],
+    children: list[pa.Array] | None = None,
+) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [gone, *data], children=children)
+
+
+def _member(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    members = [None if value is None else value[field.name] for value in values]
+    return of_list(members, field.type)
+
+
+def _encoded(value: Any) -> bytes:
+    if value is None:
+        return b""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _offsets(parts: Sequence[Any]) -> pa.Buffer:
+    offsets = np.zeros(len(parts) + 1, dtype=np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    if offsets[-1] > np.iinfo(_OFFSET).max:
+        raise OverflowError(f"{offsets[-1]} bytes or items do not fit into one column")
+    return pa.py_buffer(offsets.astype(_OFFSET))
+
+
+def _bits(flags: Sequence[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(flags, dtype=np.bool_), bitorder="little"))

@@ -1,0 +1,106 @@
+"""Subscriptions for Spark's driver, which has no event loop.
+
+Always true: `advance` and `check` wait for nobody, neither for a bookie nor for the metadata store
+(hazard 38): the cursor writes in the background. A process has one cursor of a subscription and
+run: Spark makes a query's source anew as it likes.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+
+from spark_ledger import errors
+from spark_ledger.client.loop import background_loop
+from spark_ledger.topic.blocking import BlockingTopics
+from spark_ledger.topic.cursor import Cursor
+from spark_ledger.topic.seek_target import End, SeekTarget
+from spark_ledger.topic.topics import TopicInfo
+
+_log = logging.getLogger(__name__)
+
+_open: dict[tuple[str, str, str], "BlockingCursor"] = {}  # by topic id, subscription and run
+_opening = threading.Lock()
+
+
+def open_cursor(
+    topics: BlockingTopics,
+    topic: TopicInfo,
+    name: str,
+    query_id: str,
+    run_id: str,
+    *,
+    start: SeekTarget = End.LATEST,
+    partitions: tuple[int, ...] | None = None,
+) -> "BlockingCursor":
+    """See Subscriptions.open; the same cursor again for the same run while it is not released."""
+    key = (topic.id, name, run_id)
+    with _opening:
+        found = _open.get(key)
+        if found is None or found.released:
+            opening = topics.client.subscriptions.open(
+                topic, name, query_id, run_id, start=start, partitions=partitions
+            )
+            _forget_ended()
+            found = _open[key] = BlockingCursor(topics.run(opening))
+        return found
+
+
+def _forget_ended() -> None:
+    for key in [key for key, cursor in _open.items() if cursor.released]:
+        del _open[key]
+
+
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class BlockingCursor:
+    """A cursor.Cursor whose methods may be called from any thread."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.released = False
+        self._cursor = cursor
+        self._told: dict[int, int] = {}
+
+    def advance(self, positions: Mapping[int, int]) -> None:
+        """See Cursor.advance. The same positions again cost nothing."""
+        if positions != self._told:
+            self._told = dict(positions)
+            background_loop().loop.call_soon_threadsafe(self._cursor.advance, self._told)
+
+    def check(self) -> None:
+        """See Cursor.check."""
+        self._cursor.check()
+
+    @property
+    def failure(self) -> errors.LedgerError | None:
+        """See Cursor.failure."""
+        return self._cursor.failure
+
+    @property
+    def confirmed(self) -> Mapping[int, int]:
+        """What is durable."""
+        return self._cursor.confirmed
+
+    def recovered(self) -> dict[int, int]:
+        """See Cursor.recovered: waits for bookies."""
+        return background_loop().run(self._cursor.recovered())
+
+    def durable(self) -> None:
+        """See Cursor.durable: waits for bookies."""
+        background_loop().run(self._cursor.durable())
+
+    def release(self, timeout_s: float = 10.0) -> None:
+        """See Cursor.release. Never raises: a query that ends has nobody to tell."""
+        if not self.released:
+            self.released = True
+            try:
+                background_loop().run(self._cursor.release(timeout_s))
+            except (errors.LedgerError, RuntimeError) as error:
+                _log.warning("a subscription was not released: %s", error)

@@ -1,0 +1,420 @@
+"""Merging small segments: their rows are read, written to another ledger, and put in their place.
+
+Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
+of many commits become one entry. A merge is a commit of `replace` actions, refused if anything but
+appends, and trims of rows before it, came to its partition since it was planned; then it is planned
+again. What was written for nothing is under an intent that ends with the merging, and so is the
+janitor's. Ended at any moment and begun again, it goes on with what is left.
+
+`Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
+(spark/merge_job.py).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic import guards
+from spark_ledger.topic.actions import Replace
+from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.entry_sender import EntrySender
+from spark_ledger.topic.intents import HEARTBEAT_S, Intent
+from spark_ledger.topic.merge_plan import Merge, MergeLimits, chunks_to_plan, plan_merges
+from spark_ledger.topic.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    TYPED_NAMES,
+    VALUE,
+    column_of,
+)
+from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
+from spark_ledger.topic.routing import Router, Routing
+from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.topics import TopicInfo
+
+COMPRESSION = "zstd"
+ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
+ROUND_MERGES_MAX = 500
+ROUND_SEGMENTS_MAX = 50_000  # each has a time in the commit
+CONFLICTS_MAX = 10
+CHUNKS_MOVED_MAX = 5
+GATHER_BYTES_MAX = 4 << 20
+TIMES_MAX = 4096  # of rows that wait to be an entry
+TIME_PART = 256  # of an entry's bytes there is one time at most
+ONE_TASK = Cutting(task_bytes=1 << 62)
+_BESIDE = frozenset(TYPED_NAMES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """A merge with what is to be read for it. Picklable."""
+
+    merge: Merge
+    read: ReadTask
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge that was written: its rows are in `segments`, not committed yet. Picklable."""
+
+    merge: Merge
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Merges that one commit makes, planned on the commits below `snapshot`. `since` is where the
+    next round goes on, by partition."""
+
+    snapshot: int
+    tasks: tuple[MergeTask, ...]
+    since: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What merging a topic did: so many segments became so many, by so many commits; about so many
+    bytes were copied."""
+
+    segments: int = 0
+    merged: int = 0
+    bytes: int = 0
+    commits: int = 0
+
+    def plus(self, done: Sequence[Merged]) -> "Compacted":
+        return Compacted(
+            self.segments + sum(one.merge.segments for one in done),
+            self.merged + sum(len(one.segments) for one in done),
+            self.bytes + sum(one.merge.bytes for one in done),
+            self.commits + 1,
+        )
+
+
+async def compact(
+    client: TopicClient,
+    name: str,
+    *,
+    limits: MergeLimits | None = None,
+    bytes_per_s: float | None = None,
+    compression: str = COMPRESSION,
+) -> Compacted:
+    """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
+
+    Raises errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again and again),
+    errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable, errors.Unavailable.
+    """
+    info = await client.topics.open(name)
+    pace = _Pace(bytes_per_s)
+    async with aclosing(Compaction(client, info, limits)) as compaction:
+        while tasks := await compaction.plan():
+            merged = []
+            for task in tasks:
+                intent = compaction.intent
+                made = await merge(client, info, intent, task, compression=compression)
+                merged += [] if made is None else [made]
+                await pace.keep(client, intent, task.merge.bytes)
+            await compaction.commit(merged)
+        return compaction.done
+
+
+class Compaction:
+    """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
+    no task is planned. Close it."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topic: TopicInfo,
+        limits: MergeLimits | None = None,
+        round_bytes: int = ROUND_BYTES_MAX,
+    ) -> None:
+        self.done = Compacted()
+        self._client = client
+        self._topic = topic
+        self._limits = limits
+        self._round_bytes = round_bytes
+        self._intent: Intent | None = None
+        self._planned: Round | None = None
+        self._since: Mapping[int, int] = {}
+        self._conflicts = 0
+
+    @property
+    def intent(self) -> Intent:
+        """Under which the tasks are carried out."""
+        assert self._intent is not None, "it is made with the first plan that has tasks"
+        return self._intent
+
+    async def plan(self) -> tuple[MergeTask, ...]:
+        """The next tasks. Raises as TopicLog.fold."""
+        client, topic = self._client, self._topic
+        self._planned = await plan_round(
+            client, topic, self._since, self._limits, self._round_bytes
+        )
+        if self._planned.tasks and self._intent is None:
+            name = topic.name.full
+            self._intent = await client.intents.open_system_intent("compact", name)
+        return self._planned.tasks
+
+    async def commit(self, merged: Sequence[Merged]) -> None:
+        """Of each task planned, what one attempt of it wrote; of those left out the rows are
+        planned again. Raises as commit_round,
+        errors.TxnConflict (the topic is rearranged again and again)."""
+        planned = self._planned
+        assert planned is not None, "it was planned"
+        committed = await commit_round(self._client, self._topic, self.intent, planned, merged)
+        if committed:
+            self.done = self.done.plus(committed)
+        if len(committed) == len(planned.tasks):
+            self._since = planned.since
+            return
+        self._conflicts += 1
+        if self._conflicts >= CONFLICTS_MAX:
+            raise errors.TxnConflict(f"topic '{self._topic.name}' is rearranged again and again")
+
+    async def aclose(self) -> None:
+        """What fails of it is the janitor's."""
+        if self._intent is not None:
+            with suppress(errors.LedgerError, StoreError):
+                await self._client.intents.finish(self._intent.id)
+
+
+async def plan_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    since: Mapping[int, int],
+    limits: MergeLimits | None = None,
+    round_bytes: int = ROUND_BYTES_MAX,
+) -> Round:
+    """The next merges, about `round_bytes` of them, of offsets from `since` on (by partition; from
+    the start where it has none). Without tasks: nothing is left to merge. Raises as TopicLog.fold.
+    """
+    for tries in range(CHUNKS_MOVED_MAX):
+        with reachable(f"reading topic '{topic.name}'"):
+            state = await client.log(topic.id).fold(fresh=True)
+        tasks: list[MergeTask] = []
+        reached = dict(since)
+        try:
+            for held in state.partitions:
+                lo = reached.get(held.number, 0)
+                read = await client.chunks.load(chunks_to_plan(held, lo, held.end_offset))
+                for one in plan_merges(held, lo, held.end_offset, limits, read):
+                    if _full(tasks, round_bytes):
+                        return Round(state.next, tuple(tasks), reached)
+                    ranges = {one.partition: (one.start, one.end)}
+                    (task,) = plan_read(state, ranges, cutting=ONE_TASK, read=read)
+                    tasks.append(MergeTask(one, task))
+                    reached[held.number] = one.end
+            return Round(state.next, tuple(tasks), reached)
+        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            if tries == CHUNKS_MOVED_MAX - 1:
+                raise
+    raise AssertionError("the last try raises or returns")
+
+
+async def merge(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    task: MergeTask,
+    *,
+    compression: str = COMPRESSION,
+) -> Merged | None:
+    """Read the rows, wherever they are by now, and write them under the intent; None when some are
+    gone. Raises what reading and writing do."""
+    sender = client.sender(topic, intent)
+    encoding: _Encoding | None = None
+    try:
+        async for fetched in fetch_kept(client, task.read):
+            rows = fetched.rows()
+            if encoding is None or not encoding.takes(rows):
+                await _send(sender, () if encoding is None else encoding.flush())
+                encoding = _Encoding(rows, client.ledgers.config.entry_bytes_max, compression)
+            await _send(sender, encoding.add(rows))
+        await _send(sender, () if encoding is None else encoding.flush())
+        segments, _ = await sender.finish()
+    except errors.RowsTrimmed:
+        await sender.abort()
+        return None
+    except BaseException:
+        await sender.abort()
+        raise
+    written = sum(segment.rows for segment in segments)
+    assert written == task.merge.end - task.merge.start, "a merge holds the same rows"
+    return Merged(task.merge, segments)
+
+
+async def commit_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    planned: Round,
+    merged: Sequence[Merged],
+) -> Sequence[Merged]:
+    """Put what was written in the place of what it was read from, all of it that still can be in
+    one commit: returns that. What was planned on has changed of the others: plan them again. The
+    intent goes on. Raises as TopicClient.commit_actions."""
+    for _ in range(CONFLICTS_MAX):
+        if not merged:
+            break
+        try:
+            replaced = [_replace(planned.snapshot, one) for one in merged]
+            await client.commit_actions(topic.id, replaced, intent)
+            break
+        except errors.TxnConflict:
+            with reachable(f"reading topic '{topic.name}'"):
+                state = await client.log(topic.id).fold(fresh=True)
+            merged = [one for one in merged if _holds(state, intent, planned, one)]
+    else:
+        return ()
+    return merged
+
+
+def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bool:
+    try:
+        guards.check(state, intent.app_id, (_replace(planned.snapshot, one),))
+    except errors.TxnConflict:
+        return False
+    return True
+
+
+def _replace(snapshot: int, one: Merged) -> Replace:
+    times = _Runs(one.merge.committed)
+    return Replace(
+        partition=one.merge.partition,
+        start=one.merge.start,
+        end=one.merge.end,
+        segments=one.segments,
+        snapshot=snapshot,
+        committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
+    )
+
+
+class _Encoding:
+    """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
+    of one partition's rows, so entries are given the rows' times in that order."""
+
+    def __init__(self, first: Rows, entry_bytes_max: int, compression: str) -> None:
+        self._first = first
+        self._times = _Runs()
+        self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
+        self._encoder = BatchEncoder(
+            Router(Routing.SPARK, first.partition + 1, first.partition),
+            lambda: first.written_ms,
+            compression=compression,
+            entry_bytes_max=entry_bytes_max,
+            gather_bytes_max=GATHER_BYTES_MAX,
+            key_filters=True,
+            schema_version=first.schema_version,
+        )
+
+    def takes(self, rows: Rows) -> bool:
+        """Whether the rows may be in an entry with the first."""
+        one = self._first
+        same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
+        if len(self._times) >= self._times_max:
+            return False
+        return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
+
+    def add(self, rows: Rows) -> Iterator[EncodedEntry]:
+        batch = rows.record_batch
+        beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
+        values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
+        self._times.add(rows)
+        return map(
+            self._timed,
+            self._encoder.add(
+                beside[KEY], values, event_times=beside[EVENT_TIME], headers=beside[HEADERS]
+            ),
+        )
+
+    def flush(self) -> Iterator[EncodedEntry]:
+        return map(self._timed, self._encoder.flush())
+
+    def _timed(self, entry: EncodedEntry) -> EncodedEntry:
+        times = self._times.taken(entry.rows)
+        return replace(entry, written_ms=max(ms for _, ms in times), times=times)
+
+
+class _Runs:
+    """So many rows of one time each, taken from the front."""
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._runs = deque(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, rows: Rows) -> None:
+        times = rows.each_ms()
+        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        counts = np.diff(firsts, append=len(times))
+        for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
+            if self._runs and self._runs[-1][1] == ms:
+                count += self._runs.pop()[0]
+            self._runs.append((count, ms))
+
+    def taken(self, rows: int) -> list[tuple[int, int]]:
+        """The runs of the next so many rows."""
+        found = []
+        while rows:
+            count, ms = self._runs.popleft()
+            if count > rows:
+                self._runs.appendleft((count - rows, ms))
+            found.append((min(count, rows), ms))
+            rows -= found[-1][0]
+        return found
+
+
+class _Pace:
+    """At most so many bytes a second, on average; None: as many as there are."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._began_s = asyncio.get_running_loop().time()
+        self._bytes = 0
+
+    async def keep(self, client: TopicClient, intent: Intent, copied: int) -> None:
+        """Wait as long as it takes, showing that the intent's owner is at work."""
+        self._bytes += copied
+        while self._bytes_per_s is not None:
+            due_s = self._began_s + self._bytes / self._bytes_per_s
+            left_s = due_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, HEARTBEAT_S))
+            await client.intents.heartbeat(intent)
+
+
+async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
+    for entry in entries:
+        await sender.send(entry)
+
+
+def _full(tasks: Sequence[MergeTask], round_bytes: int) -> bool:
+    size = sum(task.merge.bytes for task in tasks)
+    times = sum(task.merge.segments for task in tasks)
+    many = len(tasks) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
+    return many or size >= round_bytes
+
+
+def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
+    at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
+    return None if at < 0 else batch.column(at)
+
+
+def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The topic's own columns."""
+    return batch.select([name for name in batch.schema.names if name not in _BESIDE])

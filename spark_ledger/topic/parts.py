@@ -1,0 +1,72 @@
+"""Commits of parts: what is written piece by piece, at least once, and once if it is repeated as it
+was.
+
+A part is one of the pieces into which somebody cuts each of his epochs: Spark's partitions where
+only `foreach` may be used. Nobody promises that an epoch that is done again is cut the same way, so
+a part's number alone proves nothing: who took it for done could lose rows that now are in it.
+Always true: a part is left out only if the same content was committed as the last of its epoch.
+
+The transaction record (`app id#part-number`, target) has as version the epoch and a count of the
+commits made in it, as run the digest of the content.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.topic import records
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome, TxnKey
+from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.names import escape
+from spark_ledger.topic.records import TxnRecord
+from spark_ledger.topic.store_calls import TRIES_MAX, ensure, reachable
+from spark_ledger.topic.task_writer import TaskResult
+
+COMMITS_OF_EPOCH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Piece `number` of an epoch; `digest` is the same only for the same rows in the same order."""
+
+    number: int
+    epoch: int
+    digest: str
+
+
+def next_version(record: TxnRecord, part: Part) -> int | None:
+    """What the part is committed as; None: it is there already."""
+    if record.version // COMMITS_OF_EPOCH == part.epoch and record.run_id == part.digest:
+        return None
+    return max(record.version + 1, part.epoch * COMMITS_OF_EPOCH)
+
+
+async def commit_part(
+    client: TopicClient,
+    results: Mapping[str, Sequence[TaskResult]],
+    intent: Intent,
+    part: Part,
+    *,
+    user_metadata: str = "",
+) -> CommitOutcome:
+    """Commit what was written of the part, by topic id, under the intent of the run that does it.
+    Raises as TopicClient.commit_topics; errors.LedgerFenced when a newer run has taken over."""
+    app_id = f"{intent.app_id}#part-{part.number}"
+    path = paths.txn(escape(app_id), escape(intent.target))
+    for _ in range(TRIES_MAX):
+        with reachable(f"looking for part {part.number} of epoch {part.epoch} of {intent.app_id}"):
+            await ensure(client.store, path, records.encode_txn(TxnRecord()))
+            await client.store.sync(path)
+            record = records.decode_txn((await client.store.get(path)).value)
+        version = next_version(record, part)
+        if version is None:
+            return CommitOutcome(CommitKind.ALREADY, record.topics())
+        txn = TxnKey(app_id, intent.target, version, part.digest)
+        try:
+            return await client.commit_topics(results, txn, intent.id, user_metadata=user_metadata)
+        except errors.LedgerFenced as fenced:
+            if "recorded_by" not in fenced.facts:  # else another attempt was faster: look again
+                raise
+    raise errors.CommitContended(f"others committed part {part.number} of {intent.app_id} too")

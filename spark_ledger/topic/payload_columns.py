@@ -1,0 +1,165 @@
+"""The columns of a topic's rows, brought to the schema they are written or read with.
+
+Always true: columns are found by name without regard to case; one that is not there is null; a
+value that the wanted type does not hold is an error, never changed; so is a null where the schema
+says NOT NULL. Whole columns: what has its type already is passed on as it is, and nested columns
+keep the buffers of what does not change in them.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_ledger import errors
+
+_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BYTES = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of `batch` with exactly the columns of the canonical `schema`, in its order.
+
+    Raises errors.SchemaIncompatible, which names the column.
+    """
+    there = {field.name.lower(): at for at, field in enumerate(batch.schema)}
+    columns = []
+    for field in schema:
+        at = there.get(field.name.lower())
+        column = pa.nulls(batch.num_rows, pa.null()) if at is None else batch.column(at)
+        columns.append(_field(column, field, field.name))
+    if not columns:
+        return batch.select([])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def check_convertible(there: pa.Schema, wanted: pa.Schema) -> None:
+    """Raises errors.SchemaMissingColumn or errors.SchemaTypeMismatch for the first column of
+    `wanted` that rows of the canonical schema `there` can never be brought to."""
+    types = {field.name.lower(): field.type for field in there}
+    for field in wanted:
+        kind = types.get(field.name.lower())
+        if kind is None:
+            raise errors.SchemaMissingColumn(
+                f"no version of the schema has a column {field.name!r}",
+                f"Declare some of: {', '.join(there.names)}.",
+            )
+        try:
+            _conformed(pa.array([], kind), field.type, field.name)
+        except errors.SchemaIncompatible as error:
+            raise errors.SchemaTypeMismatch(
+                error.what, f"Declare it as {kind}, and cast it afterwards."
+            ) from error
+
+
+def _field(column: pa.Array, field: pa.Field, path: str, missing: int = 0) -> pa.Array:
+    """`missing` rows are null because what is around them is."""
+    found = _conformed(column, field.type, path)
+    if not field.nullable and found.null_count > missing:
+        raise errors.SchemaIncompatible(
+            f"column {path!r} is NOT NULL in the schema, {found.null_count - missing} of"
+            f" {len(found)} rows have none",
+            "Fill it in every row.",
+        )
+    return found
+
+
+def _conformed(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    have = column.type
+    if have == kind:
+        return column
+    if pa.types.is_null(have):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_dictionary(have):
+        return _conformed(column.dictionary_decode(), kind, path)
+    if pa.types.is_struct(have) and pa.types.is_struct(kind):
+        return _struct(column, kind, path)
+    if pa.types.is_map(have) and pa.types.is_map(kind):
+        return _map(column, kind, path)
+    if any(test(have) for test in _LISTS) and pa.types.is_list(kind):
+        return _list(column, kind, path)
+    return _simple(column, kind, path)
+
+
+def _struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
+    there = {field.name.lower(): at for at, field in enumerate(column.type)}
+    gone = _gone(column)
+    children = []
+    for field in kind:
+        at = there.get(field.name.lower())
+        child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
+        if not field.nullable and gone is not None:  # null only where the struct is: no fault
+            child = _gone_where(child, gone)
+        children.append(_field(child, field, f"{path}.{field.name}", column.null_count))
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
+
+
+def _gone_where(child: pa.Array, gone: pa.BooleanArray) -> pa.Array:
+    return pc.if_else(gone, pa.scalar(None, child.type), child)
+
+
+def _list(column: pa.Array, kind: pa.ListType, path: str) -> pa.Array:
+    if not pa.types.is_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    offsets, first, last = _offsets(column)
+    items = _field(column.values.slice(first, last - first), kind.value_field, f"{path}.element")
+    return pa.ListArray.from_arrays(offsets, items, type=kind, mask=_gone(column))
+
+
+def _map(column: pa.MapArray, kind: pa.MapType, path: str) -> pa.Array:
+    offsets, first, last = _offsets(column)
+    keys = _field(column.keys.slice(first, last - first), kind.key_field, f"{path}.key")
+    items = _field(column.items.slice(first, last - first), kind.item_field, f"{path}.value")
+    return pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=_gone(column))
+
+
+def _offsets(column: pa.Array) -> tuple[pa.Array, int, int]:
+    """Where each row's values begin, counted from the first row's; and where those of all rows
+    begin and end among the values that the column holds."""
+    offsets = column.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    return pc.subtract(offsets, offsets[0]), first, last
+
+
+def _gone(column: pa.Array) -> pa.BooleanArray | None:
+    return column.is_null() if column.null_count else None
+
+
+def _simple(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    if not _may_become(column.type, kind):
+        raise errors.SchemaIncompatible(f"column {path!r} is {column.type} and not {kind}")
+    try:
+        made = column.cast(kind)
+        if pa.types.is_floating(kind):
+            _check_same(made.cast(column.type), column)
+        return made
+    except pa.ArrowInvalid as error:
+        raise errors.SchemaIncompatible(
+            f"column {path!r} of type {column.type} has values that {kind} does not hold: {error}",
+            "Read with the wider type; a query that runs takes it when it starts again.",
+        ) from error
+
+
+def _may_become(have: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether values of one type may be values of the other: the same thing, wider or narrower."""
+    if any(test(have) for test in _TEXT):
+        return bool(pa.types.is_string(kind))
+    if any(test(have) for test in _BYTES):
+        return bool(pa.types.is_binary(kind))
+    if pa.types.is_timestamp(have) and pa.types.is_timestamp(kind):
+        return (have.tz is None) == (kind.tz is None) and have.unit == kind.unit
+    if pa.types.is_decimal128(have) and pa.types.is_decimal128(kind):
+        return bool(have.scale == kind.scale)
+    alike = (pa.types.is_signed_integer, pa.types.is_floating)
+    return any(test(have) and test(kind) for test in alike)
+
+
+def _check_same(back: pa.Array, column: pa.Array) -> None:
+    """Raises ArrowInvalid if narrowing floats changed one; NaN is equal to NaN here."""
+    nan = pc.and_(pc.is_nan(back), pc.is_nan(column))
+    if pc.all(pc.or_(pc.equal(back, column), nan)).as_py() is False:
+        raise pa.ArrowInvalid("a number would lose digits")

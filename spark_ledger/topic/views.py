@@ -1,0 +1,419 @@
+"""What there is on a cluster, as tables: topics, partitions, segments, ledgers, subscriptions, lag,
+commits, bookies. The columns of each are in SCHEMAS; docs/spark.md tells what they mean.
+
+Always true: a view is planned as parts that fit into memory, each read by itself, maybe in another
+process, so a view is no snapshot: what is gone by then is left out. A listing changes nothing, and
+keeps nothing of the topics it looked at. Times are by the store's clock.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.bookies import bookie_listing
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store import NoNode
+from spark_ledger.topic import actions, segment_columns
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.lag import PartitionLag, topic_lag
+from spark_ledger.topic.names import parse_topic
+from spark_ledger.topic.records import Commit, decode_topic
+from spark_ledger.topic.segment_columns import OffsetRange
+from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.store_calls import read as read_node
+from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.topic.topics import TopicInfo
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+TOPICS_PER_PART = 200
+LEDGERS_PER_PART = 5_000
+CHUNKS_PER_PART = 8  # of 1 MiB at most: some 50,000 segments each
+AT_ONCE = 16
+TRIES_MAX = 5
+
+_TIME = pa.timestamp("us", "UTC")
+_TEXT, _INT, _LONG, _FLAG = pa.string(), pa.int32(), pa.int64(), pa.bool_()
+
+SCHEMAS: Mapping[str, pa.Schema] = {
+    "topics": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("topicId", _TEXT),
+            ("partitions", _INT),
+            ("rows", _LONG),
+            ("bytes", _LONG),
+            ("createdAt", _TIME),
+            ("commits", _LONG),
+            ("committedAt", _TIME),
+            ("terminated", _FLAG),
+            ("retentionMs", _LONG),
+            ("retentionBytes", _LONG),
+            ("schemaVersion", _INT),
+        ]
+    ),
+    "partitions": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("partition", _INT),
+            ("earliestOffset", _LONG),
+            ("latestOffset", _LONG),
+            ("rows", _LONG),
+            ("bytes", _LONG),
+            ("liveLedgerId", _LONG),
+            ("writer", _TEXT),
+        ]
+    ),
+    "segments": segment_columns.SCHEMA,
+    "ledgers": pa.schema(
+        [
+            ("ledgerId", _LONG),
+            ("topic", _TEXT),
+            ("state", _TEXT),
+            ("lastEntry", _LONG),
+            ("rows", _LONG),
+            ("bytes", _LONG),
+            ("ensembleSize", _INT),
+            ("writeQuorum", _INT),
+            ("ackQuorum", _INT),
+            ("durability", _TEXT),
+            ("fragments", _INT),
+            ("ensemble", pa.list_(_TEXT)),
+            ("underReplicated", _FLAG),
+            ("intent", _TEXT),
+        ]
+    ),
+    "subscriptions": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("subscription", _TEXT),
+            ("kind", _TEXT),
+            ("inUse", _FLAG),
+            ("queryId", _TEXT),
+            ("runId", _TEXT),
+            ("epoch", _LONG),
+            ("createdAt", _TIME),
+            ("cursorLedgerId", _LONG),
+        ]
+    ),
+    "lag": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("subscription", _TEXT),
+            ("partition", _INT),
+            ("committedOffset", _LONG),
+            ("latestOffset", _LONG),
+            ("rowsBehind", _LONG),
+            ("bytesBehind", _LONG),
+            ("millisBehind", _LONG),
+        ]
+    ),
+    "commits": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("commit", _LONG),
+            ("at", _TIME),
+            ("kinds", pa.list_(_TEXT)),
+            ("rows", _LONG),
+            ("bytes", _LONG),
+            ("appId", _TEXT),
+            ("version", _LONG),
+            ("runId", _TEXT),
+            ("target", _TEXT),
+            ("commitId", _TEXT),
+            ("userMetadata", _TEXT),
+            ("otherTopicIds", pa.list_(_TEXT)),
+            ("bodyLedgerId", _LONG),
+        ]
+    ),
+    "bookies": pa.schema(
+        [
+            ("bookieId", _TEXT),
+            ("state", _TEXT),
+            ("address", _TEXT),
+            ("rack", _TEXT),
+            ("freeBytes", _LONG),
+            ("totalBytes", _LONG),
+            ("limboLedgers", _LONG),
+            ("version", _TEXT),
+            ("why", _TEXT),
+        ]
+    ),
+}
+Row = tuple[Any, ...]
+"""In the order of the view's columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a view. Picklable. `topics` are those it is about; of segments `ranges` the offsets
+    whose segments it has; of ledgers `ledgers` the ids to look at, and `only_topics` whether those
+    of other topics than `topics` are left out."""
+
+    view: str
+    topics: tuple[TopicInfo, ...] = ()
+    ranges: tuple[OffsetRange, ...] = ()
+    ledgers: tuple[int, ...] = ()
+    only_topics: bool = False
+
+
+async def plan(client: TopicClient, view: str, names: Iterable[str] | None = None) -> list[Part]:
+    """The parts of a view of these topics, None: of all. There may be none.
+
+    Raises errors.TopicNotFound for a topic that is named, errors.Unavailable.
+    """
+    with reachable(f"listing {view}"):
+        return await _planned(client, view, names)
+
+
+async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) -> list[Part]:
+    if view == "bookies":
+        return [Part(view)]
+    topics = client.topics
+    named = None if names is None else tuple([await topics.open(name) for name in names])
+    if view == "ledgers":
+        ids = [ledger_id async for ledger_id in client.ledgers.list()]
+        runs = _runs(ids, LEDGERS_PER_PART)
+        return [Part(view, named or (), (), tuple(few), named is not None) for few in runs]
+    some = tuple(await topics.list()) if named is None else named
+    if view == "segments":
+        planned = await _each(some, lambda info: _segment_parts(client, info))
+        return [part for parts in planned for part in parts]
+    return [Part(view, tuple(few)) for few in _runs(some, TOPICS_PER_PART)]
+
+
+async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
+    """The part's rows, by topic and what comes after it. Raises errors.Unavailable,
+    errors.UnsupportedFormat, errors.DataUnavailable, errors.DigestMismatch."""
+    with reachable(f"listing {part.view}"):
+        if part.view == "segments":
+            return [await _segments(client, part)]
+        if part.view == "ledgers":
+            return [_table("ledgers", await _ledgers(client, part))]
+        if part.view == "bookies":
+            found = await bookie_listing.registered(client.store)
+            return [_table("bookies", map(_bookie_row, found))]
+        of_topic = _OF_TOPIC[part.view]
+        some = await _each(part.topics, lambda info: _there(of_topic(client, info)))
+        return [_table(part.view, rows) for rows in some if rows]
+
+
+# -- of one topic ------------------------------------------------------------------------------
+
+
+async def _topic(client: TopicClient, info: TopicInfo) -> list[Row]:
+    state = await _state(client, info)
+    node = await client.store.get(paths.topic(info.id))
+    schema = await client.schemas.of(info, fresh=False)
+    held = state.partitions
+    row = (
+        *(info.name.short, info.id, len(held)),
+        sum(one.rows_between(one.start_offset, one.end_offset) for one in held),
+        sum(one.bytes_between(one.start_offset, one.end_offset) for one in held),
+        *(_us(node.created_ms), state.next, _us(state.commit_ms) if state.next else None),
+        *(state.terminated, info.policies.retention_ms, info.policies.retention_bytes),
+        schema.head.current,
+    )
+    return [row]
+
+
+async def _partitions(client: TopicClient, info: TopicInfo) -> list[Row]:
+    state = await _state(client, info)
+    rows = []
+    for held in state.partitions:
+        start, end, live = held.start_offset, held.end_offset, held.live
+        rows.append(
+            (
+                *(info.name.short, held.number, start, end),
+                *(held.rows_between(start, end), held.bytes_between(start, end)),
+                *((None, None) if live is None else (live.ledger_id, live.owner)),
+            )
+        )
+    return rows
+
+
+async def _subscriptions(client: TopicClient, info: TopicInfo) -> list[Row]:
+    found = await client.subscriptions.list(info.id)
+    return [
+        (
+            *(info.name.short, one.name, one.kind.value, one.live),
+            *(one.query_id or None, one.run_id or None, one.epoch, _us(one.created_ms)),
+            one.ledger_id,
+        )
+        for one in found
+    ]
+
+
+async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
+    found = await client.subscriptions.list(info.id, exact=True)
+    if not found:
+        return []
+    now_ms = await store_now_ms(client.store)
+    state = await _state(client, info)
+    rows: list[Row] = []
+    for one in found:
+        for partition, lag in topic_lag(state, one.positions, now_ms).items():
+            rows.append((info.name.short, one.name, partition, *_lag_cells(lag)))
+    return rows
+
+
+def _lag_cells(lag: PartitionLag) -> Row:
+    return lag.position, lag.end, lag.rows, lag.bytes, lag.millis
+
+
+async def _commits(client: TopicClient, info: TopicInfo) -> list[Row]:
+    log = TopicLog(client.store, info.id, client.ledgers)
+    return [
+        _commit_row(info, number, created_ms, commit)
+        async for number, created_ms, commit in log.commits()
+    ]
+
+
+def _commit_row(info: TopicInfo, number: int, created_ms: int, commit: Commit) -> Row:
+    added = [
+        segment
+        for action in commit.actions
+        if not isinstance(action, actions.Replace)
+        for segment in actions.segments_of(action)
+    ]
+    return (
+        *(info.name.short, number, _us(created_ms)),
+        list(dict.fromkeys(actions.name_of(action) for action in commit.actions)),
+        *(sum(one.rows for one in added), sum(one.bytes for one in added)),
+        *(commit.app_id, commit.version, commit.run_id, commit.target, commit.commit_id),
+        *(commit.user_metadata or None, list(commit.others), commit.body_ledger),
+    )
+
+
+_OF_TOPIC: Mapping[str, Callable[[TopicClient, TopicInfo], Awaitable[list[Row]]]] = {
+    "topics": _topic,
+    "partitions": _partitions,
+    "subscriptions": _subscriptions,
+    "lag": _lag,
+    "commits": _commits,
+}
+
+
+# -- segments ------------------------------------------------------------------------------------
+
+
+async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[Part]:
+    """The offsets whose segments are in no chunk, and those of some chunks at a time."""
+    state = await _there(_state(client, info))
+    if state is None:
+        return []
+    by_chunk = segment_columns.ranges_by_chunk(state)
+    runs = [[None], *_runs([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
+    ranges = [tuple(r for chunk in run for r in by_chunk.get(chunk, ())) for run in runs]
+    return [Part("segments", (info,), some) for some in ranges if some]
+
+
+async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
+    (info,) = part.topics
+    for tries in range(TRIES_MAX):
+        state = await _there(_state(client, info))
+        if state is None:
+            break
+        try:
+            found = await client.chunks.load(segment_columns.chunks_needed(state, part.ranges))
+        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            if tries == TRIES_MAX - 1:
+                raise
+            continue
+        return segment_columns.of_ranges(state, info.name.short, part.ranges, found)
+    return segment_columns.EMPTY
+
+
+# -- ledgers and bookies ---------------------------------------------------------------------------
+
+
+async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
+    await client.store.sync()
+    alive = await bookie_listing.alive(client.store)
+
+    async def record_of(ledger_id: int) -> LedgerRecord | None:
+        try:
+            return (await client.ledgers.record(ledger_id)).record
+        except errors.NoSuchLedger:  # deleted meanwhile
+            return None
+
+    some = [one for one in await _each(part.ledgers, record_of) if one is not None]
+    if part.only_topics:
+        wanted = {info.id for info in part.topics}
+        some = [record for record in some if record.topic in wanted]
+    ids = [one for one in dict.fromkeys(record.topic for record in some) if one]
+    names = dict(zip(ids, await _each(ids, lambda one: _name_of(client, one)), strict=True))
+    return [_ledger_row(record, names, alive) for record in some]
+
+
+async def _name_of(client: TopicClient, topic_id: str) -> str:
+    """The topic's name, or its id if nothing is left of it."""
+    node = await read_node(client.store, paths.topic(topic_id))
+    return topic_id if node is None else parse_topic(decode_topic(node.value).name).short
+
+
+def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:
+    bookies = (bookie for fragment in record.fragments for bookie in fragment.ensemble)
+    return (
+        *(record.ledger_id, names.get(record.topic), record.state.value),
+        *(record.last_entry, record.rows, record.length_bytes),
+        *(record.ensemble_size, record.write_quorum, record.ack_quorum, record.durability),
+        *(len(record.fragments), list(record.last_fragment.ensemble)),
+        *(not alive.issuperset(bookies), record.intent or None),
+    )
+
+
+def _bookie_row(bookie: dict[str, Any]) -> Row:
+    told = bookie_listing.told(bookie)
+    names = ("id", "state", "address", "rack", "free_bytes", "total_bytes", "limbo_ledgers")
+    return (*(told[name] for name in names), told["version"], told["why"] or None)
+
+
+# -- for all -----------------------------------------------------------------------------------
+
+
+async def _state(client: TopicClient, info: TopicInfo) -> TopicState:
+    """Folded for this listing only: the process keeps what it uses, not what it looked at."""
+    state = await TopicLog(client.store, info.id, client.ledgers).fold(fresh=True)
+    if state.deleted:
+        raise errors.TopicDeleted(f"topic {info.name} was deleted", topic=info.name.full)
+    return state
+
+
+async def _there(asked: Awaitable[T]) -> T | None:
+    """None for a topic that was deleted meanwhile."""
+    try:
+        return await asked
+    except (errors.TopicNotFound, errors.TopicDeleted, NoNode):
+        return None
+
+
+async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> list[R]:
+    """What `ask` says of each, AT_ONCE at a time."""
+    found: list[R] = []
+    for few in _runs(some, AT_ONCE):
+        found += await asyncio.gather(*map(ask, few))
+    return found
+
+
+def _runs(some: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [some[at : at + size] for at in range(0, len(some), size)]
+
+
+def _us(ms: int) -> int:
+    return ms * 1000
+
+
+def _table(view: str, rows: Iterable[Row]) -> pa.RecordBatch:
+    schema = SCHEMAS[view]
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(cells, one.type) for cells, one in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,100 @@
+"""Steering topics from the command line, as a user does."""
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.cli.common import with_topics
+from spark_ledger.local import LocalCluster
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit import TxnKey
+from spark_ledger.topic.task_writer import TaskSettings
+from tests.integration.test_cli import fails, succeeds
+
+
+@pytest.fixture
+def topic(cluster: LocalCluster):
+    """Runs `spark-ledger topic VERB ...` on the cluster; its JSON."""
+
+    def run(*arguments: object):
+        return json.loads(
+            succeeds("topic", *arguments, "--json", "--service-url", cluster.service_url)
+        )
+
+    run.url = cluster.service_url
+    return run
+
+
+def write(service_url: str, name: str, *batches: list[str]) -> None:
+    """A commit for each batch of rows, each in a ledger of its own."""
+
+    async def work(client: TopicClient) -> None:
+        info = await client.topics.open(name)
+        for version, rows in enumerate(batches):
+            intent = await client.intents.open_batch_intent("app", f"run-{version}", name)
+            settings = TaskSettings(inline_bytes_max=0)
+            writer = client.task_writer(info, intent, task_index=0, settings=settings)
+            await writer.write(None, pa.array(rows))
+            txn = TxnKey("app", name, version, intent.run_id)
+            result = await writer.finish()
+            await client.commit(info.id, txn, intent.id, [result], finish_intent=True)
+
+    with_topics(service_url, work)
+
+
+def values(topic, name: str) -> list[str]:
+    tail = succeeds("topic", "tail", name, "--no-follow", "--json", "--service-url", topic.url)
+    return [json.loads(line)["value"] for line in tail.splitlines()]
+
+
+def test_policies_are_given_at_creation_changed_and_shown(topic):
+    topic("create", "cli-policies", "--policy", "retention_ms=7d", "--policy", "ack_quorum=2")
+    changed = topic("set", "cli-policies", "retention_bytes=1GiB", "retention_ms=none")
+
+    assert changed["policies"]["retention_bytes"] == 1 << 30
+    described = topic("describe", "cli-policies")
+    assert described["policies"] == changed["policies"]
+    assert described["policies"]["retention_ms"] is None
+    url = ("--service-url", topic.url)
+    assert "Did you mean 'retention_ms'" in fails(
+        "topic", "set", "cli-policies", "retention=1", *url
+    )
+    assert "cannot be '7 days'" in fails(
+        "topic", "set", "cli-policies", "retention_ms=7 days", *url
+    )
+
+
+def test_rows_are_trimmed_merged_and_let_go_and_a_topic_grows_and_ends(topic):
+    topic("create", "cli-steered", "--policy", "delete_delay_ms=0")
+    write(topic.url, "cli-steered", ["a", "b"], ["c"], ["d"])
+
+    assert topic("trim", "cli-steered", "--to-offset", "0=1", "--yes")["rows"] == 1
+    compacted = topic("compact", "cli-steered")
+    assert (compacted["segments"], compacted["merged"]) == (3, 1)
+    assert values(topic, "cli-steered") == ["b", "c", "d"]
+    described = topic("describe", "cli-steered")
+    assert (described["rows"], described["offsets"][0]["segments"]) == (3, 1)
+    cleaned = topic("clean")
+    assert set(described["reclaimable"]) <= set(cleaned["deleted"])
+    assert values(topic, "cli-steered") == ["b", "c", "d"]
+
+    assert topic("grow", "cli-steered", 2)["partitions"] == 2
+    assert topic("truncate", "cli-steered", "--yes")["starts"] == {"0": 4}
+    topic("terminate", "cli-steered", "--yes")
+    assert topic("describe", "cli-steered")["terminated"] is True
+    deleted = topic("delete", "cli-steered", "--yes")
+    assert deleted["id"] in topic("clean")["topics"]
+
+
+def test_what_cannot_be_is_one_line_that_says_what_to_do(topic):
+    topic("create", "cli-wrong")
+    url = ("--service-url", topic.url)
+    trim = ("topic", "trim", "cli-wrong", "--yes", *url)
+
+    assert "--to-offset PARTITION=OFFSET or --before" in fails(*trim)
+    assert "Give PARTITION=OFFSET" in fails(*trim, "--to-offset", "1200")
+    assert "is no time" in fails(*trim, "--before", "yesterday")
+    assert "[LEDGER_OFFSETS" in fails(*trim, "--to-offset", "0=5")
+    assert "partitions only grow" in fails("topic", "grow", "cli-wrong", 1, *url)
+    assert "is no policy" in fails("topic", "set", "cli-wrong", "7d", *url)

@@ -1,0 +1,1 @@
+"""The topic layer's small scopes, explored completely: see docs/exhaustive.md."""

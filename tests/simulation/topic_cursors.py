@@ -1,0 +1,159 @@
+"""A subscription in a run: runs of a query, one after another or two at once, that move it on, and
+back, and somebody who seeks it.
+
+Always true: what a run was told to be durable is noted with the position (T12), and from the moment
+a later run has the subscription, what an earlier one is told still must never become durable; a
+subscription holds what it has not passed, from the moment that it was made or that a step back is
+durable (T10). A run may die in the moment in which it is told that its position is durable.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.cursor import Cursor
+from spark_ledger.topic.seek_target import End
+from spark_ledger.topic.subscription_records import decode_subscription
+from tests.simulation import invariants
+from tests.simulation.topic_ghost import LogGhost
+from tests.simulation.topic_work import TOPIC, TopicWork
+from tests.simulation.world import Client
+
+NAME, QUERY = "s", "reading query"
+DURABLE_S = 8.0
+
+Positions = dict[int, int]
+
+
+@dataclass
+class Confirmed:
+    """What is known of the subscription of one topic id."""
+
+    epoch: int = 0
+    """What an owner of an earlier one is told from now on cannot be written."""
+    lowest: Positions = field(default_factory=dict)
+    """By partition: it was confirmed there, or was told to go back there since."""
+    doubtful: bool = False
+    """A seek is under way, or nobody knows whether it was made: it may be anywhere."""
+
+    def told(self, at: Positions) -> None:
+        self.lowest = {p: min(self.lowest[p], at.get(p, 0)) for p in self.lowest}
+
+
+class TopicCursors:
+    """The runs of one query that uses a subscription of the first topic."""
+
+    def __init__(self, work: TopicWork) -> None:
+        self.work = work
+        self.world = work.world
+        rng = self.world.loop.random_for("topic cursors")
+        self.runs = rng.choice((2, 3, 5)) if work.plan.churn else rng.choice((0, 0, 2, 3))
+        self.rng = rng
+        self._end = self.world.loop.now + work.plan.chaos_s
+        self._known: dict[str, Confirmed] = {}
+
+    async def supervise(self) -> None:
+        """Run after run; most take over from one that is still alive."""
+        begun = []
+        for run in range(1, self.runs + 1):
+            await asyncio.sleep(self.rng.uniform(0.5, 5))
+            client = await self.world.client("subscriber")
+            begun.append(client.run(self._use(client, run), "subscribes"))
+            if self.rng.random() < 0.3:
+                seeker = await self.world.client("seeker")
+                begun.append(seeker.run(self._seek(seeker), "seeks"))
+        for outcome in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    async def _use(self, client: Client, run: int) -> None:
+        topics = self.work.client(client)
+        try:
+            info = await topics.topics.open(TOPIC)
+            log = self.work.ghost.logs[info.id]
+            known = self._known.setdefault(info.id, Confirmed())
+            lowest = dict(known.lowest)
+            cursor = await topics.subscriptions.open(
+                info, NAME, QUERY, f"subscriber-{run}", start=End.EARLIEST
+            )
+            self.world.ghost.meet("subscription opened")
+            found = await cursor.recovered()  # from now on nobody before it can write
+            epoch = cursor._seen.record.epoch
+            known.epoch = max(known.epoch, epoch)
+            if NAME not in log.ceilings:
+                log.ceilings[NAME] = {p: max(found.get(p, 0), at) for p, at in log.starts()}
+            for p, offset in lowest.items():
+                invariants.a_cursor_is_found_where_it_was_confirmed(
+                    self.world.ghost, NAME, p, found.get(p), min(offset, known.lowest.get(p, 0))
+                )
+            await self._move(client, cursor, log, dict(found), epoch)
+        except (LedgerError, StoreError) as error:
+            self.work.met(client, "subscription", error)
+
+    async def _move(
+        self, client: Client, cursor: Cursor, log: LogGhost, at: Positions, epoch: int
+    ) -> None:
+        known = self._known[log.topic_id]
+        while self.world.loop.now < self._end:
+            await asyncio.sleep(client.rng.uniform(0.2, 1 if self.work.plan.churn else 3))
+            before, at = at, self._next(client, log, at)
+            if at == before:
+                continue  # it is durable already, whoever has it now
+            told_in = known.epoch
+            if told_in <= epoch:  # else nothing of it may be written
+                known.told(at)
+                _at_most_there(log, at)
+            cursor.advance(at)
+            if not cursor._is_dirty():
+                continue  # clipped to what is kept it is where it was confirmed
+            try:
+                async with asyncio.timeout(DURABLE_S):
+                    await cursor.durable()
+            except TimeoutError:
+                continue
+            self.world.ghost.meet("cursor durable")
+            invariants.only_the_current_epoch_writes(self.world.ghost, NAME, epoch, told_in)
+            if known.epoch <= epoch:
+                known.lowest = {} if known.doubtful else dict(at)
+                log.ceilings[NAME] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+            if client.rng.random() < 0.2:
+                self.world.ghost.meet("cursor's owner died once it was told")
+                client.kill()
+        if client.rng.random() < 0.5:
+            await cursor.release()
+        else:
+            await cursor.abandon()
+
+    def _next(self, client: Client, log: LogGhost, at: Positions) -> Positions:
+        """Mostly forward, and now and then back to what is kept."""
+        ends, starts = log.state.end_offsets(), dict(log.starts())
+        if client.rng.random() < 0.25:
+            self.world.ghost.meet("cursor goes back")
+            return {p: client.rng.randint(starts[p], max(at.get(p, 0), starts[p])) for p in ends}
+        return {p: client.rng.randint(min(at.get(p, 0), end), end) for p, end in ends.items()}
+
+    async def _seek(self, client: Client) -> None:
+        """Put it back to the first row, whoever has it."""
+        topics = self.work.client(client)
+        try:
+            info = await topics.topics.open(TOPIC)
+            known = self._known.setdefault(info.id, Confirmed())
+            log = self.work.ghost.logs[info.id]
+            known.lowest, known.doubtful = {}, True
+            at = await topics.subscriptions.seek(info.id, NAME, End.EARLIEST, force=True)
+            self.world.ghost.meet("subscription sought")
+            node = self.world.store.peek(paths.subscription(info.id, NAME))
+            record = None if node is None else decode_subscription(node.value)
+            if record is not None and not record.live and dict(record.floor) == at:  # not moved on
+                known.epoch, known.lowest, known.doubtful = record.epoch, dict(at), False
+                log.ceilings[NAME] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+        except (LedgerError, StoreError) as error:
+            self.work.met(client, "seek", error)
+
+
+def _at_most_there(log: LogGhost, at: Positions) -> None:
+    """It may need no row below any more."""
+    ceiling = log.ceilings.setdefault(NAME, {})
+    ceiling |= {p: max(ceiling.get(p, 0), offset) for p, offset in at.items()}

@@ -1,0 +1,389 @@
+"""What topics are by the writes the store applied, and the judge of each of these writes.
+
+Always true: nothing here asks the code under test what it remembers: commits, checkpoints, trims
+and deletions are judged when the store applies them, in its order. A topic's state is that of all
+its commits ever, whatever became of their nodes (T1): `state.apply` is taken as given, for a whole
+fold and a fold from a checkpoint both go through it, and unit tests know its results.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Versioned
+from spark_ledger.topic import checkpoint, checkpoint_record, records, state
+from spark_ledger.topic.actions import Append, OpenLive, Overwrite, SealLive, Trim
+from spark_ledger.topic.checkpoint_record import CheckpointRecord
+from spark_ledger.topic.intervals import Chunk
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.records import Commit, Spilled, TopicLife
+from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.state import TopicState
+from tests.simulation import invariants
+from tests.simulation.invariants import Violation
+from tests.simulation.store import EPOCH_MS
+from tests.simulation.store import Commit as Written
+from tests.simulation.store_tree import Change
+from tests.simulation.world import World
+
+LIVE = "live"
+"""The topic whose only partition ends in a live segment."""
+
+Shape = tuple[tuple[int, int, int, int], ...]
+"""Of each partition: start, end, rows kept, the last commit that did not just append."""
+
+
+def shape_of(folded: TopicState) -> Shape:
+    """What two folds of the same commits have in common, wherever they began."""
+    return tuple(
+        (p.start_offset, p.end_offset, p.rows_between(0, p.end_offset), p.rearranged)
+        for p in folded.partitions
+    )
+
+
+def live_name(ledger_id: int) -> str:
+    """What the rows of a live ledger say they are of, as others name a task attempt."""
+    return f"live{ledger_id}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows from offset `base` on that one task attempt wrote, committed at `commit_ms`."""
+
+    base: int
+    attempt: str
+    commit_ms: int
+
+
+@dataclass
+class LogGhost:
+    """One topic, by its id."""
+
+    topic_id: str
+    name: str
+    policies: TopicPolicies
+    state: TopicState
+    shapes: list[Shape] = field(default_factory=list)
+    """By the number of commits: the shape after so many."""
+    commits: dict[int, Commit] = field(default_factory=dict)
+    logged_at: dict[int, int] = field(default_factory=dict)
+    """By commit: the zxid that made it."""
+    logged_s: list[float] = field(default_factory=list)
+    """By commit: when it was made, in simulated seconds."""
+    deleted_ms: int | None = None
+    """When it was deleted, by the store's clock."""
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+    """By partition, rising."""
+    checkpoint: CheckpointRecord | None = None
+    previous: int = 0
+    """How far the checkpoint before the newest went."""
+    short: TopicState | None = None
+    """Folded from the checkpoint that counts, where its root is in its record."""
+    lives: dict[int, None] = field(default_factory=dict)
+    """Ledgers that were ever live."""
+    gone_s: float | None = None
+    """When it was told to somebody that the topic is deleted."""
+    ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By subscription and partition: it needs no row below, at most; none while it may not be."""
+
+    def starts(self) -> list[tuple[int, int]]:
+        """Each partition with the first offset that it keeps."""
+        return [*self.state.start_offsets().items()]
+
+    def span_at(self, partition: int, offset: int) -> Span | None:
+        """Whose row is at the offset."""
+        spans = self.spans.get(partition, [])
+        at = bisect_right(spans, offset, key=lambda span: span.base) - 1
+        ended = offset >= self.state.partitions[partition].end_offset
+        return None if at < 0 or ended else spans[at]
+
+    def trimmed_attempts(self) -> dict[str, None]:
+        """Those of which rows may be gone: whose partition starts after their first."""
+        found: dict[str, None] = {}
+        for p, spans in self.spans.items():
+            start = self.state.partitions[p].start_offset
+            found |= {span.attempt: None for span in spans if span.base < start}
+        return found
+
+
+@dataclass
+class TopicGhost:
+    """What was written and committed, by the log itself."""
+
+    logs: dict[str, LogGhost] = field(default_factory=dict)
+    """By topic id."""
+    next_version: dict[str, int] = field(default_factory=dict)
+    """By query, its checkpoint: what a new run begins with."""
+    rows_of: dict[str, int] = field(default_factory=dict)
+    """By task attempt: how many rows it wrote."""
+    topic_of: dict[str, str] = field(default_factory=dict)
+    """By task attempt: the id of the topic that it wrote for."""
+    expected: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)
+    """By (intent, version, topic id): the task attempts of the segments, in the commit's order."""
+    committed: dict[str, None] = field(default_factory=dict)
+    """Task attempts whose rows are in the log."""
+    begun_at: dict[str, int] = field(default_factory=dict)
+    """By run: the zxid that made its first intent."""
+    authors: dict[tuple[str, int], dict[str, None]] = field(default_factory=dict)
+    """By (app id, version): the commits, by id, that contribute to it, over all topics."""
+    shared: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By commit over several topics: its number in each."""
+    bodies: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """By (commit id, topic id): the last body that was about to be committed."""
+    offsets: dict[Any, bytes] = field(default_factory=dict)
+    """(topic id, partition, offset): the row first read there."""
+    ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
+    """(client, topic id): where each partition ended when it last polled."""
+
+    def named(self, name: str) -> LogGhost | None:
+        """The topic that has the name now."""
+        there = [log for log in self.logs.values() if not log.state.deleted]
+        found = [log for log in there if log.name.endswith(f"/{name}")]
+        return found[-1] if found else None
+
+
+class TopicJudge:
+    """Listens to the store."""
+
+    def __init__(self, world: World, ghost: TopicGhost) -> None:
+        self._world = world
+        self._ghost = ghost
+        world.store.listeners.append(self.applied)
+
+    def applied(self, written: Written) -> None:
+        try:
+            self._commits(written)
+            for change in written.changes:
+                self._changed(change, written)
+        except Violation as violation:
+            self._world.observers.violated(violation)
+        except Exception as error:  # the store must answer all the same
+            defect = Violation("no defect", f"judging write {written.zxid} raised {error!r}")
+            self._world.observers.violated(defect)
+
+    def _changed(self, change: Change, written: Written) -> None:
+        path, after = change.path, change.after
+        if path.startswith(paths.LEDGERS) and after is None:
+            self._ledger_gone(int(path.removeprefix(paths.LEDGERS).replace("/", "")), written)
+        parts = path.split("/")
+        if path.startswith(f"{paths.INTENTS}/") and len(parts) == 3 and change.before is None:
+            assert after is not None
+            run = records.decode_intent(after.value).run_id
+            self._ghost.begun_at.setdefault(run, written.zxid)
+        if not path.startswith(f"{paths.TOPIC_IDS}/"):
+            return
+        if len(parts) == 3 and after is not None:
+            self._topic(parts[2], after)
+        elif parts[3:] == ["head"] and after is not None:
+            self._head(self._ghost.logs[parts[2]], after, written)
+        elif parts[3:] == ["checkpoint"] and after is not None and after.value:
+            self._checkpoint(self._ghost.logs[parts[2]], after)
+        elif len(parts) == 5 and parts[3] == "log" and after is None:
+            self._trimmed(self._ghost.logs[parts[2]], int(parts[4]))
+
+    def _topic(self, topic_id: str, node: Versioned) -> None:
+        record = records.decode_topic(node.value)
+        known = self._ghost.logs.get(topic_id)
+        if known is not None:
+            known.policies = record.policies
+            return
+        empty = state.empty(topic_id, record.partitions)
+        log = LogGhost(topic_id, record.name, record.policies, empty)
+        log.shapes.append(shape_of(empty))
+        self._ghost.logs[topic_id] = log
+
+    def _head(self, log: LogGhost, node: Versioned, written: Written) -> None:
+        if records.decode_head(node.value).life is TopicLife.DELETED and not log.state.deleted:
+            log.state = replace(log.state, deleted=True)
+            log.deleted_ms = EPOCH_MS + int(written.time * 1000)
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    def _commits(self, written: Written) -> None:
+        """One write makes one commit, in one topic or in several."""
+        made: dict[str, tuple[int, Versioned]] = {}
+        for change in written.changes:
+            parts = change.path.split("/")
+            new = change.before is None and change.after is not None
+            if new and f"/{parts[1]}" == paths.TOPIC_IDS and parts[3:4] == ["log"] and parts[4:]:
+                made[parts[2]] = (int(parts[4]), change.after)
+        if not made:
+            return
+        ghost = self._world.ghost
+        invariants.a_commit_writes_each_topic_twice(ghost, len(made), len(written.changes))
+        numbers = {topic_id: number for topic_id, (number, _) in made.items()}
+        bodies = {topic_id: self._body(topic_id, node) for topic_id, (_, node) in made.items()}
+        first = next(iter(bodies.values()))
+        key = (first.app_id, first.version)
+        authors = self._ghost.authors.setdefault(key, {})
+        authors[first.commit_id] = None
+        invariants.a_version_contributes_rows_at_most_once(ghost, key, len(authors))
+        if len(made) > 1:
+            self._ghost.shared[first.commit_id] = numbers
+        for topic_id, commit in bodies.items():
+            self._logged(topic_id, numbers[topic_id], commit, made[topic_id][1], written)
+
+    def _body(self, topic_id: str, node: Versioned) -> Commit:
+        found = records.decode_commit(node.value)
+        if isinstance(found, Spilled):
+            body = records.decode_commit(self._ghost.bodies[found.commit_id, topic_id])
+            assert isinstance(body, Commit)
+            self._named(found.body.ledger_id, found.body.last)
+            return body
+        return found
+
+    def _logged(
+        self, topic_id: str, number: int, commit: Commit, node: Versioned, written: Written
+    ) -> None:
+        log, ghost = self._ghost.logs[topic_id], self._world.ghost
+        before = log.state
+        invariants.nothing_is_committed_to_a_deleted_topic(ghost, topic_id, before.deleted)
+        invariants.commits_follow_one_another(ghost, topic_id, before.next, number)
+        log.commits[number], log.logged_at[number] = commit, written.zxid
+        log.logged_s.append(written.time)
+        for action in commit.actions:
+            if isinstance(action, Trim):
+                self._rows_let_go(log, commit, action, node.created_ms)
+            if isinstance(action, Append | Overwrite):
+                self._rows_come(
+                    log, commit, action.segments, max(before.commit_ms, node.created_ms)
+                )
+            if isinstance(action, OpenLive):
+                log.lives[action.ledger_id] = None
+            if isinstance(action, SealLive) and action.segment is not None:
+                self._rows_sealed(log, action.segment, node.created_ms)
+            for segment in getattr(action, "segments", ()):
+                if not segment.inline:
+                    self._named(segment.ledger_id, segment.last_entry)
+        log.state = state.apply(before, number, commit, node.created_ms)
+        log.shapes.append(shape_of(log.state))
+        if log.short is not None:
+            log.short = state.apply(log.short, number, commit, node.created_ms)
+
+    def _rows_come(
+        self, log: LogGhost, commit: Commit, segments: Sequence[Segment], commit_ms: int
+    ) -> None:
+        written_for = (commit.intent, commit.version, log.topic_id)
+        attempts = self._ghost.expected.get(written_for)
+        invariants.rows_come_to_the_topic_they_were_written_for(
+            self._world.ghost, log.topic_id, attempts is not None
+        )
+        assert attempts is not None
+        ends = log.state.end_offsets()
+        for segment, attempt in zip(segments, attempts, strict=True):
+            self._ghost.committed[attempt] = None
+            spans = log.spans.setdefault(segment.partition, [])
+            spans.append(Span(ends[segment.partition], attempt, commit_ms))
+            ends[segment.partition] += segment.rows
+
+    def _rows_sealed(self, log: LogGhost, segment: Segment, commit_ms: int) -> None:
+        name = live_name(segment.ledger_id)
+        self._ghost.committed[name], self._ghost.rows_of[name] = None, segment.rows
+        base = log.state.partitions[segment.partition].end_offset
+        log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms))
+
+    def _named(self, ledger_id: int, last_entry: int) -> None:
+        """At the commit its ledger is there, and every entry of it was acked to its writer."""
+        ghost, ledger = self._world.ghost, self._world.ghost.ledgers[ledger_id]
+        invariants.what_a_commit_names_is_there(ghost, ledger_id, ledger.deleted)
+        invariants.what_is_committed_was_acked(ghost, ledger, last_entry)
+
+    def _rows_let_go(self, log: LogGhost, commit: Commit, trim: Trim, now_ms: int) -> None:
+        ghost, policies = self._world.ghost, log.policies
+        for p, offset in trim.offsets:
+            for name, ceiling in log.ceilings.items():
+                invariants.nothing_held_is_trimmed(ghost, name, p, offset, ceiling.get(p))
+            last = log.span_at(p, offset - 1)
+            if commit.app_id.startswith("retain-") and policies.retention_ms is not None:
+                age_ms = now_ms - (now_ms if last is None else last.commit_ms)
+                if policies.retention_bytes is None:
+                    invariants.retention_goes_by_the_stores_time(
+                        ghost, p, offset, age_ms, policies.retention_ms
+                    )
+
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def _checkpoint(self, log: LogGhost, node: Versioned) -> None:
+        record, before = checkpoint_record.decode(node.value), log.checkpoint
+        was = (0, 0) if before is None else (before.next, before.trimmed)
+        now = (record.next, record.trimmed)
+        self._world.ghost.meet("checkpoint trims" if was[0] == now[0] else "checkpoint")
+        invariants.a_checkpoint_only_rises(self._world.ghost, log.topic_id, was, now)
+        log.checkpoint = record
+        if was[0] != now[0]:
+            log.previous = was[0]
+        if isinstance(record.root, bytes) and was[0] != now[0]:
+            log.short = checkpoint.decode_root(record.root).state
+            self.compared(log.topic_id, log.short)
+            for number in range(record.next, log.state.next):
+                made = self._world.store.log[log.logged_at[number] - 1]
+                now_ms = EPOCH_MS + int(made.time * 1000)
+                log.short = state.apply(log.short, number, log.commits[number], now_ms)
+        elif was[0] != now[0]:
+            log.short = None
+
+    def _trimmed(self, log: LogGhost, number: int) -> None:
+        """A commit's node is deleted: two checkpoints have it."""
+        if log.state.deleted:
+            return
+        invariants.a_commit_goes_when_two_checkpoints_have_it(
+            self._world.ghost, number, log.previous
+        )
+
+    def compared(self, topic_id: str, folded: TopicState) -> None:
+        """A fold, from wherever it began, is that of all commits ever (T1)."""
+        shapes = self._ghost.logs[topic_id].shapes
+        wanted = shapes[folded.next] if folded.next < len(shapes) else ()
+        invariants.a_fold_is_that_of_all_commits_ever(
+            self._world.ghost, folded.next, shape_of(folded), wanted
+        )
+
+    # -- deletions ---------------------------------------------------------------------------------
+
+    def _ledger_gone(self, ledger_id: int, written: Written) -> None:
+        now_ms = EPOCH_MS + int(written.time * 1000)
+        for log in self._ghost.logs.values():
+            told = [folded for folded in (log.state, log.short) if folded is not None]
+            record = log.checkpoint
+            named = record is not None and ledger_id in record.root_ledgers()
+            previous = 0 if record is None else record.previous
+            named = named or any(ledger_id in _ledgers_told(one, previous) for one in told)
+            if named and log.deleted_ms is not None:
+                self._gone_with_its_topic(log, ledger_id, now_ms - log.deleted_ms)
+                continue
+            for folded in told:
+                self._gone_in_time(log, ledger_id, now_ms, folded)
+            invariants.what_a_commit_names_is_there(self._world.ghost, ledger_id, named)
+
+    def _gone_with_its_topic(self, log: LogGhost, ledger_id: int, since_ms: int) -> None:
+        """What the topic still named when it was deleted is dropped by that."""
+        self._world.ghost.meet("ledger of a deleted topic deleted")
+        invariants.what_was_dropped_stays_for_the_delete_delay(
+            self._world.ghost, ledger_id, since_ms, log.policies.delete_delay_ms
+        )
+
+    def _gone_in_time(self, log: LogGhost, ledger_id: int, now_ms: int, folded: TopicState) -> None:
+        dropped_ms = folded.dropped.get(ledger_id)
+        if dropped_ms is not None:
+            self._world.ghost.meet("dropped ledger deleted")
+            invariants.what_was_dropped_stays_for_the_delete_delay(
+                self._world.ghost, ledger_id, now_ms - dropped_ms, log.policies.delete_delay_ms
+            )
+
+
+def _ledgers_told(folded: TopicState, previous: int = 0) -> dict[int, None]:
+    """The ledgers that the state names, but for those that only its chunks do, and for bodies that
+    a checkpoint up to commit `previous` took the place of."""
+    found = {ledger: None for ledger, last in folded.bodies.items() if last >= previous}
+    for held in folded.partitions:
+        if held.live is not None:
+            found[held.live.ledger_id] = None
+        for one in held.intervals:
+            if isinstance(one.source, Chunk):
+                found[one.source.pointer.ledger_id] = None
+            elif one.source is not None:
+                table = one.source.between(held.number, one.lo, one.hi)
+                found |= dict.fromkeys(table.ledger_ids())
+    return found

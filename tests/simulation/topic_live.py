@@ -1,0 +1,212 @@
+"""Producers of a live segment: owners that append to the open end of a topic's only partition, who
+take over from one another, and readers that follow it up to what is confirmed (T7).
+
+Always true: an owner sends no add before it has read back its own `open` in the folded log, seals
+what it finds in one commit with its own `open`, and decides what is in a ledger only by its CLOSED
+record (hazards 28, 30, 31). This is what a broker will do; the actions, guards and readers are
+production code, the owner is not built yet.
+"""
+
+import asyncio
+from contextlib import aclosing
+
+import pyarrow as pa
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.actions import Action, OpenLive, SealLive
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.live import LiveEnds
+from spark_ledger.topic.message_batch import Share, encode_batch
+from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.read_plan import LiveRows, ReadTask
+from spark_ledger.topic.segments import LiveSegment, Segment
+from spark_ledger.topic.topics import TopicInfo
+from tests.simulation import invariants
+from tests.simulation.topic_ghost import LIVE, LogGhost, live_name
+from tests.simulation.topic_work import TopicWork
+from tests.simulation.world import Client
+
+
+class TopicLive:
+    """The owners of one run, one after another or two at once."""
+
+    def __init__(self, work: TopicWork) -> None:
+        self.work = work
+        self.world = work.world
+        rng = self.world.loop.random_for("topic live")
+        self.owners = rng.choice((1, 2, 3)) if work.plan.churn else rng.choice((0, 0, 0, 1))
+        self._rng = rng
+        self._end = self.world.loop.now + work.plan.chaos_s
+        self._acked: dict[str, int] = {}
+        """By name of a live ledger's rows: so many were acknowledged, from the first on."""
+
+    async def supervise(self) -> None:
+        begun = []
+        for _ in range(self.owners):
+            await asyncio.sleep(self._rng.uniform(0, 4))
+            client = await self.world.client("owner")
+            begun.append(client.run(self._own(client), "owns"))
+        if self.owners:
+            reader = await self.world.client("live reader")
+            begun.append(reader.run(self._read_often(reader), "reads"))
+        for outcome in await asyncio.gather(*begun, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    # -- an owner ----------------------------------------------------------------------------------
+
+    async def _own(self, client: Client) -> None:
+        topics = self.work.client(client)
+        while self.world.loop.now < self._end:
+            try:
+                await self._once(client, topics)
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, "own", error)
+                await asyncio.sleep(client.rng.uniform(0.2, 2))
+
+    async def _once(self, client: Client, topics: TopicClient) -> None:
+        """Own the partition for a few ledgers."""
+        policies = TopicPolicies(*self.work.plan.quorum)
+        info = await topics.topics.create(LIVE, 1, policies, exist_ok=True)
+        intent = await topics.intents.open_system_intent("own", LIVE)
+        for _ in range(client.rng.randint(1, 4)):
+            writer = await self._open(client, topics, info, intent)
+            if writer is None:
+                return
+            await self._produce(client, writer, self.work.ghost.logs[info.id])
+            if client.rng.random() < 0.5:
+                await writer.close()  # it may die before it seals
+            await asyncio.sleep(client.rng.uniform(0, 0.5))
+
+    async def _open(
+        self, client: Client, topics: TopicClient, info: TopicInfo, intent: Intent
+    ) -> LedgerWriter | None:
+        """A ledger that the log names as live; None if another owner was faster."""
+        state = await topics.log(info.id).fold(fresh=True)
+        live = state.partitions[0].live
+        actions: list[Action] = [] if live is None else [await _sealed(client.ledgers, live)]
+        writer = await client.ledgers.create(
+            *self.work.plan.quorum,
+            intent=intent.id,
+            topic=info.id,
+            announce_lac=True,
+            ledger_id=await topics.intents.ledger_id(intent),
+        )
+        self.work.ghost.topic_of[live_name(writer.ledger_id)] = info.id
+        actions.append(OpenLive(0, writer.ledger_id, 0, client.name, 1))
+        await topics.commit_actions(info.id, actions, intent)
+        self.world.ghost.meet("live segment sealed" if live else "live segment opened")
+        state = await topics.log(info.id).fold(fresh=True)
+        live = state.partitions[0].live
+        return writer if live is not None and live.ledger_id == writer.ledger_id else None
+
+    async def _produce(self, client: Client, writer: LedgerWriter, log: LogGhost) -> None:
+        name, written = live_name(writer.ledger_id), 0
+        for _ in range(client.rng.randint(1, 8)):
+            rows = client.rng.randint(1, 4)
+            values = [f"{name}:0:{row}".encode() for row in range(written, written + rows)]
+            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
+            sent_s = self.world.loop.now
+            payload = encode_batch(batch, [Share(0, rows, written)], written_ms=1)
+            await writer.append(payload, rows=rows)
+            written += rows
+            self._acked[name] = written
+            self.world.ghost.meet("live row acknowledged")
+            ghost = self.world.ghost
+            invariants.an_acked_row_is_in_the_log(
+                ghost, writer.ledger_id, written, writer.ledger_id in log.lives
+            )
+            late = log.gone_s is not None and sent_s > log.gone_s
+            invariants.nothing_is_acked_once_a_topic_was_deleted(ghost, log.topic_id, late)
+            await asyncio.sleep(client.rng.uniform(0, 0.4))
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    async def _read_often(self, client: Client) -> None:
+        """Follow the open end, and read what is confirmed of it."""
+        topics, ends = self.work.client(client), LiveEnds(client.ledgers)
+        while self.world.loop.now < self._end:
+            await asyncio.sleep(client.rng.uniform(0.2, 2))
+            log = self.work.ghost.named(LIVE)
+            if log is None:
+                continue
+            try:
+                state = await topics.log(log.topic_id).fold(fresh=False)
+                live = state.partitions[0].live
+                ends.follow([] if live is None else [live])
+                await asyncio.sleep(client.rng.uniform(0, 1))
+                if live is not None:
+                    await self.read_live(topics, ends, log, live)
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, "read live", error)
+        await ends.close()
+
+    async def read_live(
+        self, topics: TopicClient, ends: LiveEnds, log: LogGhost, live: LiveSegment
+    ) -> list[bytes]:
+        """What is confirmed of the live segment, judged row by row."""
+        known, ghost, found = ends.known(live), self.world.ghost, []
+        if not known.rows:
+            return []
+        end = live.base + known.rows
+        part = LiveRows(live, live.base, end, known.last_entry)
+        task = ReadTask(LIVE, log.topic_id, 0, live.base, end, (), part)
+        async with aclosing(topics.read(task)) as read:
+            async for rows in read:
+                values = rows.record_batch.column("value").to_pylist()
+                for place, value in enumerate(values, rows.offset):
+                    self.work.judge_live_row(log, place, value, live.ledger_id)
+                    found.append(value)
+        self.world.ghost.meet("live rows read")
+        invariants.offsets_are_dense(
+            ghost, 0, [*range(live.base, live.base + len(found))], live.base, end
+        )
+        return found
+
+    async def audit(self, client: Client) -> None:
+        """Every row that was acknowledged to a producer is there once: in a segment, or in the
+        live one that the log names. Every ledger is closed."""
+        log = self.work.ghost.named(LIVE)
+        if log is None:
+            return
+        topics, ends = self.work.client(client), LiveEnds(client.ledgers)
+        found = await self.work.read_all(topics, fresh=True)
+        state = await topics.log(log.topic_id).fold(fresh=True)
+        values, live = list(found[log.topic_id][0]), state.partitions[0].live
+        if live is not None:
+            await ends.look([live])
+            values += await self.read_live(topics, ends, log, live)
+        times: dict[bytes, int] = {}
+        for value in values:
+            times[value] = times.get(value, 0) + 1
+        trimmed = log.trimmed_attempts()
+        for name, rows in self._acked.items():
+            if self.work.ghost.topic_of[name] != log.topic_id or name in trimmed:
+                continue
+            for row in range(rows):
+                there = times.get(f"{name}:0:{row}".encode(), 0)
+                invariants.acked_rows_of_producers_are_there_once(
+                    self.world.ghost, name, row, there
+                )
+
+
+async def _sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
+    """The end of a live segment, by the record of its ledger once that is CLOSED."""
+    reader = await ledgers.open(live.ledger_id, recover=True)
+    last, sizes, before = reader.last_add_confirmed, [], 0
+    if last < 0:
+        return SealLive(live.partition, live.ledger_id, None)
+    async with aclosing(reader.read(0, last)) as entries:
+        async for _, entry in entries:
+            sizes.append(entry.header.cumulative_rows - before)
+            before = entry.header.cumulative_rows
+    version = (await ledgers.record(live.ledger_id)).version
+    segment = Segment(
+        *(live.partition, live.ledger_id, version, ((0, last),), tuple(sizes), before),
+        *(reader.record.length_bytes or 0, 1, 1),
+    )
+    return SealLive(live.partition, live.ledger_id, segment)

@@ -1,0 +1,152 @@
+"""Who keeps topics up in a run, while queries write to them and others read: maintenance trims,
+merges and checkpoints, a janitor takes intents away, subscriptions move and hold rows.
+
+Always true: each of them may be killed or stand still at any moment, two of a kind may be at work
+at once; what fails of it is tried again later or never.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.admin import TopicAdmin, retain
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.compactor import compact
+from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.store_time import store_now_ms
+from tests.simulation.topic_ghost import LIVE, LogGhost
+from tests.simulation.topic_work import TopicWork
+from tests.simulation.world import Client
+
+LEASE_S = 20.0
+
+
+class TopicUpkeep:
+    """The actors of one run that nobody waits for."""
+
+    def __init__(self, work: TopicWork) -> None:
+        self.work = work
+        self.world = work.world
+        rng = self.world.loop.random_for("topic upkeep")
+        self.maintainers = rng.choice((0, 1, 1, 2))
+        self.churn = work.plan.churn
+        if self.churn:
+            self.maintainers = 2
+        self.recreations = rng.choice((0, 0, 0, 1, 2))
+        self._end = self.world.loop.now + work.plan.chaos_s
+
+    async def maintain(self, client: Client) -> None:
+        """One thing after the other, on topics as they come."""
+        topics = self.work.client(client)
+        holds = topics.subscriptions.holds
+        grace_ms = self.work.limits.grace_ms
+
+        async def held(topic_id: str, partitions: int, now_ms: int) -> Any:
+            return await holds(topic_id, partitions, now_ms, grace_ms)
+
+        topics.subscriptions.holds = held  # type: ignore[method-assign, assignment]
+        ways: list[Callable[[Client, TopicClient, LogGhost], Awaitable[None]]] = [
+            *(self._checkpoint, self._checkpoint, self._retain, self._trim, self._merge)
+        ]
+        while client.process.alive and self.world.loop.now < self._end:
+            await asyncio.sleep(
+                client.rng.uniform(0.05, 0.5) if self.churn else client.rng.uniform(0.2, 3)
+            )
+            logs = [log for log in self.work.ghost.logs.values() if not log.state.deleted]
+            if not logs:
+                continue
+            way = client.rng.choice(ways)
+            try:
+                await way(client, topics, client.rng.choice(logs))
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, way.__name__.strip("_"), error)
+
+    async def _checkpoint(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
+        await topics.checkpoints.make(log.topic_id)
+
+    async def _retain(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
+        info = await topics.topics.open(log.name)
+        intent = await topics.intents.open_system_intent("retain", log.name)
+        try:
+            now_ms = await store_now_ms(topics.store)
+            if (await retain(topics, info, intent, now_ms)).starts:
+                self.world.ghost.meet("rows retained no more")
+        finally:
+            await topics.intents.finish(intent.id)
+
+    async def _trim(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
+        state = await topics.log(log.topic_id).fold()
+        ends = state.end_offsets()
+        points = {p: client.rng.randint(0, end) for p, end in ends.items() if end}
+        if points and client.rng.random() < 0.5:
+            trimmed = await TopicAdmin(topics).trim(log.name, points)
+            if trimmed.starts:
+                self.world.ghost.meet("rows trimmed")
+
+    async def _merge(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
+        done = await compact(topics, log.name)
+        if done.commits:
+            self.world.ghost.meet("segments merged")
+
+    async def kept_going(self, name: str, work: Callable[[Client], Awaitable[None]]) -> None:
+        """One process after another that does this work, until the end: each may be killed."""
+        while self.world.loop.now < self._end:
+            client = await self.world.client(name)
+            task = client.run(_awaited(work, client), "works")
+            (outcome,) = await asyncio.gather(task, return_exceptions=True)
+            if client.process.alive:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                return
+            await asyncio.sleep(1)
+
+    # -- deleted and made again ------------------------------------------------------------------
+
+    async def recreate(self, client: Client) -> None:
+        """Delete a topic under everybody's hands and make another one of its name, once or twice
+        (hazard 36)."""
+        for _ in range(self.recreations):
+            await asyncio.sleep(client.rng.uniform(0.2, 0.6) * self.work.plan.chaos_s)
+            log = self.work.ghost.named(client.rng.choice((*self.work.names, LIVE)))
+            if log is None:
+                continue
+            topics = self.work.client(client)
+            try:
+                await TopicAdmin(topics).delete(log.name)
+                log.gone_s = self.world.loop.now
+                self.world.ghost.meet("topic deleted")
+                if client.rng.random() < 0.5:
+                    await asyncio.sleep(client.rng.uniform(0, 2))
+                partitions = len(log.state.partitions)
+                await topics.topics.create(log.name, partitions, log.policies)
+                self.world.ghost.meet("topic made again")
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, "recreate", error)
+
+    # -- the janitor -------------------------------------------------------------------------------
+
+    async def clean(self, client: Client) -> None:
+        """Pass after pass; some take an intent as stale that is not."""
+        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+        while client.process.alive and self.world.loop.now < self._end:
+            await asyncio.sleep(
+                client.rng.uniform(0.5, 2) if self.churn else client.rng.uniform(1, 8)
+            )
+            intents = self.world.store.peek_children(paths.INTENTS)
+            condemn = [client.rng.choice(intents)] if intents and client.rng.random() < 0.3 else []
+            try:
+                report = await janitor.clean(condemn=condemn, force=True)
+            except LedgerError as error:
+                self.work.met(client, "clean", error)
+                continue
+            self.world.trace.note(client.name, f"cleaned: {report}")
+            self.world.ghost.meet("janitor pass")
+            if report.deleted:
+                self.world.ghost.meet("janitor deleted")
+
+
+async def _awaited(work: Callable[[Client], Awaitable[None]], client: Client) -> None:
+    await work(client)

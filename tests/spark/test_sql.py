@@ -1,0 +1,125 @@
+"""SQL: table functions, views and tables of format("ledger"), as Spark 4.2.0 lets a Python source
+have them. What does not work there is stated by a test too: docs/spark.md shows the way around."""
+
+import pytest
+from pyspark.errors import PySparkException
+
+import spark_ledger
+from spark_ledger.spark import listings
+
+
+@pytest.fixture(scope="module")
+def functions(spark, cluster):
+    return spark_ledger.sql_setup(spark, cluster.service_url)
+
+
+@pytest.fixture
+def database(spark, tmp_path):
+    """A database of the test's own; its name."""
+    spark.sql(f"CREATE DATABASE ledger_tables LOCATION '{tmp_path / 'tables'}'")
+    yield "ledger_tables"
+    spark.sql("DROP DATABASE ledger_tables CASCADE")
+
+
+@pytest.fixture
+def given(topics, topic):
+    """The options that a table of the topic needs, as SQL has them."""
+    return f"(serviceUrl '{topics.service_url}', topic '{topic}')"
+
+
+def test_every_listing_is_a_function(spark, functions, topics, topic, keyed):
+    assert functions == [*(f"ledger_{view}" for view in listings.VIEWS), "read_ledger"]
+    topics.write(keyed(4000), topic)  # too many to be in the commit itself
+    for name, view in zip(functions, listings.VIEWS, strict=False):
+        found = spark.sql(f"SELECT * FROM {name}()")
+        assert found.columns == listings.schema_of(view).names
+        assert found.count() > 0 or view in ("subscriptions", "lag")
+
+
+def test_a_function_takes_the_topic_by_place_or_name(spark, functions, topics, topic, keyed):
+    topics.write(keyed(10), topic, partitions=2)
+    (one,) = spark.sql(f"SELECT topic, rows FROM ledger_topics('{topic}')").collect()
+    assert one == (topic, 10)
+    total = f"SELECT sum(latestOffset) FROM ledger_partitions(topic => '{topic}')"
+    assert spark.sql(total).first()[0] == 10
+    with pytest.raises(PySparkException, match=r"LEDGER_TOPIC\.NOT_FOUND"):
+        spark.sql("SELECT * FROM ledger_topics('there-is-none')").collect()
+    with pytest.raises(
+        PySparkException, match=r"LEDGER_OPTION\.INVALID_VALUE\] topic is 1, no text"
+    ):
+        spark.sql("SELECT * FROM ledger_topics(1)").collect()
+
+
+def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
+    spark, functions, topics, topic, keyed
+):
+    topics.write(keyed(10), topic)
+    read = f"read_ledger(topic => '{topic}', startingOffsets => '{{\"{topic}\":{{\"0\":7}}}}')"
+    rows = spark.sql(f"SELECT offset, CAST(value AS STRING) AS v FROM {read}").collect()
+    assert [row.offset for row in rows] == [7, 8, 9]
+    assert all(row.v.isdecimal() for row in rows)
+    placed = f"read_ledger('{topic}', endingOffsets => 'earliest')"
+    assert spark.sql(f"SELECT count(*) FROM {placed}").collect() == [(0,)]
+    listed = f"read_ledger(metadata => 'topics', topic => '{topic}')"
+    assert spark.sql(f"SELECT rows FROM {listed}").collect() == [(10,)]
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.UNKNOWN"):
+        spark.sql(f"SELECT * FROM read_ledger(topic => '{topic}', nothing => '1')").collect()
+
+
+def test_a_temporary_view_keeps_its_options_and_is_read_and_written(
+    spark, topics, topic, given, keyed
+):
+    topics.write(keyed(10), topic)
+    columns = "(key STRING, value STRING)"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW flights {columns} USING ledger OPTIONS {given}")
+    spark.sql("INSERT INTO flights VALUES ('k', '10')")
+    keyed(1, start=11).write.insertInto("flights")
+    assert topics.numbers(topic) == list(range(12))
+    assert spark.sql("SELECT count(*) FROM flights").first()[0] == 12
+    spark.catalog.dropTempView("flights")
+
+
+def test_a_table_is_read_with_the_options_that_the_query_gives(
+    spark, topics, topic, given, keyed, database
+):
+    topics.write(keyed(10), topic)
+    spark.sql(f"CREATE TABLE {database}.t USING ledger")
+    assert spark.sql(f"SELECT count(*) FROM {database}.t WITH {given}").first()[0] == 10
+    options = {"serviceUrl": topics.service_url, "subscribe": topic}
+    assert spark.read.options(**options).table(f"{database}.t").count() == 10
+
+
+def test_a_table_is_written_with_the_options_that_the_write_gives(
+    spark, topics, topic, given, keyed, database
+):
+    table = f"{database}.w"
+    options = {"serviceUrl": topics.service_url, "topic": topic}
+    keyed(3).write.format("ledger").options(**options).saveAsTable(table)
+    keyed(3, start=3).write.format("ledger").options(**options).mode("append").saveAsTable(table)
+    keyed(2, start=6).writeTo(table).options(**options).append()
+    spark.sql(f"INSERT INTO {table} WITH {given} VALUES ('k', '8'), ('k', '9')")
+    assert topics.numbers(topic) == list(range(10))
+
+
+def test_a_stream_is_written_to_a_table(spark, topics, topic, keyed, database, tmp_path):
+    source = f"{topic}-source"
+    topics.write(keyed(10), source)
+    spark.sql(f"CREATE TABLE {database}.s (key STRING, value STRING) USING ledger")
+    rows = topics.stream(source, startingOffsets="earliest")
+    rows = rows.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+    writer = rows.writeStream.option("serviceUrl", topics.service_url).option("topic", topic)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(availableNow=True).toTable(f"{database}.s")
+    query.awaitTermination(120)
+    assert topics.numbers(topic) == list(range(10))
+
+
+@pytest.mark.parametrize("kept", ["OPTIONS {}", "TBLPROPERTIES {}"])
+def test_what_a_table_was_made_with_does_not_reach_its_source(spark, given, database, kept):
+    spark.sql(f"CREATE TABLE {database}.t (value STRING) USING ledger {kept.format(given)}")
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
+        spark.sql(f"SELECT * FROM {database}.t").collect()
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
+        spark.sql(f"INSERT INTO {database}.t VALUES ('x')")
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
+        spark.sql(f"CREATE TABLE {database}.c USING ledger OPTIONS {given} AS SELECT 'x' AS value")

@@ -1,0 +1,90 @@
+"""Columns as Spark's JVM hands them over, through what a topic keeps of them, and back into it."""
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
+from spark_ledger.topic.slice_reader import Rows
+
+SIMPLE = """
+    CAST(id % 2 = 0 AS BOOLEAN) AS b, CAST(id AS INT) AS i32, id * 1000000007 AS i64,
+    CAST(id / 3 AS FLOAT) AS f, id / 7 AS d, CAST(id / 8 AS DECIMAL(20, 3)) AS m,
+    concat('"é\\\\', chr(10), CAST(id AS STRING)) AS s, DATE'2024-02-28' + CAST(id AS INT) AS day,
+    TIMESTAMP'2024-02-28 23:59:59.123456Z' + make_dt_interval(id) AS t,
+    TIMESTAMP_NTZ'1969-12-31 23:59:59.9' AS n,
+    transform(sequence(0, id % 3), x -> named_struct('a', CAST(x AS INT), 'b', nullif(x, 1))) AS l,
+    if(id % 4 = 0, NULL, named_struct('x', nullif(id, 5), 'y', array(CAST(id AS STRING)))) AS st
+"""
+MORE = """
+    CAST(id % 100 AS TINYINT) AS i8, CAST(id AS SMALLINT) AS i16,
+    CAST(CAST(id AS STRING) AS BINARY) AS x,
+    map(CAST(id AS STRING), array(id, NULL)) AS mm, make_dt_interval(id) AS v
+"""
+
+
+def frame(spark, columns):
+    """Rows of which every fifth is null in all columns but `id`."""
+    rows = spark.sql(f"SELECT id, {columns} FROM range(0, 200, 1, 2)")
+    others = [f"if(id % 5 = 3, NULL, {name}) AS {name}" for name in rows.columns if name != "id"]
+    return rows.selectExpr("id", *others)
+
+
+def through_a_topic(written, value_format):
+    """The rows as a reader makes them of what a writer made of them."""
+    writer = ValueWriter.of(value_format, written.schema, "none")
+    offered = spark_payload(arrow_payload(written.schema))
+    reader = ValueReader.of(value_format, offered, None)
+
+    def pass_through(batches):
+        schema = to_arrow_schema(offered, timezone="UTC")
+        for batch in batches:
+            values = writer.values(batch, None)
+            typed = isinstance(values, pa.RecordBatch)
+            if not typed:
+                values = pa.RecordBatch.from_arrays([values], names=["value"])
+            columns = reader.columns(Rows(0, 0, 0, values, typed=typed), "t")
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return written.mapInArrow(pass_through, offered)
+
+
+@pytest.mark.parametrize(
+    ("value_format", "columns"), [("arrow", f"{SIMPLE}, {MORE}"), ("json", SIMPLE)]
+)
+def test_every_type_of_column_goes_through_a_topic_unchanged(spark, value_format, columns):
+    written = frame(spark, columns)
+
+    found = through_a_topic(written, value_format)
+
+    assert found.columns == written.columns
+    assert found.orderBy("id").collect() == written.orderBy("id").collect()
+
+
+def test_spark_reads_the_json_that_is_written_and_its_own_json_is_read(spark):
+    written = frame(spark, SIMPLE)
+    kind = written.schema.simpleString()
+    offered = spark_payload(arrow_payload(written.schema))
+    writer = ValueWriter.of("json", written.schema, "none")
+    reader = ValueReader.of("json", offered, None)
+
+    def pack(batches):
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays(
+                [writer.values(batch, None).cast(pa.string())], names=["value"]
+            )
+
+    def parse(batches):
+        schema = to_arrow_schema(offered, timezone="UTC")
+        for batch in batches:
+            values = pa.RecordBatch.from_arrays([batch.column(0).cast(pa.binary())], ["value"])
+            columns = reader.columns(Rows(0, 0, 0, values), "t")
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    expected = written.orderBy("id").collect()
+    ours = written.mapInArrow(pack, "value STRING").selectExpr(f"from_json(value, '{kind}') AS r")
+    assert ours.select("r.*").orderBy("id").collect() == expected
+    options = "map('timestampFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSSXXX',"
+    options += " 'timestampNTZFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
+    theirs = written.selectExpr(f"to_json(struct(*), {options}) AS value")
+    assert theirs.mapInArrow(parse, offered).orderBy("id").collect() == expected

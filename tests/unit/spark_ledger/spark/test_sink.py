@@ -1,0 +1,79 @@
+"""The streaming writer as Spark makes it: for the tasks, for commit, and for abort."""
+
+import pickle
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_ledger.errors import SchemaUnknownColumn, TopicTerminated, Unavailable
+from spark_ledger.spark import sink
+from spark_ledger.spark.kept import Kept
+from spark_ledger.spark.options import stream_write_options
+from spark_ledger.spark.sink import CHECKED_S, LedgerStreamWriter
+
+VALUE = StructType([StructField("value", StringType())])
+
+
+class Cluster:
+    """Refuses what it is asked with `error`, if there is one; counts."""
+
+    client = None
+
+    def __init__(self, error=None):
+        self.error = error
+        self.asked = 0
+
+    def run(self, coroutine):
+        coroutine.close()
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """Makes all who ask meet this cluster."""
+
+    def make(error=None) -> Cluster:
+        cluster = Cluster(error)
+        monkeypatch.setattr(sink.blocking, "topics", lambda url: cluster)
+        monkeypatch.setattr(sink, "_checked", Kept(CHECKED_S))
+        return cluster
+
+    return make
+
+
+def writer() -> LedgerStreamWriter:
+    return LedgerStreamWriter(stream_write_options({"topic": "t"}), VALUE, False)
+
+
+def test_a_writer_made_to_abort_asks_nobody(connected):
+    cluster = connected(Unavailable("nobody answers"))
+    writer().abort([None], 7)
+    assert cluster.asked == 0
+
+
+@pytest.mark.parametrize("error", [Unavailable("nobody answers"), TopicTerminated("no more rows")])
+def test_what_the_cluster_has_against_a_batch_is_raised_by_its_tasks(connected, error):
+    cluster = connected(error)
+    made = writer()
+    for _ in range(2):  # Spark sends it twice
+        sent = pickle.loads(pickle.dumps(made))
+        with pytest.raises(type(error), match=error.what):
+            sent.write(iter(()))
+    assert cluster.asked == 1
+
+
+def test_a_process_that_found_nothing_wrong_does_not_ask_again_for_each_batch(connected):
+    cluster = connected()
+    for _ in range(3):
+        assert pickle.loads(pickle.dumps(writer())).refusal is None
+    assert cluster.asked == 1
+
+
+def test_what_needs_no_cluster_to_be_refused_is_refused_at_once(connected):
+    cluster = connected()
+    shape = StructType([*VALUE.fields, StructField("price", StringType())])
+    with pytest.raises(SchemaUnknownColumn):
+        LedgerStreamWriter(stream_write_options({"topic": "t"}), shape, False)
+    assert cluster.asked == 0

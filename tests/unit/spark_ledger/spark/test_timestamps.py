@@ -1,0 +1,48 @@
+"""The rows that were committed since a moment."""
+
+from spark_ledger.spark import timestamps
+from spark_ledger.topic.actions import Append, OpenLive
+from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.records import Commit
+from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.state import PartitionState, TopicState, apply, empty
+
+APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
+
+
+def committed(*parts: tuple[int, int, int]) -> TopicState:
+    """A topic of two partitions after a commit for each (partition, rows, milliseconds)."""
+    state = empty("id", 2)
+    for number, (partition, rows, millis) in enumerate(parts):
+        segment = Segment(partition, 7 + number, 1, ((0, 0),), (rows,), rows, 9, 1, 1)
+        state = apply(state, number, Commit(**APP, actions=(Append((segment,)),)), millis)
+    return state
+
+
+def test_each_partition_starts_at_its_first_row_of_that_time_or_later():
+    state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
+    assert timestamps.look_up(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
+    assert timestamps.look_up(state, {0: 101, 1: 0}) == {0: 10, 1: 0}
+
+
+def test_a_partition_without_such_a_row_is_left_out():
+    state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
+    assert timestamps.look_up(state, {0: 200, 1: 101}) == {0: 10}
+    assert timestamps.look_up(empty("id", 1), {0: 0}) == {}
+
+
+def test_rows_of_a_live_segment_are_newer_than_any_moment():
+    opened = Commit(**APP, actions=(OpenLive(0, 9, 1, "owner", 1),))
+    state = apply(committed((0, 10, 100)), 1, opened, 300)
+    assert timestamps.look_up(state, {0: 101, 1: 101}) == {0: 10}
+
+
+def test_a_moment_within_a_chunk_needs_it_read():
+    placed = committed((0, 10, 100), (0, 10, 200)).partitions[0].segments
+    chunk = Chunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
+    kept = PartitionState(0, 0, 20, Intervals([Interval(0, 20, chunk, 18, 100, 200)]))
+    state = TopicState("id", (kept,))
+    assert timestamps.chunks_to_look_up(state, {0: 150}) == [chunk]
+    assert timestamps.chunks_to_look_up(state, {0: 201}) == []
+    assert timestamps.look_up(state, {0: 150}, {chunk: SegmentTable.of(placed)}) == {0: 10}

@@ -1,0 +1,80 @@
+import asyncio
+from dataclasses import replace
+
+from spark_ledger.topic import agreement, state
+from spark_ledger.topic.actions import Append
+from spark_ledger.topic.records import Commit
+from spark_ledger.topic.state import ACROSS_KEPT_MAX
+from tests.unit.spark_ledger.topic.stage import segment
+
+
+def topics(names, commits):
+    """States of the topics after commits, each given as the names of the topics it is over."""
+    states = {name: state.empty(name, 1) for name in names}
+    for number, over in enumerate(commits):
+        for name in over:
+            others = tuple(other for other in over if other != name)
+            commit = Commit(
+                f"c{number}", "q", "*", number, "r", "i", (Append((segment(number, 1),)),),
+                others=others,
+            )  # fmt: skip
+            states[name] = state.apply(states[name], states[name].next, commit, 100)
+    return states
+
+
+def test_states_agree_when_each_shared_commit_is_in_all_of_them():
+    states = topics("abc", ["ab", "a", "abc", "c", "bc"])
+
+    assert agreement.agree(states.values())
+    assert agreement.agree([states["a"]])
+    assert agreement.agree([])
+
+
+def test_a_state_that_lacks_what_another_has_is_found():
+    before = topics("abc", ["ab"])
+    after = topics("abc", ["ab", "bc"])
+    first = topics("abc", [])
+
+    assert agreement.torn([before["b"], after["c"]]) == ["b", "c"]
+    assert agreement.torn([after["b"], before["c"], after["a"]]) == ["b", "c"]
+    assert agreement.torn([first["a"], before["b"]]) == ["a", "b"]
+    assert agreement.agree([before["a"], after["b"]]), "b and c share it, a does not"
+
+
+def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_remembered():
+    pairs = ["ab", *["ac"] * (2 * ACROSS_KEPT_MAX), "ab"]
+    before, after = topics("abc", pairs[:-1]), topics("abc", pairs)
+
+    assert len(after["a"].across) == 2
+    assert agreement.agree(after.values())
+    assert agreement.torn([before["b"], after["a"]]) == ["a", "b"]
+    assert agreement.torn([after["b"], before["a"]]) == ["a", "b"]
+
+
+def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
+    names = ["a", "b", *(f"t{n}" for n in range(ACROSS_KEPT_MAX))]
+    states = topics(names, [["a", "b"], *([["a", name] for name in names[2:]])])
+
+    assert len(states["a"].across) == ACROSS_KEPT_MAX
+    assert agreement.agree([states["a"], states["b"]])
+
+
+class Log:
+    """Gives out one state after another, the last one for ever."""
+
+    def __init__(self, *states):
+        self.topic_id = states[0].topic_id
+        self.states = list(states)
+
+    async def fold(self, *, fresh):
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+def test_topics_are_folded_again_until_they_agree():
+    before, after = topics("ab", ["ab"]), topics("ab", ["ab", "ab"])
+
+    folded = asyncio.run(agreement.fold_agreeing([Log(before["a"], after["a"]), Log(after["b"])]))
+
+    assert [one.next for one in folded] == [2, 2]
+    assert agreement.agree(folded)
+    assert not agreement.agree([replace(before["a"]), after["b"]])

@@ -1,0 +1,326 @@
+"""What a checkpoint keeps of a topic, over random histories; its bytes and what damages them."""
+
+import random
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_ledger import errors
+from spark_ledger.topic import checkpoint, commit_draft, guards, state
+from spark_ledger.topic.actions import (
+    Append,
+    Grow,
+    Hole,
+    OpenLive,
+    Overwrite,
+    Replace,
+    SealLive,
+    Terminate,
+    Trim,
+)
+from spark_ledger.topic.blobs import Stored, pack, unpack
+from spark_ledger.topic.checkpoint import Root
+from spark_ledger.topic.intervals import BlobPointer, Chunk
+from spark_ledger.topic.records import Commit
+from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.segments import INLINE, Segment
+from tests.unit.spark_ledger.topic.stage import segment
+
+
+class History:
+    """Random commits that guards let through."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.ledger = 100
+
+    def commit(self, topic):
+        """The next commit, or None if the one thought of does not hold."""
+        rare = (self.replace, self.trim, self.hole, self.overwrite, self.grow, self.terminate)
+        kind = self.rng.choice((*[self.append] * 6, *rare, self.open, self.seal, self.seal))
+        actions = kind(topic)
+        app = self.rng.choice(("a", "b"))
+        others = ("other",) if self.rng.random() < 0.2 else ()
+        body = self.rng.randrange(1, 9) if self.rng.random() < 0.1 else None
+        made = Commit("c", app, "t", 0, "r", "i", actions, others=others, body_ledger=body)
+        try:
+            guards.check(topic, app, actions)
+        except (errors.TxnConflict, errors.TopicTerminated, ValueError):
+            return None
+        return made
+
+    def partition(self, topic):
+        return self.rng.choice(topic.partitions)
+
+    def segment(self, partition, rows):
+        counts = []
+        while rows:
+            counts.append(self.rng.randrange(1, rows + 1))
+            rows -= counts[-1]
+        self.ledger += 1
+        if self.rng.random() < 0.3:
+            payloads = tuple(b"%d/%d" % (self.ledger, n) for n in range(len(counts)))
+            entries, total = ((0, len(counts) - 1),), sum(counts)
+            return Segment(
+                partition, INLINE, 0, entries, tuple(counts), total, 9, 1, 2, inline=payloads
+            )
+        return segment(self.ledger, *counts, partition=partition, first=self.rng.randrange(3))
+
+    def some(self, topic):
+        return tuple(
+            self.segment(self.partition(topic).number, self.rng.randrange(1, 9))
+            for _ in range(self.rng.randrange(1, 5))
+        )
+
+    def append(self, topic):
+        return (Append(self.some(topic)),)
+
+    def overwrite(self, topic):
+        return (Overwrite(self.some(topic), topic.next - self.rng.randrange(2), (1, 2)),)
+
+    def range_of(self, topic):
+        held = self.partition(topic)
+        start = self.rng.randint(held.start_offset, held.end_offset)
+        return held, start, self.rng.randint(start, held.end_offset)
+
+    def replace(self, topic):
+        held, start, end = self.range_of(topic)
+        if start == end:
+            return (Append(()),)
+        rows = [end - start] if self.rng.random() < 0.5 or end - start < 2 else [1, end - start - 1]
+        new = tuple(self.segment(held.number, count) for count in rows)
+        return (Replace(held.number, start, end, new, topic.next, (self.ledger - 3,)),)
+
+    def hole(self, topic):
+        held, start, end = self.range_of(topic)
+        return (Hole(held.number, start, end),)
+
+    def trim(self, topic):
+        held, start, _ = self.range_of(topic)
+        return (Trim(((held.number, start),), (self.ledger - 5,)),)
+
+    def grow(self, topic):
+        return (Grow(len(topic.partitions) + 1),)
+
+    def open(self, topic):
+        self.ledger += 1
+        return (OpenLive(self.partition(topic).number, self.ledger, 0, "owner", 1),)
+
+    def seal(self, topic):
+        live = [held.live for held in topic.partitions if held.live is not None]
+        if not live:
+            return (Append(()),)
+        one = self.rng.choice(live)
+        sealed = segment(one.ledger_id, self.rng.randrange(1, 5), partition=one.partition)
+        return (SealLive(one.partition, one.ledger_id, self.rng.choice((sealed, None))),)
+
+    def terminate(self, topic):
+        return (Terminate(),) if self.rng.random() < 0.1 else (Append(()),)
+
+
+class Shelf:
+    """Where the chunks and the moved payloads of a test are."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.chunks = {}
+        self.payloads = {}
+        self.ledger = 10_000
+
+    def checkpointed(self, topic):
+        """The state as it is read back from a checkpoint of it."""
+        sparse = checkpoint.sparse_chunks(topic)
+        read = {chunk: self.chunks[chunk] for chunk in sparse}
+        parts = [checkpoint.merged(held, read) for held in topic.partitions]
+        payloads, rows = checkpoint.inline_payloads(parts)
+        assert len(payloads) == len(rows)
+        if payloads:
+            self.ledger += 1
+            first = self.rng.randrange(5)
+            for n, payload in enumerate(payloads):
+                self.payloads[self.ledger, first + n] = payload
+            stored = Stored(self.ledger, 3, first, first + len(payloads) - 1)
+            parts = checkpoint.with_inline_moved(parts, stored)
+        if self.rng.random() < 0.5:
+            size = self.rng.choice((1, 2, 1000)) * checkpoint.CHUNK_BYTES_MAX
+            for part in checkpoint.chunked(parts, size):
+                parts = checkpoint.with_chunk(parts, part, self.chunk(part))
+            assert len(checkpoint.tail_table(parts)) == 0
+        return self.stored(topic, parts)
+
+    def stored(self, topic, parts):
+        small = checkpoint.settled(topic, parts, trimmed=0, unnamed=(), gone=())
+        read_back = checkpoint.decode_root(checkpoint.encode_root(Root(small, (4, 5))))
+        assert read_back.before == (4, 5)
+        for one in in_memory(read_back.state):
+            assert bool((one.source.ledgers != INLINE).all())
+        return replace(read_back.state, head_version=topic.head_version)
+
+    def chunk(self, part):
+        self.ledger += 1
+        table = SegmentTable.decode(checkpoint.tail_table(part).encode())
+        pointer = BlobPointer(self.ledger, 0, 0, 0, 1, 0)
+        chunk = Chunk(pointer, len(table), checkpoint.rows_of(part))
+        self.chunks[chunk] = table
+        return chunk
+
+    def contents(self, topic):
+        """Everything a reader can see: each row's entry and row in it, its commit and times."""
+        found = {}
+        for held in topic.partitions:
+            for part in held.stretches(held.start_offset, held.end_offset, self.chunks):
+                for placed in part.table:
+                    for offset, entry in self.rows(placed):
+                        if part.lo <= offset < part.hi:
+                            times = (placed.commit, placed.commit_ms, placed.segment.max_ms)
+                            assert (held.number, offset) not in found
+                            found[held.number, offset] = (entry, *times)
+        return found
+
+    def rows(self, placed):
+        """(offset, (entry or its payload, row in it)) of each row."""
+        one, offset = placed.segment, placed.base
+        payloads = iter(one.inline)
+        for entry, rows in zip(one.entry_ids(), one.entry_rows, strict=True):
+            at = next(payloads, self.payloads.get((one.ledger_id, entry), (one.ledger_id, entry)))
+            for row in range(rows):
+                yield offset, (at, row)
+                offset += 1
+
+
+def in_memory(topic):
+    intervals = [one for held in topic.partitions for one in held.intervals]
+    return [one for one in intervals if isinstance(one.source, SegmentTable)]
+
+
+def outline(topic):
+    """What there is beside rows."""
+    held = [(p.start_offset, p.end_offset, p.live, p.rearranged) for p in topic.partitions]
+    rows = [p.rows_between(p.start_offset, p.end_offset) for p in topic.partitions]
+    plain = (topic.next, topic.terminated, topic.commit_ms, topic.min_writer, topic.across)
+    return held, rows, plain, topic.last_of_app, topic.last_of_others, topic.bodies
+
+
+@given(st.integers(0, 2**32), st.integers(5, 60), st.floats(0.02, 0.6))
+@settings(max_examples=60, deadline=None)
+def test_a_fold_from_checkpoints_is_the_fold_of_all_commits_ever(seed, count, how_often):
+    history, rng = History(seed), random.Random(seed + 1)
+    shelf = Shelf(rng)
+    whole = short = state.empty("id", 2)
+    for number in range(count):
+        made = history.commit(whole)
+        if made is None or not made.actions:
+            continue
+        made = replace(made, actions=commit_draft.with_dropped(whole, made.actions))
+        whole = state.apply(whole, whole.next, made, 1000 * number)
+        short = state.apply(short, short.next, made, 1000 * number)
+        if rng.random() < how_often:
+            short = shelf.checkpointed(short)
+
+    assert shelf.contents(short) == shelf.contents(whole)
+    assert outline(short) == outline(whole)
+    assert whole.dropped.items() <= short.dropped.items(), "and what the checkpoints moved"
+
+
+def test_a_checkpoint_holds_every_field_of_the_state():
+    stored = {*checkpoint._SCALARS, "dropped", "bodies", "across", "last_of_app", "partitions"}
+    of_head = {"head_version", "deleted", "turn"}
+    assert {field.name for field in fields(state.TopicState)} == stored | of_head
+
+
+def many_commits(count, partitions=3):
+    topic = state.empty("id", partitions)
+    for number in range(count):
+        some = tuple(segment(number, 2, 1, partition=p) for p in range(partitions))
+        topic = state.apply(topic, number, Commit("", "", "", 0, "", "", (Append(some),)), number)
+    return topic
+
+
+def test_the_intervals_of_many_small_commits_become_one_for_each_partition():
+    topic = many_commits(100)
+    parts = [checkpoint.merged(held) for held in topic.partitions]
+
+    assert [len(held.intervals) for held in topic.partitions] == [100] * 3
+    assert [len(some) for some in parts] == [1] * 3
+    assert [(some[0].lo, some[0].hi, some[0].bytes) for some in parts] == [(0, 300, 30_000)] * 3
+    assert (parts[0][0].first_ms, parts[0][0].last_ms) == (0, 99)
+
+
+def test_ten_thousand_small_commits_are_a_few_intervals_and_a_root_of_some_kilobytes():
+    shelf = Shelf(random.Random(1))
+    topic = state.empty("id", 2)
+    for number in range(10_000):
+        made = Commit("", "", "", 0, "", "", (Append((segment(number, 1),)),))
+        topic = state.apply(topic, number, made, number)
+        if number % 64 == 63:
+            topic = shelf.stored(topic, [checkpoint.merged(held) for held in topic.partitions])
+            assert sum(len(held.intervals) for held in topic.partitions) == 1
+    assert topic.end_offsets() == {0: 10_000, 1: 0}
+    assert len(checkpoint.encode_root(Root(topic))) < 100_000
+
+
+def test_chunks_have_about_as_many_segments_each_as_fit_a_mebibyte():
+    parts = [checkpoint.merged(held) for held in many_commits(400).partitions]
+
+    chunks = checkpoint.chunked(parts, 4 * checkpoint.CHUNK_BYTES_MAX)
+
+    sizes = [len(checkpoint.tail_table(part)) for part in chunks]
+    assert sizes == [240] * 5
+    assert sum(map(checkpoint.rows_of, chunks)) == 3 * 1200
+
+
+def test_a_chunk_of_which_little_is_left_goes_back_to_the_tail():
+    shelf = Shelf(random.Random(0))
+    topic = many_commits(40)
+    parts = [checkpoint.merged(held) for held in topic.partitions]
+    (part,) = checkpoint.chunked(parts, 1)
+    parts = checkpoint.with_chunk(parts, part, shelf.chunk(part))
+    topic = checkpoint.settled(topic, parts, trimmed=0, unnamed=(), gone=())
+    assert checkpoint.sparse_chunks(topic) == [] != topic.chunks()
+
+    trim = Trim(tuple((p, 80) for p in range(3)))
+    topic = state.apply(topic, topic.next, Commit("", "", "", 0, "", "", (trim,)), 100)
+
+    assert checkpoint.sparse_chunks(topic) == topic.chunks()
+
+
+def test_ledgers_of_bodies_below_the_trimmed_log_and_of_unnamed_roots_are_dropped_from_now_on():
+    topic = replace(many_commits(3), bodies={7: 0, 8: 2}, dropped={5: 0, 6: 1}, commit_ms=50)
+    parts = [checkpoint.merged(held) for held in topic.partitions]
+
+    settled = checkpoint.settled(topic, parts, trimmed=2, unnamed=[9, 8], gone=[5])
+
+    assert settled.bodies == {8: 2}
+    assert settled.dropped == {6: 1, 7: 50, 9: 50}
+
+
+def test_the_bytes_of_a_root_are_magic_header_and_four_arrow_streams():
+    raw = unpack(checkpoint.encode_root(Root(many_commits(2), (3,))))
+
+    size = int.from_bytes(raw[4:8], "little")
+    assert raw[:4] == b"SLR1"
+    assert raw[8 : 8 + size].startswith(
+        b'{"min_reader":1,"topic_id":"id","next":2,"terminated":false,"commit_ms":1,'
+    )
+    assert b'"before":[3],"streams":[' in raw[8 : 8 + size]
+    assert raw[8 + size : 12 + size] == b"\xff\xff\xff\xff"  # of an Arrow IPC stream
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"SLR2" + raw[4:],
+        lambda raw: raw[:-1],
+        lambda raw: raw + b"x",
+        lambda raw: raw[:30],
+        lambda raw: raw.replace(b'"next"', b'"nxet"'),
+        lambda raw: raw.replace(b'"min_reader":1', b'"min_reader":9'),
+        lambda raw: raw.replace(b"rearranged", b"rearranges"),
+    ],
+)
+def test_a_damaged_root_is_an_error(damage):
+    raw = unpack(checkpoint.encode_root(Root(many_commits(2))))
+    with pytest.raises(errors.UnsupportedFormat):
+        checkpoint.decode_root(pack(damage(raw)))

@@ -1,0 +1,124 @@
+"""What a commit costs the metadata store: the steady state is one write and no read."""
+
+from dataclasses import replace
+
+import pytest
+
+from spark_ledger.metadata.store import Check, Create, Set
+from spark_ledger.topic.task_writer import TaskResult
+from tests.unit.spark_ledger.topic.stage import play, segment
+
+CALLS = ("get", "children", "sync", "create", "set", "delete", "multi")
+
+
+class Counted:
+    """Counts what a client asks of its session; `multis` has the operations of each multi."""
+
+    def __init__(self, client):
+        self.calls = {}
+        self.multis = []
+        for name in CALLS:
+            setattr(client.store, name, self._counting(name, getattr(client.store, name)))
+
+    def _counting(self, name, call):
+        async def counted(*arguments, **options):
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if name == "multi":
+                self.multis.append(list(arguments[0]))
+            return await call(*arguments, **options)
+
+        return counted
+
+    def taken(self):
+        calls, self.calls = self.calls, {}
+        return calls
+
+
+def results(stage, intent, number, partitions=1):
+    """One task's result, of entries that no other result has."""
+    segments = tuple(segment(number, 1, partition=p, first=p) for p in range(partitions))
+    return TaskResult(stage.topic.id, intent.id, 0, 0, segments)
+
+
+def test_the_steady_state_of_a_query_is_one_multi_and_nothing_else():
+    async def act(stage):
+        intent = await stage.intent()
+        counted = Counted(stage.client)
+        await stage.commit(intent, 0, results(stage, intent, 0))
+        first = counted.taken()
+        for version in range(1, 10):
+            await stage.commit(intent, version, results(stage, intent, version))
+            assert counted.taken() == {"multi": 1}
+        await stage.commit(intent, 10)  # a batch without rows
+        assert counted.taken() == {"multi": 1}
+        assert first["multi"] == 1
+        assert sum(first.values()) <= 8, f"the run's first commit looks at everything: {first}"
+
+    play(act)
+
+
+@pytest.mark.parametrize("partitions", [1, 100])
+def test_a_commit_writes_three_nodes_however_many_partitions_it_has(partitions):
+    async def act(stage):
+        intent = await stage.intent()
+        counted = Counted(stage.client)
+        for version in range(3):
+            await stage.commit(intent, version, results(stage, intent, version, partitions))
+
+        for operations in counted.multis:
+            assert [type(one) for one in operations] == [Set, Check, Set, Create]
+        assert counted.calls["multi"] == 3
+
+    play(act, partitions=partitions)
+
+
+def test_over_many_commits_reads_stay_few_though_states_are_folded_now_and_then():
+    async def act(stage):
+        intent = await stage.intent()
+        counted = Counted(stage.client)
+        for version in range(200):
+            await stage.commit(intent, version, results(stage, intent, version))
+        await stage.client.checkpoints.idle()
+
+        calls = counted.taken()
+        assert calls["get"] <= 2 * 200, "each commit is read back once when it is folded"
+        assert calls["multi"] <= 210
+
+    play(act)
+
+
+def test_two_committers_in_turn_read_head_first_instead_of_losing_each_race():
+    async def act(stage):
+        stages = [stage, replace(stage, client=await stage.another())]
+        intents = [
+            await one.client.intents.open_batch_intent(f"app-{n}", "r", "t")
+            for n, one in enumerate(stages)
+        ]
+        counted = [Counted(one.client) for one in stages]
+        for version in range(10):
+            for n, one in enumerate(stages):
+                await one.commit(intents[n], version, results(one, intents[n], 2 * version + n))
+
+        for one in counted:
+            assert one.calls["multi"] <= 12, "the first lost race is a lesson"
+            assert one.calls["get"] <= 5 * 10
+
+    play(act)
+
+
+def test_a_committer_that_is_alone_again_stops_reading():
+    async def act(stage):
+        other = replace(stage, client=await stage.another())
+        mine = await stage.intent()
+        theirs = await other.client.intents.open_batch_intent("app", "r", "t")
+        await stage.commit(mine, 0, results(stage, mine, 0))
+        await other.commit(theirs, 0, results(other, theirs, 1))
+        await stage.commit(mine, 1, results(stage, mine, 2))
+        await stage.commit(mine, 2, results(stage, mine, 3))
+        counted = Counted(stage.client)
+
+        await stage.commit(mine, 3, results(stage, mine, 4))
+
+        assert counted.taken() == {"multi": 1}
+
+    play(act)

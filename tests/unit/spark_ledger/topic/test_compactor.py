@@ -1,0 +1,399 @@
+"""Merging small segments changes where rows are, and nothing that a reader sees of them."""
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic import compactor
+from spark_ledger.topic.actions import Trim
+from spark_ledger.topic.admin import TopicAdmin
+from spark_ledger.topic.compactor import Compacted, Compaction, compact
+from spark_ledger.topic.janitor import LEASE_S
+from spark_ledger.topic.merge_plan import MergeLimits
+from spark_ledger.topic.read_plan import plan_read
+from spark_ledger.topic.seek_target import offset_since
+from tests.unit.spark_ledger.topic.stage import NOW_MS, play
+
+
+async def micro_batches(stage, intent, *rows):
+    """A commit for each, in ledgers of their own."""
+    for version, row in enumerate(rows):
+        stage.client._now_ms = lambda at=version: NOW_MS + at
+        await stage.commit(intent, version, await stage.written(intent, [row] * 2))
+        await stage.client.cache.close()
+
+
+async def seen(stage, partition=0):
+    """All a reader sees: (offset, written, columns)."""
+    client = await stage.another()
+    state = await client.log(stage.topic.id).fold(fresh=True)
+    held = state.partitions[partition]
+    ranges = {partition: (held.start_offset, held.end_offset)}
+    found = []
+    for task in plan_read(state, ranges, read=await client.tables(state, ranges)):
+        async for rows in client.read(task):
+            each = zip(rows.each_ms().tolist(), rows.record_batch.to_pylist(), strict=True)
+            for at, (written_ms, row) in enumerate(each, rows.offset):
+                found.append((at, written_ms, row))
+    return found
+
+
+async def segments(stage, partition=0):
+    state = await stage.client.log(stage.topic.id).fold(fresh=True)
+    return state.partitions[partition].segments
+
+
+def test_many_small_segments_become_one_and_every_row_stays_as_it_was():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
+        before, times = await seen(stage), [p.commit_ms for p in await segments(stage)]
+
+        done = await compact(stage.client, "t")
+
+        assert (done.segments, done.merged, done.commits) == (4, 1, 1)
+        assert await seen(stage) == before
+        (merged,) = await segments(stage)
+        assert (merged.base, merged.end, merged.commit_ms) == (0, 8, max(times))
+        assert (merged.segment.min_ms, merged.segment.max_ms) == (NOW_MS, NOW_MS + 3)
+        assert await compact(stage.client, "t") == Compacted()
+
+    play(act)
+
+
+def test_rows_of_many_commits_become_one_entry_with_the_time_of_each():
+    async def act(stage):
+        intent = await stage.intent()
+        for version in range(30):
+            stage.client._now_ms = lambda at=version: NOW_MS + at % 7  # clocks go back, too
+            await asyncio.sleep(1)
+            await stage.commit(intent, version, await stage.written(intent, [b"%d" % version]))
+        last_ms = (await segments(stage))[-1].commit_ms
+        times = range(last_ms - 32_000, last_ms + 1_000, 500)
+        before, since = await seen(stage), await found_by_time(stage, times)
+        assert len(set(since.values())) == 31
+
+        await compact(stage.client, "t")
+
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (30,)
+        assert await seen(stage) == before
+        assert await found_by_time(stage, times) == since
+
+    play(act)
+
+
+async def found_by_time(stage, times):
+    """The first offset committed since each of the times."""
+    (held,) = (await stage.client.log(stage.topic.id).fold(fresh=True)).partitions
+    return {ms: offset_since(held, ms) for ms in times}
+
+
+def test_what_is_merged_can_be_merged_again_with_what_came_since():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c")
+        await compact(stage.client, "t")
+        await stage.commit(intent, 9, await stage.written(intent, [b"d"]))
+        trimming = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], trimming)
+        before = await seen(stage)
+
+        done = await compact(stage.client, "t")
+
+        assert (done.segments, done.merged) == (2, 1)
+        assert await seen(stage) == before
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (6,)
+
+    play(act)
+
+
+def test_times_that_are_too_many_for_an_entry_make_another(monkeypatch):
+    monkeypatch.setattr(compactor, "TIMES_MAX", 3)
+
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, *[b"%d" % n for n in range(8)])
+        before = await seen(stage)
+        await compact(stage.client, "t")
+        (merged,) = await segments(stage)
+        assert merged.segment.entry_rows == (6, 6, 4)
+        assert await seen(stage) == before
+
+    play(act)
+
+
+def test_what_it_read_from_is_dropped_and_goes_after_the_delete_delay():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [await stage.written(intent, [b"%d" % n], n) for n in range(2)]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        ledgers = sorted({s.ledger_id for r in results for s in r.segments})
+        await stage.client.topics.change_policies("t", {"delete_delay_ms": 600_000})
+
+        await compact(stage.client, "t")
+        early = await stage.client.janitor.clean()
+        await asyncio.sleep(601)
+        late = await stage.client.janitor.clean()
+
+        assert (early.deleted, list(late.deleted)) == ((), ledgers)
+        assert [row["value"] for _, _, row in await seen(stage)] == [b"0", b"1"]
+
+    play(act)
+
+
+def test_headers_event_times_and_absent_columns_are_kept_as_they_are():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        times = pa.array([1_000_000], pa.timestamp("us", tz="UTC"))
+        headers = pa.array([[{"key": "h", "value": b"1"}]])
+        results = []
+        for n, extra in enumerate(({}, {"event_times": times}, {"headers": headers})):
+            writer = stage.client.task_writer(stage.topic, intent, task_index=n)
+            await writer.write(None, pa.array([None if n else b"v"], pa.binary()), **extra)
+            results.append(await writer.finish())
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before = [(o, w, known(row)) for o, w, row in await seen(stage)]
+
+        await compact(stage.client, "t")
+
+        after = [(o, w, known(row)) for o, w, row in await seen(stage)]
+        assert after == before
+        assert {name for _, _, row in after for name in row} == {"value", "event_time", "headers"}
+
+    play(act)
+
+
+def known(row):
+    """The columns that are not null: one that is null in each row may be left out."""
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def test_a_topics_own_columns_are_merged_too():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = []
+        for n in range(2):
+            writer = stage.client.task_writer(stage.topic, intent, task_index=n)
+            own = pa.RecordBatch.from_pydict({"carrier": ["AA", "UA"], "delay": [n, None]})
+            await writer.write(pa.array([b"k", None], pa.binary()), own)
+            results.append(await writer.finish())
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before = await seen(stage)
+
+        await compact(stage.client, "t")
+
+        assert await seen(stage) == before
+        assert len(await segments(stage)) == 1
+
+    play(act)
+
+
+def test_a_partitions_share_of_entries_that_others_share_becomes_entries_of_its_own():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [
+            await stage.written(intent, [b"%d" % (n * 10 + i) for i in range(10)], n)
+            for n in range(3)
+        ]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before = [await seen(stage, p) for p in range(3)]
+
+        await compact(stage.client, "t")
+
+        assert [await seen(stage, p) for p in range(3)] == before
+        for p in range(3):
+            (merged,) = await segments(stage, p)
+            assert not merged.segment.shared
+
+    play(act, partitions=3)
+
+
+def test_rows_that_come_and_go_meanwhile_make_it_plan_again_and_none_is_lost():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
+        planned = await compactor.plan_round(stage.client, stage.topic, {})
+        system = await stage.client.intents.open_system_intent("compact", "t")
+        merged = [
+            await compactor.merge(stage.client, stage.topic, system, task) for task in planned.tasks
+        ]
+        await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 3),))], other)
+
+        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+        assert left == []
+        before = await seen(stage)
+        done = await compact(stage.client, "t")
+
+        assert await seen(stage) == before
+        assert (before[0][0], before[-1][0], done.segments) == (3, 8, 4)
+
+    play(act)
+
+
+def test_of_several_merges_only_those_that_still_hold_are_committed(monkeypatch):
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
+        size = (await segments(stage))[0].segment.bytes
+        monkeypatch.setattr(MergeLimits, "small_bytes", 8 * size)
+        pairs = MergeLimits(bytes_max=2 * size)
+        planned = await compactor.plan_round(stage.client, stage.topic, {}, pairs)
+        system = await stage.client.intents.open_system_intent("compact", "t")
+        merged = [
+            await compactor.merge(stage.client, stage.topic, system, task) for task in planned.tasks
+        ]
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], other)
+        before = await seen(stage)
+
+        left = await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+
+        assert [(one.merge.start, one.merge.end) for one in left] == [(4, 8)]
+        assert await seen(stage) == before
+        assert [p.base for p in await segments(stage)] == [0, 2, 4]
+
+    play(act)
+
+
+def test_rows_that_are_gone_when_they_are_to_be_merged_are_left_out():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b")
+        compaction = Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        await stage.client.commit_actions(stage.topic.id, [Trim(((0, 4),))], other)
+        for ledger_id in task.merge.ledgers:
+            await stage.client.ledgers.delete(ledger_id)
+
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+        await compaction.commit([])
+
+        assert made is None
+        assert (await compaction.plan(), compaction.done) == ((), Compacted())
+
+    play(act)
+
+
+def test_of_a_task_that_is_tried_again_one_attempt_counts_and_the_other_leaves_nothing():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [await stage.written(intent, [b"%d" % n], n) for n in range(3)]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before, other = await seen(stage), await stage.another()
+        compaction = Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        failed = await compactor.merge(other, stage.topic, compaction.intent, task)
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+
+        await compaction.commit([made])
+        await compaction.aclose()
+        await stage.client.cache.close()
+        await other.cache.close()
+        cleaned = await stage.client.janitor.clean()
+
+        assert cleaned.deleted == tuple(one.ledger_id for one in failed.segments)
+        assert await seen(stage) == before
+
+    play(act)
+
+
+def test_a_driver_that_dies_before_its_commit_leaves_nothing_and_the_next_one_goes_on():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        results = [await stage.written(intent, [b"%d" % n], n) for n in range(3)]
+        await stage.commit(intent, 0, *results, finish_intent=True)
+        before, dying = await seen(stage), await stage.another()
+        compaction = Compaction(dying, stage.topic)
+        (task,) = await compaction.plan()
+        lost = await compactor.merge(dying, stage.topic, compaction.intent, task)
+
+        await stage.client.janitor.clean()
+        await asyncio.sleep(LEASE_S + 1)
+        cleaned = await stage.client.janitor.clean()
+        done = await compact(stage.client, "t")
+
+        assert cleaned.deleted == tuple(one.ledger_id for one in lost.segments)
+        assert (done.segments, done.merged) == (3, 1)
+        assert await seen(stage) == before
+
+    play(act)
+
+
+def test_appends_meanwhile_do_not_hinder_it():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b")
+        planned = await compactor.plan_round(stage.client, stage.topic, {})
+        system = await stage.client.intents.open_system_intent("compact", "t")
+        merged = [await compactor.merge(stage.client, stage.topic, system, planned.tasks[0])]
+        await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
+        before = await seen(stage)
+
+        await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+
+        assert await seen(stage) == before
+        assert len(await segments(stage)) == 2
+
+    play(act)
+
+
+def test_an_intent_that_was_condemned_meanwhile_changes_nothing():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b")
+        before = await seen(stage)
+        planned = await compactor.plan_round(stage.client, stage.topic, {})
+        system = await stage.client.intents.open_system_intent("compact", "t")
+        merged = [await compactor.merge(stage.client, stage.topic, system, planned.tasks[0])]
+        await stage.client.cache.close()
+        await stage.client.janitor.clean(condemn=[system.id])
+
+        with pytest.raises(errors.LedgerFenced):
+            await compactor.commit_round(stage.client, stage.topic, system, planned, merged)
+
+        assert await seen(stage) == before
+
+    play(act)
+
+
+def test_it_works_in_rounds_and_keeps_its_pace(monkeypatch):
+    monkeypatch.setattr(compactor, "ROUND_MERGES_MAX", 1)
+
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, *[b"%02d" % n for n in range(18)])
+        before = await seen(stage)
+        size = (await segments(stage))[0].segment.bytes
+        began_s = asyncio.get_running_loop().time()
+        limits = MergeLimits(bytes_max=8 * size + 8)
+
+        done = await compact(stage.client, "t", limits=limits, bytes_per_s=size / 100)
+
+        assert await seen(stage) == before
+        assert (done.segments, done.merged, done.commits) == (18, 3, 3)
+        assert asyncio.get_running_loop().time() - began_s >= 1800
+
+    play(act)
+
+
+def test_an_administrator_sees_what_became_of_it():
+    async def act(stage):
+        intent = await stage.intent()
+        await micro_batches(stage, intent, b"a", b"b", b"c")
+        admin = TopicAdmin(stage.client)
+        before = await admin.describe("t")
+        await compact(stage.client, "t")
+        after = await admin.describe("t")
+
+        assert [one.partitions[0].segments for one in (before, after)] == [3, 1]
+        assert before.rows == after.rows == 6
+        assert after.reclaimable == before.ledgers
+
+    play(act)

@@ -1,0 +1,146 @@
+"""What becomes of a ledger, case by case."""
+
+from dataclasses import replace
+
+import pytest
+
+from spark_ledger.topic import garbage
+from spark_ledger.topic.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of
+from spark_ledger.topic.policies import TopicPolicies
+
+DAY_MS = 24 * 3600 * 1000
+NOW_MS = 100 * DAY_MS
+CLOSED = LedgerSeen(7, "i", "t", closed=True, closed_at=5)
+OPEN = LedgerSeen(7, "i", "t", closed=False)
+ENDED = IntentSeen("i", "query", open=False, committed=5)
+RUNNING = IntentSeen("i", "query", open=True, committed=5)
+EMPTY = TopicSeen("t")
+
+
+def judged(ledger, intent, topic, now_ms=NOW_MS):
+    return fate_of(ledger, intent, topic, now_ms).fate
+
+
+def test_what_a_topic_refers_to_is_kept_however_its_writer_ended():
+    topic = replace(EMPTY, referred={7}, dropped={7: 0})
+
+    assert judged(CLOSED, ENDED, topic) is Fate.KEPT
+    assert judged(OPEN, RUNNING, topic) is Fate.KEPT
+
+
+def test_what_an_ended_writer_left_and_no_topic_ever_had_goes_at_once():
+    assert judged(CLOSED, ENDED, EMPTY) is Fate.NEVER_REFERRED
+
+
+def test_nothing_goes_before_it_is_closed():
+    assert judged(OPEN, ENDED, EMPTY) is Fate.WAITS
+    assert judged(OPEN, ENDED, replace(EMPTY, deleted_ms=0)) is Fate.WAITS
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "fate"), [(0, Fate.WAITS), (DAY_MS - 1, Fate.WAITS), (DAY_MS, Fate.RECLAIMED)]
+)
+def test_what_a_topic_dropped_waits_for_the_delete_delay(passed_ms, fate):
+    topic = replace(EMPTY, dropped={7: NOW_MS - passed_ms})
+
+    assert judged(CLOSED, ENDED, topic) is fate
+
+
+def test_the_delete_delay_is_the_topics_own():
+    topic = TopicSeen("t", TopicPolicies(delete_delay_ms=0), dropped={7: NOW_MS})
+
+    assert judged(CLOSED, ENDED, topic) is Fate.RECLAIMED
+
+
+@pytest.mark.parametrize(
+    ("committed", "fate"),
+    [(5, Fate.WAITS), (6, Fate.WAITS), (7, Fate.NEVER_REFERRED), (9, Fate.NEVER_REFERRED)],
+)
+def test_under_an_open_intent_two_versions_must_follow_on_the_one_it_was_seen_closed_at(
+    committed, fate
+):
+    assert judged(CLOSED, replace(RUNNING, committed=committed), EMPTY) is fate
+
+
+def test_under_an_open_intent_what_a_checkpoint_may_be_about_to_name_waits():
+    intent, closed = replace(RUNNING, committed=9), replace(CLOSED, closed_ms=NOW_MS)
+
+    for passed_ms, fate in (
+        (garbage.UNPUBLISHED_MS - 1, Fate.WAITS),
+        (garbage.UNPUBLISHED_MS, Fate.NEVER_REFERRED),
+    ):
+        assert judged(closed, intent, EMPTY, NOW_MS + passed_ms) is fate
+    assert judged(closed, ENDED, EMPTY) is Fate.NEVER_REFERRED
+
+
+def test_under_an_open_intent_the_delete_delay_holds_too():
+    topic = replace(EMPTY, dropped={7: NOW_MS - 1})
+
+    assert judged(CLOSED, replace(RUNNING, committed=9), topic) is Fate.WAITS
+
+
+@pytest.mark.parametrize("kind", ["batch", "system", "cursor", "of a later version"])
+def test_under_an_open_intent_of_who_does_not_commit_version_after_version_nothing_goes(kind):
+    intent = IntentSeen("i", kind, open=True, committed=99)
+
+    assert judged(CLOSED, intent, EMPTY) is Fate.WAITS
+    assert judged(CLOSED, replace(intent, open=False), EMPTY) is Fate.NEVER_REFERRED
+
+
+def test_what_a_deleted_topic_had_goes_after_its_delay_whoever_wrote_it():
+    topic = replace(EMPTY, referred={7}, deleted_ms=NOW_MS - DAY_MS)
+
+    assert judged(CLOSED, RUNNING, topic) is Fate.RECLAIMED
+    assert judged(CLOSED, RUNNING, replace(topic, deleted_ms=NOW_MS - 1)) is Fate.WAITS
+
+
+def test_of_a_topic_that_cannot_be_folded_nothing_goes():
+    verdict = fate_of(CLOSED, ENDED, TopicSeen("t", problem="of a later version"), NOW_MS)
+
+    assert (verdict.fate, verdict.why) == (Fate.WAITS, "of a later version")
+
+
+def closed_ones(ledger, intent, topic=EMPTY):
+    return garbage.to_close([ledger], {"i": intent}, {"t": topic}, NOW_MS)
+
+
+def test_open_ledgers_of_ended_writers_and_deleted_topics_are_closed_also_if_referred_to():
+    referred = replace(EMPTY, referred={7})
+    young = replace(OPEN, made_ms=NOW_MS)
+
+    assert closed_ones(young, ENDED, referred) == [7]
+    assert closed_ones(young, RUNNING, replace(referred, deleted_ms=NOW_MS)) == [7]
+    assert closed_ones(young, RUNNING, referred) == []
+
+
+def test_no_ledger_is_open_for_twice_its_roll_age():
+    policies = TopicPolicies(ledger_age_s_max=100)
+    old = replace(OPEN, made_ms=NOW_MS - 150_001)
+
+    assert closed_ones(old, RUNNING, TopicSeen("t", policies)) == [7]
+    assert (
+        closed_ones(replace(old, made_ms=NOW_MS - 150_000), RUNNING, TopicSeen("t", policies)) == []
+    )
+    assert garbage.open_ms_max(policies) < 2 * policies.ledger_age_s_max * 1000
+    merging = IntentSeen("i", "system", open=True)
+    assert closed_ones(old, merging, TopicSeen("t", policies)) == [7]
+    cursor = IntentSeen("i", "cursor", open=True)
+    assert closed_ones(old, cursor, TopicSeen("t", policies)) == []
+    older = replace(old, made_ms=NOW_MS - garbage.open_ms_max(policies, "cursor") - 1)
+    assert closed_ones(older, cursor, TopicSeen("t", policies)) == [7]
+
+
+def test_a_recovery_that_does_not_end_is_taken_over_and_a_closed_ledger_is_left_alone():
+    young = replace(OPEN, made_ms=NOW_MS)
+
+    assert closed_ones(replace(young, stuck=True), RUNNING) == [7]
+    assert closed_ones(CLOSED, ENDED) == []
+
+
+def test_the_lack_of_references_deletes_only_a_small_part_at_once():
+    def refused(count, known):
+        return garbage.too_many(count, known, part_max=0.1, unguarded=20)
+
+    assert refused(20, 20) == refused(100, 1000) == ""
+    assert "101 of 1000 ledgers" in refused(101, 1000)
+    assert "21 of 21" in refused(21, 21)

@@ -1,0 +1,113 @@
+"""Which segments are merged: small neighbours of one slot of time, never across a hole."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_ledger.topic import state
+from spark_ledger.topic.actions import Append, Hole, Replace, Trim
+from spark_ledger.topic.merge_plan import MergeLimits, plan_merges
+from spark_ledger.topic.records import Commit
+from tests.unit.spark_ledger.topic.stage import segment
+
+LIMITS = MergeLimits(bytes_max=8_000, slot_ms=1_000)  # small is below 1,000 bytes: 9 rows
+
+
+def after(topic, at_ms, *done):
+    return state.apply(topic, topic.next, Commit("c", "a", "t", 0, "r", "i", tuple(done)), at_ms)
+
+
+def topic_of(*rows, at_ms=0):
+    """A commit of one segment of so many rows (100 bytes each), a ledger each."""
+    topic = state.empty("id", 1)
+    for number, count in enumerate(rows):
+        topic = after(topic, at_ms, Append((segment(number, count),)))
+    return topic
+
+
+def planned(topic, lo=0, hi=10**9, limits=LIMITS):
+    return [(m.start, m.end) for m in plan_merges(topic.partitions[0], lo, hi, limits)]
+
+
+def test_small_neighbours_become_one_and_large_ones_stay():
+    topic = topic_of(1, 2, 3, 50, 4, 50, 1, 1)
+
+    assert planned(topic) == [(0, 6), (110, 112)]
+
+
+def test_a_merge_says_what_it_takes_away():
+    merge = plan_merges(topic_of(1, 2, 3, at_ms=7).partitions[0], 0, 6, LIMITS)[0]
+
+    assert (merge.partition, merge.segments, merge.bytes) == (0, 3, 600)
+    assert (merge.ledgers, merge.committed) == ((0, 1, 2), ((6, 7),))
+
+
+def test_a_merge_says_when_each_row_was_committed_also_of_segments_that_were_merged_before():
+    topic = state.empty("id", 1)
+    for number, at_ms in enumerate([100, 200, 200, 300]):
+        topic = after(topic, at_ms, Append((segment(number, 2),)))
+    merge = Replace(0, 0, 4, (segment(9, 4),), 4, (), (((2, 100), (2, 200)),))
+    once = after(after(topic, 400, merge), 500, Trim(((0, 1),)))
+
+    (first,) = plan_merges(topic.partitions[0], 0, 8, LIMITS)
+    (again,) = plan_merges(once.partitions[0], 0, 8, LIMITS)
+
+    assert first.committed == ((2, 100), (4, 200), (2, 300))
+    assert (again.start, again.committed) == (1, ((1, 100), (4, 200), (2, 300)))
+
+
+def test_a_merge_is_no_larger_than_it_may_be():
+    topic = topic_of(*[9] * 20)
+
+    assert planned(topic) == [(0, 72), (72, 144), (144, 180)]
+
+
+def test_rows_of_two_slots_of_time_stay_apart_also_when_planned_again():
+    topic = state.empty("id", 1)
+    for number, at_ms in enumerate([100, 999, 1_000, 1_999, 2_500]):
+        topic = after(topic, at_ms, Append((segment(number, 1),)))
+
+    assert planned(topic) == [(0, 2), (2, 4)]
+
+
+def test_no_merge_goes_across_a_hole_or_below_the_start():
+    topic = after(topic_of(2, 2, 2, 2, 2, 2), 0, Hole(0, 4, 6))
+    assert planned(topic) == [(0, 4), (6, 12)]
+
+    topic = after(topic, 0, Trim(((0, 1),)))
+    assert planned(topic) == [(1, 4), (6, 12)]
+
+
+def test_of_a_range_only_whole_segments_are_merged():
+    topic = topic_of(2, 2, 2, 2, 2)
+
+    assert planned(topic, 1, 9) == [(2, 8)]
+    assert planned(topic, 1, 2) == []
+
+
+def test_inline_segments_are_merged_and_no_ledger_is_named_for_them():
+    inline = {"ledger_id": -1, "inline": (b"x",), "entries": ((0, 0),)}
+    one = segment(1, 3)
+    values = {name: getattr(one, name) for name in one.__slots__}
+    topic = topic_of(1)
+    topic = after(topic, 0, Append((type(one)(**{**values, **inline}),)))
+
+    assert [m.ledgers for m in plan_merges(topic.partitions[0], 0, 9, LIMITS)] == [(0,)]
+
+
+@given(st.lists(st.integers(1, 14), max_size=40), st.integers(0, 200), st.integers(0, 200))
+def test_merges_are_apart_whole_small_and_leave_none_that_could_be_joined(rows, lo, hi):
+    topic = topic_of(*rows)
+    bounds = set(itertools.accumulate(rows, initial=0))
+    merges = plan_merges(topic.partitions[0], lo, hi, LIMITS)
+
+    for merge in merges:
+        assert {merge.start, merge.end} <= bounds
+        assert lo <= merge.start < merge.end <= hi
+        assert merge.bytes == 100 * (merge.end - merge.start) <= LIMITS.bytes_max
+        assert merge.segments >= 2
+    for one, other in itertools.pairwise(merges):
+        assert one.end <= other.start
+        joined = one.end == other.start
+        assert not joined or one.bytes + other.bytes > LIMITS.bytes_max

@@ -1,0 +1,82 @@
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic import policies
+from spark_ledger.topic.policies import TopicPolicies
+
+
+def test_a_topic_keeps_its_rows_for_ever_unless_it_is_told_otherwise():
+    kept = TopicPolicies()
+
+    assert (kept.retention_ms, kept.retention_bytes) == (None, None)
+    assert kept.delete_delay_ms == 24 * 3600 * 1000
+
+
+def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_default():
+    kept = TopicPolicies(3, 2, 2, retention_ms=5, retention_bytes=7, delete_delay_ms=0)
+    plain = policies.to_json(kept)
+
+    assert policies.from_json({**plain, "of_a_later_version": 1}) == kept
+    for name in ("retention_ms", "retention_bytes", "delete_delay_ms"):
+        del plain[name]
+    assert policies.from_json(plain) == TopicPolicies(3, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"retention_ms": 0}, "retention_ms must not be 0"),
+        ({"retention_bytes": -1}, "retention_bytes must not be -1"),
+        ({"retention_ms": "1d"}, "retention_ms must be a whole number, got '1d'"),
+        ({"delete_delay_ms": None}, "delete_delay_ms must be a whole number, got None"),
+        ({"ledger_age_s_max": 0}, "ledger_age_s_max must not be 0"),
+        ({"ack_quorum": True}, "ack_quorum must be a whole number, got True"),
+        ({"write_quorum": 4}, "quorums 3/4/2"),
+        ({"ack_quorum": 0}, "quorums 3/3/0"),
+        ({"durability": "none"}, "durability 'none' is none of"),
+        ({"retention": 1}, "no policy 'retention'.*Did you mean 'retention_ms'"),
+    ],
+)
+def test_a_change_that_does_not_hold_is_an_error_that_names_it(change, said):
+    with pytest.raises(errors.BadConfig, match=said):
+        policies.changed(TopicPolicies(), change)
+
+
+def test_changes_are_made_together():
+    changed = policies.changed(TopicPolicies(), {"ensemble_size": 5, "write_quorum": 5})
+
+    assert (changed.ensemble_size, changed.write_quorum, changed.ack_quorum) == (5, 5, 2)
+    assert policies.changed(changed, {"retention_ms": None}) == changed
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("retention_ms", "7d", 7 * 86_400_000),
+        ("retention_ms", "1500", 1500),
+        ("retention_ms", "None", None),
+        ("retention_bytes", "2 GiB", 2 << 30),
+        ("ledger_age_s_max", "90m", 5400),
+        ("ack_quorum", "2", 2),
+        ("durability", "synced", "synced"),
+    ],
+)
+def test_values_are_typed_as_people_say_them(name, text, value):
+    assert policies.value_of_text(name, text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("retention_ms", "7 days"),
+        ("retention_ms", ""),
+        ("retention_bytes", "1GB"),
+        ("delete_delay_ms", "none"),
+        ("ledger_age_s_max", "10ms"),
+        ("ack_quorum", "2s"),
+        ("retention_ms", "-1d"),
+    ],
+)
+def test_a_value_that_is_none_is_an_error_that_names_it(name, text):
+    with pytest.raises(errors.BadConfig, match=f"{name} cannot be"):
+        policies.value_of_text(name, text)

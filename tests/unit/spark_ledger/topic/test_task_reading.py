@@ -1,0 +1,305 @@
+"""Tasks whose ledgers go away below them, and rows of a partition's open end."""
+
+import asyncio
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.topic.actions import OpenLive, Replace, SealLive, Trim
+from spark_ledger.topic.key_filter import hashes_of
+from spark_ledger.topic.live import LiveEnds
+from spark_ledger.topic.message_batch import Share, encode_batch
+from spark_ledger.topic.read_plan import LiveRows, ReadTask, plan_read
+from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.task_writer import TaskSettings
+from tests.unit.spark_ledger.topic.stage import play
+
+
+async def read(client, task, **options):
+    found = []
+    async for piece in fetch_kept(client, task, **options):
+        rows = piece.rows()
+        found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
+    return found
+
+
+def numbered(start, end):
+    return [(n, b"%d" % n) for n in range(start, end)]
+
+
+async def two_ledgers(stage):
+    """Rows 0 to 9 in one ledger, 10 to 19 in another; the task that reads them, and the ledgers."""
+    for run, start in (("run-1", 0), ("run-2", 10)):
+        intent = await stage.intent(run)
+        rows = [b"%d" % n for n in range(start, start + 10)]
+        await stage.commit(intent, start, await stage.written(intent, rows))
+    state = await stage.client.log(stage.topic.id).fold(fresh=True)
+    (task,) = plan_read(state, {0: (0, 20)}, topic="t")
+    return task, task.stretches[0].table.ledgers.tolist()
+
+
+async def deleted(stage, ledger_id):
+    await stage.client.ledgers.recover(ledger_id)
+    await stage.client.ledgers.delete(ledger_id)
+
+
+async def maintenance(stage, *actions):
+    intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+    await stage.client.commit_actions(stage.topic.id, actions, intent)
+    return intent
+
+
+def test_rows_that_were_merged_meanwhile_are_read_from_where_they_are_now():
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(10)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 0, 10, merged.segments, state.next - 1, (ledgers[0],))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, ledgers[0])
+
+        assert await read(stage.client, task) == numbered(0, 20)
+
+    play(act)
+
+
+def test_rows_that_were_trimmed_meanwhile_are_told_with_their_number_or_left_out():
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        await maintenance(stage, Trim(((0, 10),), (ledgers[0],)))
+        await deleted(stage, ledgers[0])
+
+        with pytest.raises(errors.RowsTrimmed, match="10 rows to be read were removed"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(10, 20)
+
+    play(act)
+
+
+def test_rows_whose_ledger_is_gone_although_the_topic_names_it_are_lost():
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        await deleted(stage, ledgers[1])
+
+        with pytest.raises(errors.RowsLost, match="10 committed rows are gone: t partition 0"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(0, 10)
+
+    play(act)
+
+
+def test_rows_trimmed_while_a_task_looks_for_its_chunks_are_told_with_their_number():
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        await maintenance(stage, Trim(((0, 5),)))
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(5, 10)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 5, 10, merged.segments, state.next - 1, (ledgers[0],))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, ledgers[0])
+        ready, calls = stage.client.readable, []
+
+        async def trimmed_meanwhile(state, ranges):
+            calls.append(ranges)
+            if len(calls) == 1:
+                await maintenance(stage, Trim(((0, 8),)))
+                state = await stage.client.log(stage.topic.id).fold(fresh=True)
+            return await ready(state, ranges)
+
+        stage.client.readable = trimmed_meanwhile
+        with pytest.raises(errors.RowsTrimmed, match="8 rows to be read were removed"):
+            await read(stage.client, task)
+        assert calls == [{0: (5, 20)}, {0: (8, 20)}]
+        assert await read(stage.client, task, lossy=True) == numbered(8, 20)
+
+    play(act)
+
+
+def test_entries_that_cannot_hold_a_key_are_not_fetched():
+    async def act(stage):
+        intent = await stage.intent()
+        settings = TaskSettings(inline_bytes_max=0)
+        writer = stage.client.task_writer(stage.topic, intent, task_index=0, settings=settings)
+        for n in range(8):
+            keys = pa.array([b"key-%d" % n] * 30, pa.binary())
+            await writer.write(keys, pa.array([b"v" * 1_000] * 30, pa.binary()))
+        await stage.commit(intent, 1, await writer.finish())
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        (task,) = plan_read(state, {0: (0, 240)}, topic="t")
+
+        async def fetched(keys):
+            return [piece async for piece in fetch_kept(stage.client, task, keys=keys)]
+
+        every, some = await fetched(None), await fetched(hashes_of([b"key-3"]))
+        keys = [key for piece in some for key in piece.rows().record_batch["key"].to_pylist()]
+        assert keys.count(b"key-3") == 30
+        assert len(some) < len(every) / 2
+
+    play(act)
+
+
+class Owner:
+    """Appends rows to a live segment of partition 0, as a broker does."""
+
+    def __init__(self, stage):
+        self.stage = stage
+        self.rows = 0
+
+    async def open(self, base):
+        ledgers = self.stage.client.ledgers
+        self.base = self.rows = base
+        self.intent = await self.stage.client.intents.open_system_intent("own", "t")
+        self.writer = await ledgers.create(
+            3, 2, 2, intent=self.intent.id, topic=self.stage.topic.id, announce_lac=True
+        )
+        live = OpenLive(0, self.writer.ledger_id, 0, "owner", 1)
+        await self.stage.client.commit_actions(self.stage.topic.id, [live], self.intent)
+
+    async def append(self, *sizes):
+        for size in sizes:
+            values = [b"%d" % n for n in range(self.rows, self.rows + size)]
+            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.binary())], ["value"])
+            shares = [Share(0, size, self.rows - self.base)]
+            await self.writer.append(encode_batch(batch, shares, written_ms=1), rows=size)
+            self.rows += size
+
+    async def seal(self, *sizes):
+        record = await self.writer.close()
+        last = record.last_entry
+        rows = self.rows - self.base
+        segment = Segment(
+            0, self.writer.ledger_id, 9, ((0, last),), sizes, rows, record.length_bytes, 1, 1
+        )
+        sealed = SealLive(0, self.writer.ledger_id, segment)
+        await self.stage.client.commit_actions(self.stage.topic.id, [sealed], self.intent)
+
+
+async def opened(stage):
+    intent = await stage.intent()
+    await stage.commit(intent, 1, await stage.written(intent, [b"%d" % n for n in range(10)]))
+    owner = Owner(stage)
+    await owner.open(10)
+    state = await stage.client.log(stage.topic.id).fold(fresh=True)
+    return owner, state.partitions[0].live
+
+
+def test_rows_of_a_live_segment_are_heard_of_as_they_are_confirmed_and_never_go_back():
+    async def act(stage):
+        owner, live = await opened(stage)
+        ends = LiveEnds(stage.client.ledgers)
+        ends.follow([live])
+        seen = []
+        for size in (5, 7, 1):
+            await owner.append(size)
+            await asyncio.sleep(10)
+            seen.append(ends.known(live).rows)
+        assert seen == [5, 12, 13]
+        await owner.writer.close()
+        await asyncio.sleep(60)
+        assert ends.known(live).closed
+        assert ends.known(live).rows == 13
+        await ends.close()
+
+    play(act)
+
+
+@pytest.mark.parametrize(("start", "end"), [(10, 23), (10, 11), (14, 16), (15, 22), (22, 23)])
+def test_any_rows_of_a_live_segment_are_read_with_their_offsets(start, end):
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7, 1)
+        ends = LiveEnds(stage.client.ledgers)
+        await asyncio.sleep(10)
+        await ends.look([live])
+        known = ends.known(live)
+        assert known.rows == 13
+        rows = LiveRows(live, start, end, known.last_entry)
+        task = ReadTask("t", stage.topic.id, 0, start, end, (), rows)
+
+        assert await read(stage.client, task) == numbered(start, end)
+
+    play(act)
+
+
+def test_a_task_that_reads_a_live_segment_reads_on_where_its_rows_were_put_after_the_seal():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7)
+        ends = LiveEnds(stage.client.ledgers)
+        await asyncio.sleep(10)
+        await ends.look([live])
+        rows = LiveRows(live, 12, 22, ends.known(live).last_entry)
+        task = ReadTask("t", stage.topic.id, 0, 12, 22, (), rows)
+        await owner.seal(5, 7)
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(10, 22)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 10, 22, merged.segments, state.next - 1, (live.ledger_id,))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, live.ledger_id)
+
+        assert await read(stage.client, task) == numbered(12, 22)
+
+    play(act)
+
+
+def test_confirmed_rows_that_a_closed_live_ledger_does_not_have_are_told_or_left_out():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7)
+        await owner.writer.close()
+        rows = LiveRows(live, 12, 30, 3)  # as if entries 2 and 3 had been heard of
+        task = ReadTask("t", stage.topic.id, 0, 12, 30, (), rows)
+
+        with pytest.raises(errors.RowsLost, match="8 confirmed rows are gone: offsets 22 to 29"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(12, 22)
+
+    play(act)
+
+
+def test_confirmed_rows_of_a_live_segment_that_its_seal_left_out_are_told_or_left_out():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5, 7)
+        rows = LiveRows(live, 12, 25, 2)  # as if rows 22 to 24 had been heard of
+        task = ReadTask("t", stage.topic.id, 0, 12, 25, (), rows)
+        await owner.seal(5, 7)
+        intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
+        merged = await stage.written(intent, [b"%d" % n for n in range(10, 22)])
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        replaced = Replace(0, 10, 22, merged.segments, state.next - 1, (live.ledger_id,))
+        await stage.client.commit_actions(stage.topic.id, [replaced], intent)
+        await deleted(stage, live.ledger_id)
+
+        with pytest.raises(errors.RowsLost, match="3 confirmed rows are gone: offsets 22 to 24"):
+            await read(stage.client, task)
+        assert await read(stage.client, task, lossy=True) == numbered(12, 22)
+
+    play(act)
+
+
+def test_a_live_segment_that_could_not_be_heard_for_any_reason_is_heard_later():
+    async def act(stage):
+        owner, live = await opened(stage)
+        await owner.append(5)
+        refusals = [errors.Unauthorized("not now"), errors.NoSuchLedger("not yet")]
+        open_ = stage.client.ledgers.open
+
+        class Refusing:
+            async def open(self, *arguments, **options):
+                if refusals:
+                    raise refusals.pop()
+                return await open_(*arguments, **options)
+
+        ends = LiveEnds(Refusing())
+        ends.follow([live])
+        await asyncio.sleep(70)
+        assert ends.known(live).rows == 5
+        await ends.close()
+
+    play(act)

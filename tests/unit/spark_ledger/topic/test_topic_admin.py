@@ -1,0 +1,246 @@
+"""Steering topics: each change is one commit, and nothing that is still needed goes unasked."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.topic.actions import OpenLive
+from spark_ledger.topic.admin import TopicAdmin, retain
+from spark_ledger.topic.seek_target import CommittedSince
+from spark_ledger.topic.store_time import store_now_ms
+from tests.unit.spark_ledger.topic.stage import play
+
+
+async def filled(stage, *, every_s=0):
+    """Ten rows in each of three commits; the admin."""
+    intent = await stage.intent()
+    for version in range(3):
+        rows = [b"%d" % (10 * version + n) for n in range(10)]
+        await stage.commit(intent, version, await stage.written(intent, rows))
+        await asyncio.sleep(every_s)
+    return TopicAdmin(stage.client)
+
+
+async def subscribed(stage, name, offset):
+    await stage.client.subscriptions.create(stage.topic.id, name, {0: offset})
+
+
+def starts(facts):
+    return [one.start_offset for one in facts.partitions]
+
+
+def test_a_topic_is_described_with_what_it_has():
+    async def act(stage):
+        facts = await (await filled(stage)).describe("t")
+
+        (one,) = facts.partitions
+        assert (one.start_offset, one.end_offset, one.rows, one.segments) == (0, 30, 30, 3)
+        assert (facts.rows, facts.commits, facts.terminated, one.live) == (30, 3, False, False)
+        assert (len(facts.ledgers), facts.reclaimable) == (1, ())
+        assert facts.bytes == one.bytes > 0
+
+    play(act)
+
+
+def test_a_truncated_topic_is_empty_and_goes_on_with_its_offsets():
+    async def act(stage):
+        admin = await filled(stage)
+        trimmed = await admin.truncate("t")
+        assert (dict(trimmed.starts), trimmed.rows) == ({0: 30}, 30)
+
+        intent = await stage.intent()
+        await stage.commit(intent, 3, await stage.written(intent, [b"new"]))
+
+        assert [row async for row in rows_of(stage)] == [(30, b"new")]
+        facts = await admin.describe("t")
+        assert (facts.rows, len(facts.reclaimable)) == (1, 0)  # its ledger is in use again
+        assert (await admin.truncate("t")).rows == 1
+        assert (await admin.truncate("t")).rows == 0
+
+    play(act)
+
+
+async def rows_of(stage):
+    from spark_ledger.topic.read_plan import plan_read
+
+    client = await stage.another()
+    state = await client.log(stage.topic.id).fold(fresh=True)
+    held = state.partitions[0]
+    for task in plan_read(state, {0: (held.start_offset, held.end_offset)}):
+        async for part in client.read(task):
+            for at, value in enumerate(part.record_batch.column("value").to_pylist()):
+                yield part.offset + at, value
+
+
+def test_rows_below_an_offset_go_and_those_that_are_gone_already_are_no_error():
+    async def act(stage):
+        admin = await filled(stage)
+
+        assert (await admin.trim("t", {0: 13})).rows == 13
+        assert (await admin.trim("t", {0: 5})).rows == 0
+        assert starts(await admin.describe("t")) == [13]
+        with pytest.raises(errors.OffsetsOutOfRange):
+            await admin.trim("t", {0: 31})
+
+    play(act)
+
+
+def test_rows_that_were_committed_before_a_time_go():
+    async def act(stage):
+        admin = await filled(stage, every_s=100)
+        now_ms = await store_now_ms(stage.client.store)
+
+        await admin.trim("t", CommittedSince(now_ms - 150_000))
+
+        assert starts(await admin.describe("t")) == [20]
+
+    play(act)
+
+
+def test_what_a_subscription_needs_goes_only_by_force():
+    async def act(stage):
+        admin = await filled(stage)
+        await subscribed(stage, "s", 12)
+
+        with pytest.raises(errors.SubscriptionBusy, match="partition 0 from offset 12 on"):
+            await admin.trim("t", {0: 20})
+        assert starts(await admin.describe("t")) == [0]
+        await admin.trim("t", {0: 12})
+        await admin.trim("t", {0: 20}, force=True)
+        assert starts(await admin.describe("t")) == [20]
+
+    play(act)
+
+
+def test_a_subscription_made_while_a_trim_is_decided_is_seen():
+    async def act(stage):
+        admin = await filled(stage)
+        commit = stage.client.commit_actions
+
+        async def late(*arguments, **options):
+            stage.client.commit_actions = commit
+            await subscribed(stage, "s", 5)
+            return await commit(*arguments, **options)
+
+        stage.client.commit_actions = late
+        with pytest.raises(errors.SubscriptionBusy):
+            await admin.trim("t", {0: 20})
+        assert starts(await admin.describe("t")) == [0]
+
+    play(act)
+
+
+def test_a_topic_grows_and_rows_stay_where_they_are():
+    async def act(stage):
+        admin = await filled(stage)
+        await admin.grow("t", 3)
+
+        facts = await admin.describe("t")
+        assert [one.end_offset for one in facts.partitions] == [30, 0, 0]
+        with pytest.raises(errors.BadConfig, match="has 3 partitions, 3 were asked for"):
+            await admin.grow("t", 3)
+        with pytest.raises(errors.BadConfig, match="1 to 100000"):
+            await admin.grow("t", 100_001)
+
+    play(act)
+
+
+def test_a_terminated_topic_takes_no_rows_and_keeps_those_it_has():
+    async def act(stage):
+        admin = await filled(stage)
+        await admin.terminate("t")
+        await admin.terminate("t")
+
+        intent = await stage.intent()
+        with pytest.raises(errors.TopicTerminated):
+            await stage.commit(intent, 3, await stage.written(intent, [b"late"]))
+        facts = await admin.describe("t")
+        assert (facts.terminated, facts.rows) == (True, 30)
+        assert (await admin.trim("t", {0: 10})).rows == 10
+
+    play(act)
+
+
+def test_who_appends_to_a_deleted_topics_live_segment_is_fenced_before_the_call_returns():
+    async def act(stage):
+        client = stage.client
+        intent = await client.intents.open_system_intent("live", "t")
+        ledger_id = await client.intents.ledger_id(intent)
+        owner = await client.ledgers.create(
+            3, 3, 2, ledger_id=ledger_id, intent=intent.id, topic=stage.topic.id
+        )
+        await owner.append(b"acknowledged")
+        live = OpenLive(0, ledger_id, owner.version, "owner", 1)
+        await client.commit_actions(stage.topic.id, [live], intent)
+
+        await TopicAdmin(client).delete("t")
+
+        with pytest.raises(errors.LedgerError):
+            await owner.append(b"too late")
+        assert (await client.ledgers.record(ledger_id, fresh=True)).record.closed
+
+    play(act)
+
+
+def test_every_change_ends_the_intent_it_was_made_under_also_if_it_fails():
+    async def act(stage):
+        admin = await filled(stage)
+        await admin.grow("t", 2)
+        await admin.truncate("t")
+        stage.client.commit_actions = fails
+        with pytest.raises(errors.TxnConflict):
+            await admin.terminate("t")
+
+        names = stage.world.store.peek_children(paths.INTENTS)
+        intents = [await stage.client.intents.get(name) for name in names]
+        assert [one.open for one in intents if one.record.kind == "system"] == [False] * 3
+
+    async def fails(*arguments, **options):
+        raise errors.TxnConflict("no")
+
+    play(act)
+
+
+# -- retention ----------------------------------------------------------------------------------
+
+
+async def retained(stage):
+    intent = await stage.client.intents.open_system_intent("retain", "t")
+    now_ms = await store_now_ms(stage.client.store)
+    return await retain(stage.client, stage.topic, intent, now_ms)
+
+
+def test_retention_lets_go_what_was_committed_long_ago_and_is_not_held():
+    async def act(stage):
+        admin = await filled(stage, every_s=100)
+        assert (await retained(stage)).rows == 0
+        await admin.change_policies("t", {"retention_ms": 150_000})
+        await subscribed(stage, "s", 15)
+
+        assert dict((await retained(stage)).starts) == {0: 10}
+        await asyncio.sleep(1000)
+        assert (await retained(stage)).rows == 0
+        await stage.client.subscriptions.delete(stage.topic.id, "s", force=True)
+        assert dict((await retained(stage)).starts) == {0: 30}
+
+    play(act)
+
+
+def test_a_policy_that_is_changed_while_retention_decides_is_followed():
+    async def act(stage):
+        admin = await filled(stage, every_s=100)
+        await admin.change_policies("t", {"retention_ms": 1})
+        commit = stage.client.commit_actions
+
+        async def late(*arguments, **options):
+            await admin.change_policies("t", {"retention_ms": None})
+            return await commit(*arguments, **options)
+
+        stage.client.commit_actions = late
+        with pytest.raises(errors.TxnConflict):
+            await retained(stage)
+        assert starts(await admin.describe("t")) == [0]
+
+    play(act)
