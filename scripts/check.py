@@ -30,7 +30,7 @@ STEPS: dict[str, list[str]] = {
     "unit": [*PYTEST, "-n", "2", "tests/unit"],
     "storage": [*PYTEST, "-n", "2", "tests/storage"],
     "simulation": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/simulation"],
-    "integration": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/integration"],
+    "integration": [*PYTEST, "tests/integration"],
     "spark": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/spark"],
     "crash": [*PYTEST, "-s", "tests/crash"],
 }
