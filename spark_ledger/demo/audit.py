@@ -6,6 +6,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.topic import actions, records
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.records import Commit
+from spark_ledger.topic.segments import INLINE
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,14 @@ class Audit:
         return [commit.version for commit in self.commits(topic) if commit.app_id == app_id]
 
     def ledgers(self, topic: str) -> list[LedgerFact]:
-        """The ledgers that hold a topic's committed segments, oldest first."""
+        """The ledgers that hold a topic's committed segments, oldest first; rows that are in the
+        commits themselves are in none."""
         ids = {
             segment.ledger_id: None
             for commit in self.commits(topic)
             for action in commit.actions
             for segment in actions.segments_of(action)
+            if segment.ledger_id != INLINE
         }
         return [self._topics.run(self._ledger(ledger_id)) for ledger_id in ids]
 
