@@ -80,6 +80,7 @@ class Acked:
         self.by_bookie: dict[str, dict[int, dict[int, None]]] = {}
         """By bookie and ledger: the entries that it answered OK to."""
         self.entries = 0
+        self._deleted: set[int] = set()
 
     def listen(self, store: LedgerStore) -> None:
         """Hear what each bookie answers to each add of this store."""
@@ -101,9 +102,12 @@ class Acked:
         for add, result in zip(request.adds, response.results, strict=True):
             if result.status is Status.OK:
                 header = unpack_entry(b"".join(add.entry)).header
+                if header.ledger_id in self._deleted:
+                    continue  # the third copy's answer, later than the word to delete
                 of_bookie.setdefault(header.ledger_id, {})[header.entry_id] = None
 
     def forget(self, ledger_id: int) -> None:
+        self._deleted.add(ledger_id)
         self.by_client.pop(ledger_id, None)
         for ledgers in self.by_bookie.values():
             ledgers.pop(ledger_id, None)
