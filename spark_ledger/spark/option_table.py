@@ -223,7 +223,7 @@ READ_OPTIONS = (
     ),
     Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
     Option(
-        "maxBytesPerPartition", READ, Bytes(), "64m", "bytes that one task reads, about, at most"
+        "maxBytesPerPartition", READ, Bytes(), "256m", "bytes that one task reads, about, at most"
     ),
     Option(
         "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"

@@ -334,7 +334,7 @@ def test_what_is_no_number_is_refused(text):
 
 def test_tasks_are_bounded_by_rows_and_bytes():
     given = read(maxRecordsPerPartition="5", minPartitions="3")
-    assert (given.task_rows, given.task_bytes, given.min_partitions) == (5, 64 << 20, 3)
+    assert (given.task_rows, given.task_bytes, given.min_partitions) == (5, 256 << 20, 3)
 
 
 def test_a_key_filter_is_one_key_or_a_list():
