@@ -30,7 +30,13 @@ from spark_ledger.errors import OptionMissing, SchemaTypeMismatch
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.topic_writers import Task, TopicWriters
 from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.spark.write_tasks import TaskProperties, heartbeats, query_intent, topic_of
+from spark_ledger.spark.write_tasks import (
+    TaskProperties,
+    forget,
+    heartbeats,
+    query_intent,
+    topic_of,
+)
 from spark_ledger.topic import blocking
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.parts import Part, commit_part
@@ -111,7 +117,7 @@ class _ForeachTask:
         run_id = spark.run_id or app_id
         self._options = job.options
         self._cluster = cluster = blocking.topics(job.options.service_url)
-        self._intent: Intent = query_intent(job, app_id, run_id)
+        self._intent: Intent = query_intent(job, app_id, run_id, again=spark.attempt > 0)
         self._beating = ExitStack()
         self._beating.enter_context(heartbeats(cluster, self._intent))
         task = Task(self._intent, spark.index, spark.attempt, spark.about)
@@ -137,6 +143,7 @@ class _ForeachTask:
             self._beating.close()
 
     def abort(self) -> None:
+        forget(self._intent)
         self._beating.close()
         self.writers.abort()
 

@@ -1,11 +1,12 @@
 """What a process remembers for a while, so that a thousand small tasks do not ask a thousand times.
 
-Always true: nothing is given out after its time; of more than `entries_max` the oldest go first.
+Always true: nothing is given out after its time, or once it was forgotten; of more than
+`entries_max` the oldest go first.
 """
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -32,3 +33,8 @@ class Kept(Generic[K, V]):
         if len(self._held) > self._entries_max:
             self._held.popitem(last=False)
         return value
+
+    def forget(self, which: Callable[[V], bool]) -> None:
+        """Give out none of these any more."""
+        for key in [key for key, (value, _) in self._held.items() if which(value)]:
+            del self._held[key]

@@ -61,7 +61,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         spark = TaskProperties.of(TaskContext.get())
         assert spark.query_id and spark.run_id, "a stream is written by a streaming query"
         assert spark.batch_id is not None, "a micro-batch has a number"
-        intent = query_intent(self.job, spark.query_id, spark.run_id)
+        intent = query_intent(self.job, spark.query_id, spark.run_id, again=spark.attempt > 0)
         task = Task(intent, spark.index, spark.attempt, spark.about)
         return write_rows(self.job, task, iterator, version=spark.batch_id)
 

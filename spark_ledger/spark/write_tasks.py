@@ -3,7 +3,9 @@
 Always true: connections, open ledgers, the query's intent and what its topics are like are kept
 from task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that
 writes shows by heartbeats that its intent is in use; its message names only entries that were
-acknowledged. A batch that was committed before its run began is not written again.
+acknowledged. A batch that was committed before its run began is not written again. A task that
+fails leaves none of it behind, and an attempt that repeats another goes by none of it: what is kept
+may be why the other failed (an intent that was condemned meanwhile, a topic that was deleted).
 """
 
 import asyncio
@@ -109,6 +111,7 @@ def write_rows(
                     writers.write(job.plan.rows(batch))
             return Written(intent, writers.finish())
         except BaseException:
+            forget(intent)
             writers.abort()
             raise
 
@@ -152,13 +155,15 @@ def topic_of(
     return found or _topics.put(key, cluster.run(find_or_make(cluster.client, options, name)))
 
 
-def query_intent(job: WriteJob, query_id: str, run_id: str) -> Intent:
-    """The intent of the query's run on its target, looked at again once in HEARTBEAT_S. A topic
-    that the run replaces is made first."""
+def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = False) -> Intent:
+    """The intent of the query's run on its target, looked at again once in HEARTBEAT_S, and by each
+    attempt that does a task `again`. A topic that the run replaces is made first."""
     options = job.options
     key = (options.service_url, query_id, run_id, options.txn_target)
     found = _intents.get(key)
-    if found is not None:
+    if found is not None and again:
+        forget(found)
+    elif found is not None:
         return found
     cluster = blocking.topics(options.service_url)
     replaced = []
@@ -169,6 +174,12 @@ def query_intent(job: WriteJob, query_id: str, run_id: str) -> Intent:
     intent = cluster.run(opened)
     cluster.run(intents.heartbeat(intent))
     return _intents.put(key, intent)
+
+
+def forget(intent: Intent) -> None:
+    """Whoever comes next looks for the intent again, and for topics."""
+    _intents.forget(lambda kept: kept.id == intent.id)
+    _topics.forget(lambda _: True)
 
 
 @contextmanager

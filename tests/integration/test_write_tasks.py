@@ -1,0 +1,53 @@
+"""What a Python worker that writes keeps from task to task, and when it looks again."""
+
+import uuid
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from spark_ledger import errors
+from spark_ledger.spark.options import stream_write_options
+from spark_ledger.spark.topic_writers import Task
+from spark_ledger.spark.write_job import WriteJob
+from spark_ledger.spark.write_tasks import query_intent, write_rows
+from spark_ledger.topic import blocking
+from spark_ledger.topic.intents import STALE
+
+VALUE = StructType([StructField("value", StringType())])
+ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
+
+
+@pytest.fixture
+def job(cluster):
+    given = {"topic": f"w-{uuid.uuid4().hex}", "serviceUrl": cluster.service_url}
+    return WriteJob.of(stream_write_options(given), VALUE)
+
+
+def write(job, *, again: bool = False):
+    """A task of the query's run."""
+    intent = query_intent(job, "query", "run", again=again)
+    return intent, write_rows(job, Task(intent, 0, int(again), {}), [ROWS], version=0)
+
+
+def condemn(job, intent):
+    topics = blocking.topics(job.options.service_url)
+    topics.run(topics.client.intents.condemn(intent.id, STALE))
+
+
+def test_a_task_that_failed_under_a_condemned_intent_is_followed_by_one_with_the_next(job):
+    kept = query_intent(job, "query", "run")
+    condemn(job, kept)
+    with pytest.raises(errors.LedgerFenced):
+        write(job)
+    intent, written = write(job)
+    assert intent.open
+    assert (kept.record.generation, intent.record.generation) == (0, 1)
+    assert sum(result.rows for result in written.results) == ROWS.num_rows
+
+
+def test_a_repeated_attempt_looks_for_its_intent_though_its_worker_keeps_one(job):
+    kept = query_intent(job, "query", "run")
+    condemn(job, kept)
+    intent, _ = write(job, again=True)
+    assert (intent.open, intent.record.generation) == (True, 1)
