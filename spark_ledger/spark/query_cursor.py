@@ -7,8 +7,9 @@ from there is the same query and has it at once, whenever the run before was kil
 is only looked at, whether it is free, and made, used by nobody, so that the rows to be read stay. A
 cursor is opened once for each topic, advanced only to positions that Spark says are done, and never
 waited for, but at the end of an availableNow run (Spark may kill the process then), so that
-rowsBehind is 0 after it. Two sources have two tokens: the same subscription twice in one query is
-LEDGER_SUBSCRIPTION.BUSY.
+rowsBehind is 0 after it. A run that is stopped lets it go: Spark ends the process by SIGTERM, and
+any other end is as a crash. Two sources have two tokens: the same subscription twice in one query
+is LEDGER_SUBSCRIPTION.BUSY.
 """
 
 import secrets
@@ -17,7 +18,8 @@ from typing import Any
 
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.offsets import Positions
-from spark_ledger.topic.blocking_cursor import BlockingCursor, open_cursor
+from spark_ledger.spark.termination import before_termination
+from spark_ledger.topic.blocking_cursor import BlockingCursor, open_cursor, release_all
 
 QUERY = "_query"
 
@@ -93,6 +95,7 @@ class QueryCursor:
             start=dict(positions),
             partitions=_assigned(topics, topic),
         )
+        before_termination(release_all)
         self._cursors[topic] = made
         return made
 

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from spark_ledger import errors
 from spark_ledger.client.loop import background_loop
@@ -46,6 +47,12 @@ def open_cursor(
         return found
 
 
+def release_all() -> None:
+    """Let go every subscription that this process has."""
+    for cursor in list(_open.values()):
+        cursor.release()
+
+
 def _forget_ended() -> None:
     for key in [key for key, cursor in _open.items() if cursor.released]:
         del _open[key]
@@ -64,8 +71,8 @@ class BlockingCursor:
     """A cursor.Cursor whose methods may be called from any thread."""
 
     def __init__(self, cursor: Cursor) -> None:
-        self.released = False
         self._cursor = cursor
+        self._releasing: Future[None] | None = None
         self._told: dict[int, int] = {}
 
     def advance(self, positions: Mapping[int, int]) -> None:
@@ -96,11 +103,17 @@ class BlockingCursor:
         """See Cursor.durable: waits for bookies."""
         background_loop().run(self._cursor.durable())
 
+    @property
+    def released(self) -> bool:
+        """Whether it is let go, or will be soon."""
+        return self._releasing is not None
+
     def release(self, timeout_s: float = 10.0) -> None:
-        """See Cursor.release. Never raises: a query that ends has nobody to tell."""
-        if not self.released:
-            self.released = True
-            try:
-                background_loop().run(self._cursor.release(timeout_s))
-            except (errors.LedgerError, RuntimeError) as error:
-                _log.warning("a subscription was not released: %s", error)
+        """See Cursor.release. Never raises: a query that ends has nobody to tell. A signal's
+        handler may call it while the thread that it came to does: both wait for the one end."""
+        try:
+            if self._releasing is None:
+                self._releasing = background_loop().start(self._cursor.release(timeout_s))
+            self._releasing.result()
+        except (errors.LedgerError, RuntimeError) as error:
+            _log.warning("a subscription was not released: %s", error)

@@ -106,7 +106,11 @@ def test_a_subscription_follows_its_query_to_the_end_and_belongs_to_it_alone(
         assert "[LEDGER_SUBSCRIPTION.BUSY]" in failure_of(other)
     finally:
         query.stop()
+    used = lambda: by_hand.run(by_hand.client.subscriptions.list(topic_id))[0].live  # noqa: E731
+    wait_until(lambda: not used(), 30)
     topics.write(keyed(5, tasks=1, start=25), topic)
+    topics.copy(stream(topics, **options), f"{topic}-2", tmp_path / "another")
+    assert topics.numbers(f"{topic}-2") == list(range(30))
     topics.copy(stream(topics, **options), copy, checkpoint)
     assert topics.numbers(copy) == list(range(30))
     assert lag()[0].rows == 0
