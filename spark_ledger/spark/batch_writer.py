@@ -32,7 +32,7 @@ def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -
         )
         known[options.target] = topic
         replaced = [topic.info.id] if overwrite else []
-        target = f"{options.target}@{topic.info.id}"  # one of this name made anew begins anew
+        target = topic.txn_target
     app_id = options.txn_app_id or f"batch-{secrets.token_hex(16)}"
     opened = cluster.client.intents.open_batch_intent(
         app_id,

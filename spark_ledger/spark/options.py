@@ -98,7 +98,8 @@ class WriteOptions:
 
     @property
     def txn_target(self) -> str:
-        """What transactions are recorded under: the topic, or ANY_TOPIC."""
+        """What transactions are recorded under: the topic (see WrittenTopic.txn_target too), or
+        ANY_TOPIC."""
         return self.topic or ANY_TOPIC
 
     @property

@@ -24,6 +24,12 @@ class WrittenTopic:
     info: TopicInfo
     partitions: int
 
+    @property
+    def txn_target(self) -> str:
+        """What transactions on it alone are recorded under: one of its name that is made anew has
+        nothing of what this one got."""
+        return f"{self.info.name.short}@{self.info.id}"
+
 
 def policies_of(options: WriteOptions, base: TopicPolicies = _DEFAULTS) -> TopicPolicies:
     """What was given, the rest as near to `base` as it allows. Raises OptionInvalid."""

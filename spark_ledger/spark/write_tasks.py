@@ -9,7 +9,7 @@ may be why the other failed (an intent that was condemned meanwhile, a topic tha
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -157,20 +157,23 @@ def topic_of(
 
 def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = False) -> Intent:
     """The intent of the query's run on its target, looked at again once in HEARTBEAT_S, and by each
-    attempt that does a task `again`. A topic that the run replaces is made first."""
+    attempt that does a task `again`. A topic that the options name is found first, or made: the
+    target is that topic, for what was committed to an older one of its name is not in it."""
     options = job.options
-    key = (options.service_url, query_id, run_id, options.txn_target)
-    found = _intents.get(key)
-    if found is not None and again:
-        forget(found)
-    elif found is not None:
-        return found
     cluster = blocking.topics(options.service_url)
-    replaced = []
-    if job.overwrite:
-        replaced = [topic_of(cluster, options, options.target, run_id).info.id]
+    if again:
+        _forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
+    target, replaced = options.txn_target, []
+    if options.topic is not None:
+        topic = topic_of(cluster, options, options.topic, run_id)
+        target = topic.txn_target
+        replaced = [topic.info.id] if job.overwrite else []
+    key = (options.service_url, query_id, run_id, target)
+    found = _intents.get(key)
+    if found is not None:
+        return found
     intents = cluster.client.intents
-    opened = intents.open_query_intent(query_id, run_id, options.txn_target, overwrites=replaced)
+    opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced)
     intent = cluster.run(opened)
     cluster.run(intents.heartbeat(intent))
     return _intents.put(key, intent)
@@ -178,7 +181,11 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
 
 def forget(intent: Intent) -> None:
     """Whoever comes next looks for the intent again, and for topics."""
-    _intents.forget(lambda kept: kept.id == intent.id)
+    _forget(lambda kept: kept.id == intent.id)
+
+
+def _forget(which: Callable[[Intent], bool]) -> None:
+    _intents.forget(which)
     _topics.forget(lambda _: True)
 
 

@@ -52,7 +52,7 @@ Range = tuple[int, int, int]
 @dataclass(frozen=True, slots=True)
 class TxnKey:
     """(app_id, target) name the transaction record, `version` is what is committed to it.
-    Streaming: query id, the sink's target as written by the user (`*` where a column names the
+    Streaming: query id, the sink's topic with its id (`*` where a column names the
     topic), batch id, run id of the query. Batch: txnAppId and txnVersion, or a random app id and
     version 0; the intent's run id."""
 

@@ -7,11 +7,13 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
+from spark_ledger.client.loop import background_loop
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.topic_writers import Task
 from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.spark.write_tasks import query_intent, write_rows
+from spark_ledger.spark.write_tasks import commit_rows, query_intent, write_rows
 from spark_ledger.topic import blocking
+from spark_ledger.topic.commit import CommitKind
 from spark_ledger.topic.intents import STALE
 
 VALUE = StructType([StructField("value", StringType())])
@@ -28,6 +30,26 @@ def write(job, *, again: bool = False):
     """A task of the query's run."""
     intent = query_intent(job, "query", "run", again=again)
     return intent, write_rows(job, Task(intent, 0, int(again), {}), [ROWS], version=0)
+
+
+def commit(job, run_id: str, version: int):
+    """A micro-batch of that run."""
+    intent = query_intent(job, "query", run_id)
+    written = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=version)
+    return commit_rows(job, intent, version, [written], last=False)
+
+
+def rows_of(job) -> int:
+    client = blocking.topics(job.options.service_url).client
+    return sum(state_of(client, job.options.topic).end_offsets().values())
+
+
+def state_of(client, name: str):
+    async def fold():
+        info = await client.topics.open(name)
+        return await client.log(info.id).fold(fresh=True)
+
+    return background_loop().run(fold())
 
 
 def condemn(job, intent):
@@ -51,3 +73,15 @@ def test_a_repeated_attempt_looks_for_its_intent_though_its_worker_keeps_one(job
     condemn(job, kept)
     intent, _ = write(job, again=True)
     assert (intent.open, intent.record.generation) == (True, 1)
+
+
+def test_a_batch_repeated_after_its_topic_was_made_anew_is_in_the_new_one(job):
+    commit(job, "run", 6)
+    assert commit(job, "run-2", 6).kind is CommitKind.ALREADY
+    topics = blocking.topics(job.options.service_url).client.topics
+    background_loop().run(topics.delete(job.options.topic))
+    again = commit(job, "run-3", 6)
+    assert (again.kind, rows_of(job)) == (CommitKind.COMMITTED, ROWS.num_rows)
+    assert commit(job, "run-4", 6).kind is CommitKind.ALREADY
+    commit(job, "run-4", 7)
+    assert rows_of(job) == 2 * ROWS.num_rows

@@ -248,11 +248,11 @@ def another_run_of_the_same(scene: Scene) -> str:
         cluster = blocking.topics(url)
         query_id = TaskContext.get().getLocalProperty("sql.streaming.queryId")
         intents = cluster.client.intents
-        if query_id is not None:
-            cluster.run(intents.open_query_intent(query_id, "a newer run", topic))
-            return
         info = cluster.run(cluster.client.topics.open(topic))
         target = f"{topic}@{info.id}"
+        if query_id is not None:
+            cluster.run(intents.open_query_intent(query_id, "a newer run", target))
+            return
         intent = cluster.run(intents.open_batch_intent("mine", "another run", target))
         txn = TxnKey("mine", target, 1, "another run")
         cluster.run(cluster.client.commit(info.id, txn, intent.id, []))
