@@ -22,6 +22,8 @@ from spark_ledger.topic.routing import Routing
 from spark_ledger.topic.schema_records import SchemaVersion
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 
+ABORT_S = 5.0
+
 Find = Callable[[str], WrittenTopic]
 
 
@@ -73,8 +75,11 @@ class TopicWriters:
         return tuple(wait() for wait in ending)
 
     def abort(self) -> None:
+        """Forget what was written and close the process's ledgers that nobody writes to, as far as
+        that can be done in ABORT_S: Spark ends a Python worker whose task has failed."""
         for one in self._open.values():
             one.writer.abort()
+        self._cluster.run(self._cluster.client.cache.close(ABORT_S))
 
     def _write_to(self, name: str, rows: WrittenRows) -> None:
         if not len(rows):

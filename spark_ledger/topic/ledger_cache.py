@@ -1,15 +1,17 @@
 """Open task ledgers kept from batch to batch: a thousand small batches are not a thousand ledgers.
 
 Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
-it is closed after 30 s idle, when it is full or old, or when its query goes on under another
-run's intent. A cache belongs to one process and one cluster. What fails to close stays for the
+it is closed after 30 s idle, when it is full or old, when its query goes on under another run's
+intent, or when whoever asked for it went away while it was made. A cache belongs to one process and one cluster. What fails to close stays for the
 janitor.
 """
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -96,11 +98,13 @@ class LedgerCache:
         """Close the ledger in the background, whatever state it is in."""
         self._close(ledger)
 
-    async def close(self) -> None:
-        """Close every idle ledger and wait for all that are being closed."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Close every idle ledger and wait, so long at most, for all that are being closed."""
         for ledger in list(self._idle):
             self._expire(ledger)
-        await asyncio.gather(*self._closing)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*map(asyncio.shield, self._closing))
 
     async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
         writer: LedgerWriter | None = None
@@ -113,15 +117,19 @@ class LedgerCache:
 
     async def _make(self, key: LedgerKey, ledger_id: int) -> LedgerWriter:
         policies = key.policies
-        return await self._ledgers.create(
-            policies.ensemble_size,
-            policies.write_quorum,
-            policies.ack_quorum,
-            intent=key.intent_id,
-            topic=key.topic_id,
-            durability=policies.durability,
-            ledger_id=ledger_id,
-        )
+        try:
+            return await self._ledgers.create(
+                policies.ensemble_size,
+                policies.write_quorum,
+                policies.ack_quorum,
+                intent=key.intent_id,
+                topic=key.topic_id,
+                durability=policies.durability,
+                ledger_id=ledger_id,
+            )
+        except asyncio.CancelledError:  # it may be made all the same, and nobody knows of it
+            self._aside(self._recover_quietly(ledger_id))
+            raise
 
     def _close_older_runs(self, key: LedgerKey, app_id: str) -> None:
         for ledger in list(self._idle):
@@ -136,7 +144,10 @@ class LedgerCache:
             self._close(ledger)
 
     def _close(self, ledger: TaskLedger) -> None:
-        task = asyncio.get_running_loop().create_task(self._close_quietly(ledger))
+        self._aside(self._close_quietly(ledger))
+
+    def _aside(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
         self._closing[task] = None
         task.add_done_callback(lambda done: self._closing.pop(done, None))
 
@@ -145,3 +156,11 @@ class LedgerCache:
             await ledger.writer.close()
         except (errors.LedgerError, StoreError) as error:
             _log.info("ledger %d stays open: %s", ledger.writer.ledger_id, error)
+
+    async def _recover_quietly(self, ledger_id: int) -> None:
+        try:
+            await self._ledgers.recover(ledger_id)
+        except errors.NoSuchLedger:
+            return
+        except (errors.LedgerError, StoreError) as error:
+            _log.info("ledger %d stays open: %s", ledger_id, error)

@@ -85,3 +85,24 @@ def test_a_batch_repeated_after_its_topic_was_made_anew_is_in_the_new_one(job):
     assert commit(job, "run-4", 6).kind is CommitKind.ALREADY
     commit(job, "run-4", 7)
     assert rows_of(job) == 2 * ROWS.num_rows
+
+
+def test_a_task_that_fails_leaves_no_ledger_open(job):
+    intent = query_intent(job, "query", "run")
+    many = pa.record_batch({"value": ["x" * 1000] * 20_000})
+
+    def rows():
+        yield many
+        raise ValueError("the query fails")
+
+    with pytest.raises(ValueError, match="the query fails"):
+        write_rows(job, Task(intent, 0, 0, {}), rows(), version=0)
+    ledgers = blocking.topics(job.options.service_url).client.ledgers
+
+    async def found():
+        records = [(await ledgers.record(one)).record async for one in ledgers.list()]
+        return [record.closed for record in records if record.intent == intent.id]
+
+    closed = background_loop().run(found())
+    assert closed
+    assert all(closed)

@@ -66,16 +66,21 @@ class Stand:
 
     def __init__(self, *columns, partitions=2, **options):
         self.written = {}
+        self.closed = False
         self.opened = []
         self.partitions = partitions
         given = stream_write_options({"serviceUrl": "zk://x/y", **options})
         shape = StructType([StructField(name, KINDS[name]) for name in columns])
         self.job = WriteJob.of(given, shape)
         config = SimpleNamespace(entry_bytes_max=MIB)
-        client = SimpleNamespace(ledgers=SimpleNamespace(config=config), schemas=None)
+        ledgers, cache = SimpleNamespace(config=config), SimpleNamespace(close=self.close_ledgers)
+        client = SimpleNamespace(ledgers=ledgers, schemas=None, cache=cache)
         cluster = SimpleNamespace(client=client, task_writer=self.task_writer, run=self.run)
         task = Task(SimpleNamespace(id="i"), 0, 0, {"queryId": "q"})
         self.writers = TopicWriters(cluster, self.job, task, self.find)
+
+    async def close_ledgers(self, timeout_s):
+        self.closed = True
 
     def find(self, name):
         self.opened.append(name)
@@ -207,11 +212,12 @@ def test_more_topics_than_one_commit_takes_are_refused():
         stand.write(topic=["one-more"], value=["x"])
 
 
-def test_an_abort_reaches_every_topic():
+def test_an_abort_reaches_every_topic_and_closes_ledgers_for_the_worker_ends():
     stand = Stand("topic", "value")
     stand.write(topic=["a", "b"], value=["1", "2"])
     stand.writers.abort()
     assert all(one.aborted for one in stand.written.values())
+    assert stand.closed
 
 
 def test_what_is_kept_is_forgotten_after_its_time_and_when_there_is_too_much(monkeypatch):

@@ -148,3 +148,23 @@ def test_a_ledger_in_steady_use_is_rolled_at_its_age(kind):
         assert len(ever) > 1 or kind is a_checkpoint
 
     play(act)
+
+
+def test_a_task_that_is_stopped_while_its_ledger_is_made_leaves_none_open():
+    async def act(stage):
+        policies, cache = stage.topic.policies, stage.client.cache
+        intent = await stage.intent()
+        made = 0
+        for steps in range(60):
+            asking = asyncio.create_task(cache.acquire(stage.topic.id, policies, intent))
+            await asyncio.wait([asking], timeout=steps * 0.0005)
+            asking.cancel()
+            await asyncio.wait([asking])
+            if not asking.cancelled():
+                cache.release(asking.result())
+                made += 1
+            await cache.close()
+            assert open_ledgers(stage) == []
+        assert 0 < made < 60
+
+    play(act)
