@@ -5,10 +5,11 @@ holes left out; a task reads one partition. It carries segments in columns; what
 is made of them in the task itself (read_slice.py), so a plan over a million segments stays small.
 """
 
+import heapq
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,7 +106,24 @@ def plan_read(
             kept = tuple(part.clipped(lo, hi))
             if kept:
                 tasks.append(ReadTask(topic, state.topic_id, p, lo, hi, kept))
-    return tasks
+    return _as_many(tasks, parts, cutting.tasks_min)
+
+
+def _as_many(tasks: list[ReadTask], parts: Mapping[int, "_Part"], tasks_min: int) -> list[ReadTask]:
+    """Those with most rows cut in the middle until there are enough, or one for each row: bytes
+    alone do not tell where to cut rows that have none, or many beside one large row."""
+    if len(tasks) >= tasks_min:
+        return tasks
+    heap = [(-task.rows, task.partition, task.start, task) for task in tasks]
+    heapq.heapify(heap)
+    while heap and len(heap) < tasks_min and heap[0][0] < -1:
+        task = heapq.heappop(heap)[-1]
+        cut = parts[task.partition].after_rows(task, task.rows // 2)
+        for lo, hi in ((task.start, cut), (cut, task.end)):
+            kept = tuple(parts[task.partition].clipped(lo, hi))
+            half = replace(task, start=lo, end=hi, stretches=kept)
+            heapq.heappush(heap, (-half.rows, task.partition, lo, half))
+    return sorted((one[-1] for one in heap), key=lambda task: (task.partition, task.start))
 
 
 class _Part:
@@ -146,6 +164,10 @@ class _Part:
         pairs = itertools.pairwise(cuts)
         fine = (self._by_rows(lo, hi, cutting.task_rows) for lo, hi in pairs)
         return [*itertools.chain.from_iterable(fine), self._end]
+
+    def after_rows(self, task: ReadTask, rows: int) -> int:
+        """The offset before which the task has so many rows that are kept, and after which more."""
+        return list(itertools.islice(self._by_rows(task.start, task.end, rows), 2))[1]
 
     def clipped(self, lo: int, hi: int) -> Iterator[Stretch]:
         """What there is of [lo, hi)."""

@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,30 @@ def test_tasks_are_shared_out_by_bytes_over_partitions():
     tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, cutting=Cutting(10))
 
     assert [task.partition for task in tasks] == [0] * 9 + [1]
+
+
+@pytest.mark.parametrize(
+    "sizes", [[0] * 40, [0] * 30 + [10**6] + [0] * 9, [10**6] + [0] * 39, [0] * 39 + [10**6]]
+)
+def test_rows_without_bytes_are_cut_into_as_many_tasks_as_asked_for(sizes):
+    every = [replace(segment(n, 1), bytes=size) for n, size in enumerate(sizes)]
+    topic = topic_of(*every, replace(segment(99, 60), bytes=0))
+    for wanted in range(1, 101):
+        tasks = plan_read(topic, {0: (0, 100)}, cutting=Cutting(wanted))
+        assert offsets_of(tasks) == list(range(100))
+        assert len(tasks) >= wanted
+    assert len(plan_read(topic, {0: (0, 100)}, cutting=Cutting(500))) == 100
+
+
+def test_a_partition_of_one_large_row_leaves_its_tasks_to_the_others():
+    large = replace(segment(1, 1), bytes=10**9)
+    topic = topic_of(large, replace(segment(2, 50, partition=1), bytes=50), partitions=2)
+    tasks = plan_read(topic, {0: (0, 1), 1: (0, 50)}, cutting=Cutting(8))
+    assert len(tasks) == 8
+    assert [(task.partition, task.start) for task in tasks] == sorted(
+        (task.partition, task.start) for task in tasks
+    )
+    assert offsets_of(tasks) == [0, *range(50)]
 
 
 @pytest.mark.parametrize("asked", [{0: (0, 11)}, {0: (5, 4)}, {1: (0, 0)}, {0: (-1, 3)}])
