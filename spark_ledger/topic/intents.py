@@ -323,15 +323,23 @@ class Intents:
     async def _mint(
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
-        """One multi: the intent with the version recorded just then as `w0`, and `others`.
-        Losing a race or the answer is no error: the caller looks."""
+        """One multi: the intent with the version recorded just then as `w0`, and `others`. The
+        record of a random app id is made in it: nobody would remove one without an intent. Losing a
+        race or the answer is no error: the caller looks."""
         txn = paths.txn(escape(record.app_id), escape(record.target))
-        await ensure(self.store, txn, records.encode_txn(TxnRecord()))
-        node = await self.store.get(txn)
-        made = replace(record, w0=records.decode_txn(node.value).version)
+        recorded: list[Operation]
+        if record.random:
+            await ensure(self.store, paths.TXNS)
+            new = records.encode_txn(TxnRecord())
+            recorded = [Create(txn.rpartition("/")[0]), Create(txn, new)]
+        else:
+            await ensure(self.store, txn, records.encode_txn(TxnRecord()))
+            node = await self.store.get(txn)
+            record = replace(record, w0=records.decode_txn(node.value).version)
+            recorded = [Check(txn, node.version)]
         operations = [
-            Check(txn, node.version),
-            Create(paths.intent(intent_id), records.encode_intent(made)),
+            *recorded,
+            Create(paths.intent(intent_id), records.encode_intent(record)),
             Create(paths.intent_heartbeat(intent_id)),
             Create(paths.intent_blocks(intent_id)),
             *others,

@@ -6,8 +6,9 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic import records
+from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.intents import STALE, SUPERSEDED
-from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play
+from tests.unit.spark_ledger.topic.stage import NOW_MS, QUERY, TARGET, play
 
 
 def test_all_tasks_of_a_run_get_the_same_intent_whoever_asks_first():
@@ -227,5 +228,25 @@ def test_each_system_intent_is_one_of_its_own():
         assert (one.id != other.id, one.app_id != other.app_id) == (True, True)
         assert one.app_id.startswith("compact-")
         assert (await intents.get(one.id)).open
+
+    play(act)
+
+
+def test_a_driver_that_dies_while_it_makes_an_intent_leaves_no_record_of_a_random_app_id():
+    async def act(stage):
+        store = stage.world.store
+        for step in range(40):
+            process = await stage.world.client("doomed")
+            client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+            opening = client.intents.open_batch_intent(f"app-{step}", "r", TARGET, random=True)
+            asked = process.run(opening)
+            await asyncio.wait([asked], timeout=step * 0.0005)
+            process.kill()
+        made = [
+            store.peek(f"{paths.INTENTS}/{name}") for name in store.peek_children(paths.INTENTS)
+        ]
+        known = {records.decode_intent(node.value).app_id for node in made}
+        assert sorted(known) == sorted(store.peek_children(paths.TXNS))
+        assert 0 < len(known) < 40
 
     play(act)
