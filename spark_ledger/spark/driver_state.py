@@ -5,7 +5,7 @@ very same object while nothing changed; `fresh_ends` begins with a sync, so a us
 wrote. A commit over several of the topics is in the ends of all or of none; an end never goes
 back, whether its rows are in a live segment or in a commit by now. A topic keeps the id it was
 found with; topics that a pattern matches later are found by looking again every RESCAN_S, in the
-background.
+background. One of them that is deleted before it was seen in `ends` was never there.
 """
 
 import asyncio
@@ -169,8 +169,15 @@ class TopicsRead:
     async def _follow_all(self) -> None:
         assert self._followers is not None
         new = [name for name in self.infos if name not in self._followers]
-        made = await asyncio.gather(*(self._client.follow(self.infos[name].id) for name in new))
-        self._followers.update(zip(new, made, strict=True))
+        following = (self._client.follow(self.infos[name].id) for name in new)
+        made = await asyncio.gather(*following, return_exceptions=True)
+        for name, one in zip(new, made, strict=True):
+            if isinstance(one, TopicFollower):
+                self._followers[name] = one
+            elif isinstance(one, TopicDeleted | TopicNotFound) and not self._is_loss(name):
+                del self.infos[name]
+            else:
+                raise one
         self._followers = {name: self._followers[name] for name in self.infos}
 
     async def _fresh_ends(self) -> Ends:
@@ -183,8 +190,8 @@ class TopicsRead:
         return self._seen(states, self._live.changes)
 
     async def _folded(self) -> dict[str, TopicState]:
-        """The topics' states, those without that are gone with all they had, if losses are
-        accepted; else raises TopicDeleted."""
+        """The topics' states, those without that are gone with all they had, if that is no loss;
+        else raises TopicDeleted."""
         while True:
             logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
             try:
@@ -192,9 +199,14 @@ class TopicsRead:
                 return dict(zip(logs, folded, strict=True))
             except (TopicDeleted, TopicNotFound):
                 gone = [name for name, log in logs.items() if await _is_gone(log)]
-            if gone and self.options.fail_on_data_loss:
-                raise _deleted(gone[0], self.infos[gone[0]].id)
+            for name in filter(self._is_loss, gone):
+                raise _deleted(name, self.infos[name].id)
             self._forget(gone)
+
+    def _is_loss(self, name: str) -> bool:
+        """Whether it is an error that the topic is gone."""
+        wanted = self.options.pattern is None or name in self._view.ends
+        return wanted and self.options.fail_on_data_loss
 
     def _forget(self, names: Iterable[str]) -> None:
         """Topics that were deleted: one that takes such a name is found by a pattern."""
@@ -204,9 +216,9 @@ class TopicsRead:
                 self._followers.pop(name, None)
 
     def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
-        """Remember what was seen. Gone topics are left out if losses are accepted."""
-        lossy = not self.options.fail_on_data_loss
-        left = {name: state for name, state in states.items() if not (lossy and state.deleted)}
+        """Remember what was seen. Gone topics are left out if that is no loss."""
+        gone = [name for name, one in states.items() if one.deleted and not self._is_loss(name)]
+        left = {name: state for name, state in states.items() if name not in gone}
         self._forget(states.keys() - left.keys())
         ends = {name: self._ends_of(name, state) for name, state in left.items()}
         self._view = View(left, ends, changes)

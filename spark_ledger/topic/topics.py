@@ -197,7 +197,11 @@ class Topics:
         if pointer is None:
             return None
         topic_id = records.decode_topic_pointer(pointer.value)
-        record = records.decode_topic((await self.store.get(paths.topic(topic_id))).value)
+        node = await read(self.store, paths.topic(topic_id))
+        if node is None:  # the name is older than the removal of what it names
+            await self.store.sync(topic.path)
+            return await self._find(topic)
+        record = records.decode_topic(node.value)
         return TopicInfo(topic_id, topic, record.partitions, record.policies)
 
     async def _children(self, path: str) -> builtins.list[str]:

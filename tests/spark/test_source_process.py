@@ -1,5 +1,7 @@
 """The source's process as Spark talks to it, with a real cluster and no session of Spark."""
 
+from concurrent.futures import Future
+
 import pytest
 
 from spark_ledger.errors import (
@@ -251,6 +253,26 @@ def test_a_topic_deleted_while_others_are_read_is_told_or_left_out_with_its_rows
     assert read(again, start, poll(again, start)) == list(range(5, 9))
     with pytest.raises(TopicDeleted, match=f"topic '{gone}' .* was deleted"):
         wait_until(lambda: poll(strict, start) is None, 10)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
+    by_hand, source, topic, whole
+):
+    by_hand.write(f"{topic}-a", range(5))
+    run = source(subscribePattern=f"{topic}-[ab]")
+    start = run.initialOffset()
+    end = poll(run, start)
+    by_hand.write(f"{topic}-b", range(5, 9))
+    gone = by_hand.run(by_hand.client.topics.delete(f"{topic}-b"))
+    if not whole:
+        by_hand.run(remove_topic(by_hand.client.store, gone.id))
+    run._topics._scan = found = Future()
+    found.set_result([gone])  # as if it was looked for just before
+    assert poll(run, end) is end
+    by_hand.write(f"{topic}-b", range(9, 12))
+    run._topics.fresh_ends()
+    assert read(run, end, poll(run, end)) == list(range(9, 12))
 
 
 def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
