@@ -138,8 +138,8 @@ class Admin:
         self, topic: str, *, merged_bytes: int = 64 << 20, bytes_per_s: float | None = None
     ) -> Compacted:
         """Merge small segments into some of `merged_bytes`, copying `bytes_per_s` at most on
-        average. It can be ended at any time and begun again. Raises errors.TxnConflict,
-        errors.NotEnoughBookies, errors.DataUnavailable."""
+        average. It can be ended at any time and begun again. Raises errors.BadConfig,
+        errors.TxnConflict, errors.NotEnoughBookies, errors.DataUnavailable."""
         limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
         return self._run(
             compactor.compact(self._client, topic, limits=limits, bytes_per_s=bytes_per_s)

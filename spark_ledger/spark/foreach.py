@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_ledger.errors import OptionMissing, SchemaTypeMismatch
+from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaTypeMismatch
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.topic_writers import Task, TopicWriters
 from spark_ledger.spark.write_job import WriteJob
@@ -166,6 +166,13 @@ def foreach_writer(
     if topic is not None:
         given["topic"] = topic
     shape: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(shape, StructType | None):
+        raise OptionInvalid(
+            f"schema is {schema!r}, neither a StructType nor text",
+            "Give schema=df.schema of the DataFrame that is written, or DDL text.",
+        )
+    if app_id is not None and (not isinstance(app_id, str) or not app_id):
+        raise OptionInvalid(f"app_id is {app_id!r}, no name", "Give text that is not empty.")
     return ForeachWriter(given, shape, app_id)
 
 

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_ledger.client.arguments import whole
 from spark_ledger.config import resolve_service_url
+from spark_ledger.spark.session import check_session
 from spark_ledger.spark.write_tasks import heartbeats
 from spark_ledger.topic import blocking, compactor
 from spark_ledger.topic.compactor import Compacted, Compaction, Merged, MergeTask
@@ -43,10 +44,11 @@ def compact(
 
     Rows keep offset, columns, timestamp and commit time; whoever reads or writes meanwhile is not
     hindered. It can be ended at any time and begun again. `service_url` None: as LEDGER_SERVICE_URL
-    or the default say. Raises errors.TopicNotFound, errors.TopicNameInvalid, errors.BadConfig,
-    errors.TxnConflict (the topic is rearranged again and again), errors.Unavailable; what reading
-    and writing raise comes as the error of Spark's job.
+    or the default say. Raises errors.OptionInvalid, errors.BadConfig, errors.TopicNotFound,
+    errors.TopicNameInvalid, errors.TxnConflict (the topic is rearranged again and again),
+    errors.Unavailable; what reading and writing raise comes as the error of Spark's job.
     """
+    check_session(spark)
     url = resolve_service_url(service_url)
     limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
     cluster = blocking.topics(url)

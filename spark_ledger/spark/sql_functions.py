@@ -21,6 +21,7 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFun
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionInvalid
 from spark_ledger.spark import listings
+from spark_ledger.spark.session import check_session
 
 PREFIX = "ledger_"
 READ = "read_ledger"
@@ -29,7 +30,8 @@ READ = "read_ledger"
 def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
     """Register the functions in the session, for the cluster of that URL (None: as
     LEDGER_SERVICE_URL or the default say); returns their names. Again is harmless, and another
-    URL takes the place of the first. Raises errors.BadConfig."""
+    URL takes the place of the first. Raises errors.BadConfig, errors.OptionInvalid."""
+    check_session(spark)
     url = resolve_service_url(service_url)
     names = []
     for view in listings.VIEWS:

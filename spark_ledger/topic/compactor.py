@@ -113,11 +113,12 @@ async def compact(
 ) -> Compacted:
     """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
 
-    Raises errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again and again),
-    errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable, errors.Unavailable.
+    Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again
+    and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
+    errors.Unavailable.
     """
-    info = await client.topics.open(name)
     pace = _Pace(bytes_per_s)
+    info = await client.topics.open(name)
     async with aclosing(Compaction(client, info, limits)) as compaction:
         while tasks := await compaction.plan():
             merged = []
@@ -382,6 +383,11 @@ class _Pace:
     """At most so many bytes a second, on average; None: as many as there are."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None and not bytes_per_s > 0:
+            raise errors.BadConfig(
+                f"a merge that copies {bytes_per_s} bytes a second does not end",
+                "Give bytes_per_s above 0, or leave it out.",
+            )
         self._bytes_per_s = bytes_per_s
         self._began_s = asyncio.get_running_loop().time()
         self._bytes = 0

@@ -2,8 +2,8 @@
 
 Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
 it is closed after 30 s idle, when it is full or old, when its query goes on under another run's
-intent, or when whoever asked for it went away while it was made. A cache belongs to one process and one cluster. What fails to close stays for the
-janitor.
+intent, or when whoever asked for it went away while it was made. A cache belongs to one process
+and one cluster. What fails to close stays for the janitor.
 """
 
 import asyncio

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spark_ledger import errors
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.segment_table import Longs, Stretch
 from spark_ledger.topic.segments import CommitTimes
@@ -28,11 +29,18 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class MergeLimits:
-    """What a merge may be made of."""
+    """What a merge may be made of. Raises errors.BadConfig for a size that nothing has."""
 
     bytes_max: int = MERGED_BYTES
     slot_ms: int = SLOT_MS
     segments_min: int = 2
+
+    def __post_init__(self) -> None:
+        if self.bytes_max < 1:
+            raise errors.BadConfig(
+                f"a merged segment has {self.bytes_max} bytes at most",
+                "Give merged_bytes of 1 or more, or leave it out: 64 MiB.",
+            )
 
     @property
     def small_bytes(self) -> int:
