@@ -27,7 +27,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
-from crc32c import crc32c
+from bookie_server.api.checksum import crc32c
 
 Buffer = bytes | bytearray | memoryview
 

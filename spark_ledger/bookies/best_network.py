@@ -9,18 +9,34 @@ from collections.abc import Callable, Sequence
 
 from bookie_server.api.entry import Buffer
 from spark_ledger.bookies.frame_network import FrameNetwork, FrameStream, NotConnected
-from spark_ledger.bookies.network import Network, Stream
+from spark_ledger.bookies.network import CallFailed, Network, Stream
 
 
 class BestNetwork:
-    """Implements ScatterNetwork. `frames_at` says where the bookie at an address speaks frames."""
+    """Implements ScatterNetwork. `frames_at` says where the bookie at an address speaks frames;
+    `make_grpc` is called when the other way is first taken: most processes never take it, and need
+    not load grpc."""
 
     def __init__(
-        self, frames: FrameNetwork, grpc: Network, frames_at: Callable[[str], str | None]
+        self,
+        frames: FrameNetwork,
+        make_grpc: Callable[[], Network],
+        frames_at: Callable[[str], str | None],
     ) -> None:
         self._frames = frames
-        self._grpc = grpc
+        self._make_grpc = make_grpc
+        self._made_grpc: Network | None = None
+        self._closed = False
         self._frames_at = frames_at
+
+    @property
+    def _grpc(self) -> Network:
+        """Raises CallFailed once closed."""
+        if self._made_grpc is None:
+            if self._closed:
+                raise CallFailed("the connections were closed")
+            self._made_grpc = self._make_grpc()
+        return self._made_grpc
 
     async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
         """See Network.call."""
@@ -51,8 +67,10 @@ class BestNetwork:
 
     async def close(self) -> None:
         """See Network.close."""
+        self._closed = True
         await self._frames.close()
-        await self._grpc.close()
+        if self._made_grpc is not None:
+            await self._made_grpc.close()
 
 
 class _BestStream:

@@ -7,15 +7,14 @@ another port is met at its new address at the next call, since the address comes
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import grpc
 import grpc.aio
 
+from spark_ledger.bookies.forks import refuse_after_fork
 from spark_ledger.bookies.network import CallFailed, TooLate
-from spark_ledger.errors import Unavailable
 
 SERVICE = "spark_ledger.bookie.v1.Bookie"
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
@@ -45,7 +44,7 @@ class GrpcNetwork:
 
     def __init__(self) -> None:
         """Raises Unavailable in a process forked from one that made a network."""
-        _refuse_after_fork()
+        refuse_after_fork()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str], Stub] = {}
         self._closed = False
@@ -154,19 +153,3 @@ def _cancelled_from_outside() -> bool:
     """Closing a channel ends its calls as if their callers had been cancelled; they were not."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-_used_in: int | None = None
-"""The process that gRPC was first used in; forked children inherit it."""
-
-
-def _refuse_after_fork() -> None:
-    global _used_in
-    if _used_in is None:
-        _used_in = os.getpid()
-    if _used_in != os.getpid():
-        raise Unavailable(
-            f"process {os.getpid()} was forked from one that had connected ({_used_in}), and gRPC"
-            " does not survive a fork",
-            "Start such processes with multiprocessing's 'spawn', or connect after the fork.",
-        )

@@ -2,7 +2,8 @@
 
 Always true: only the columns that are asked for are made; key, value, headers and event time are
 the entry's own memory, the others whole columns of numpy or constants that are kept; a column that
-the entry does not have is null in every row. Nothing here loops over rows.
+the entry does not have is null in every row. Nothing here loops over rows. pyarrow.compute takes
+35 ms to load and is loaded by the columns and filters that need it.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,6 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_ledger.errors import SchemaIncompatible
 from spark_ledger.topic.arrow_arrays import of_list, of_numpy
@@ -46,6 +46,8 @@ def to_spark(
 
 def with_keys(rows: Rows, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
     """Of `made`, the columns of `rows`, the rows that have one of the keys."""
+    import pyarrow.compute as pc
+
     column = _stored(rows, KEY)
     if column is None:
         return made.slice(0, 0)
@@ -74,6 +76,8 @@ def _value(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
 
 
 def _value_size(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+    import pyarrow.compute as pc
+
     _check_untyped(rows, topic)
     stored = _stored(rows, VALUE)
     if stored is None:
@@ -118,10 +122,12 @@ def _times(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
 
 def _message_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
     """`ledger:entry:partition:index` of each row."""
+    import pyarrow.compute as pc
+
     entry = f"{rows.ledger_id}:{rows.entry_id}:{rows.partition}:"
     count = rows.record_batch.num_rows
     texts = _number_texts(_rounded(rows.entry_row + count)).slice(rows.entry_row, count)
-    return pc.binary_join_element_wise(pa.scalar(entry), texts, "")
+    return pc.binary_join_element_wise(of_list([entry], pa.string())[0], texts, "")
 
 
 def _each(value_of: Callable[[Rows, str], str | int]) -> Column:
@@ -135,7 +141,7 @@ def _number_texts(count: int) -> pa.Array:
 
 @lru_cache(maxsize=64)
 def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), count)
+    return pa.repeat(of_list([value], kind)[0], count)  # pa.scalar loads pandas
 
 
 def _repeated(value: str | int, kind: pa.DataType, rows: Rows) -> pa.Array:

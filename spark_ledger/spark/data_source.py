@@ -10,6 +10,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from spark_ledger.spark import collector
+from spark_ledger.spark.collector import Moment
+
 
 class LedgerDataSource(DataSource):
     """Reads and writes topics, in batches and streams. docs/spark.md lists the options.
@@ -22,11 +25,13 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
+        collector.set_aside(Moment.LOADING)
         from spark_ledger.spark import shape
 
         return shape.offered(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        collector.set_aside(Moment.LOADING)
         from spark_ledger.spark import options
 
         given = options.batch_read_options(self.options)
@@ -39,17 +44,20 @@ class LedgerDataSource(DataSource):
         return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        collector.set_aside(Moment.LOADING)
         from spark_ledger.spark import options, source
 
         return source.LedgerStreamReader(options.stream_read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        collector.set_aside(Moment.LOADING)
         from spark_ledger.spark import batch_writer, options
 
         written = options.batch_write_options(self.options)
         return batch_writer.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        collector.set_aside(Moment.LOADING)
         from spark_ledger.spark import options, sink
 
         written = options.stream_write_options(self.options)

@@ -13,18 +13,19 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
 from spark_ledger.client.loop import background_loop
 from spark_ledger.errors import TopicDeleted, TopicNotFound
-from spark_ledger.spark import planning
+from spark_ledger.spark import collector, planning
+from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.limits import CurveOf
 from spark_ledger.spark.offsets import Ends, Positions, TopicEnds
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.places import Place
 from spark_ledger.spark.schema import has_payload, payload_of
-from spark_ledger.spark.typed_values import ValueReader, registered_schema
 from spark_ledger.topic import blocking
 from spark_ledger.topic.agreement import agree, fold_agreeing
 from spark_ledger.topic.client import TopicClient
@@ -36,6 +37,9 @@ from spark_ledger.topic.segments import LiveSegment
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
+
+if TYPE_CHECKING:
+    from spark_ledger.spark.typed_values import ValueReader
 
 RESCAN_S = 10.0
 NOTHING_SEEN = -1
@@ -57,6 +61,7 @@ class TopicsRead:
         """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
         self.options = options
         self.cluster = blocking.topics(options.service_url)
+        collector.set_aside(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
         self._client = self.cluster.client
         self._live = LiveEnds(self._client.ledgers)
@@ -114,12 +119,14 @@ class TopicsRead:
         leave such rows out: then the tasks hold exactly the others; as LiveEnds.look."""
         return self.cluster.run(self._planner.plan(self._view.states, start, end))
 
-    def values(self, declared: StructType) -> ValueReader | None:
+    def values(self, declared: StructType) -> "ValueReader | None":
         """How payloads become the declared columns, by the schemas registered now; None in a format
         where a payload is one column. Raises as registered_schema and ValueReader.of."""
         value_format = self.options.value_format
         if not has_payload(value_format):
             return None
+        from spark_ledger.spark.typed_values import ValueReader, registered_schema
+
         infos, schemas = list(self.infos.values()), self._client.schemas
         registered = self.cluster.run(
             registered_schema(schemas, infos, value_format, declared=True)

@@ -7,17 +7,21 @@ those keys come out. Connections are kept from task to task in the Python worker
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark import columns, schema
+from spark_ledger.spark import collector, schema
+from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.options import ReadOptions
-from spark_ledger.spark.typed_values import ValueReader
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read_plan import ReadTask
+
+if TYPE_CHECKING:
+    from spark_ledger.spark.typed_values import ValueReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,10 @@ class Planned:
     """A task as it goes to its executor. `values` is for rows whose payload is columns."""
 
     task: ReadTask
-    values: ValueReader | None
+    values: "ValueReader | None"
 
 
-def partitions_of(tasks: list[ReadTask], values: ValueReader | None) -> list[InputPartition]:
+def partitions_of(tasks: list[ReadTask], values: "ValueReader | None") -> list[InputPartition]:
     return [InputPartition(Planned(task, values)) for task in tasks]
 
 
@@ -41,10 +45,13 @@ def read_rows(
     """
     if planned is None:
         return
+    from spark_ledger.spark import columns  # not loaded where tasks are only planned
+
     task, values, keys = planned.task, planned.values, options.key_filter
     arrow = to_arrow_schema(declared, timezone="UTC")
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url)
+    collector.set_aside(Moment.CONNECTED)
     lossy = not options.fail_on_data_loss
     for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):
         payload = None if values is None else values.columns(rows, task.topic)
@@ -55,7 +62,7 @@ def read_rows(
 
 
 def _entry_columns(
-    options: ReadOptions, values: ValueReader | None, declared: StructType
+    options: ReadOptions, values: "ValueReader | None", declared: StructType
 ) -> frozenset[str] | None:
     """What is decoded of an entry; None: everything."""
     with_key = options.key_filter is not None

@@ -33,7 +33,6 @@ from spark_ledger.errors import (
     SchemaTypeMismatch,
     SchemaUnknownColumn,
 )
-from spark_ledger.spark.columns import to_spark
 from spark_ledger.spark.option_table import PAYLOAD_FORMATS
 from spark_ledger.spark.options import ShapeOptions
 from spark_ledger.topic.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
@@ -43,7 +42,7 @@ HEADERS_TYPE = ArrayType(
 )
 RESERVED_PREFIX = "__"
 
-__all__ = ["DEFAULT_SCHEMA", "check_projection", "to_spark"]
+__all__ = ["DEFAULT_SCHEMA", "check_projection"]
 
 Kinds = tuple[DataType, ...]
 _BYTES: Kinds = (BinaryType(), StringType())

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.options import (
     ReadOptions,
     batch_read_options,
@@ -14,7 +13,6 @@ from spark_ledger.spark.options import (
     stream_read_options,
 )
 from spark_ledger.spark.schema import has_payload, read_schema
-from spark_ledger.spark.typed_values import registered_schema, spark_payload
 
 
 def offered(options: Mapping[str, str]) -> StructType:
@@ -27,6 +25,9 @@ def offered(options: Mapping[str, str]) -> StructType:
         return listings.schema_of(shape.metadata)
     if not has_payload(shape.value_format):
         return read_schema(shape)
+    from spark_ledger.spark.driver_state import TopicsRead  # nor what connects
+    from spark_ledger.spark.typed_values import registered_schema, spark_payload
+
     topics = TopicsRead(_read_options(options))
     registered = topics.cluster.run(
         registered_schema(

@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from spark_ledger.spark import collector
+from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.spark.target import WrittenTopic, find_or_make
@@ -99,6 +101,7 @@ def write_rows(
             pass
         return Written(intent, ())
     cluster = blocking.topics(job.options.service_url)
+    collector.set_aside(Moment.CONNECTED)
 
     def find(name: str) -> WrittenTopic:
         return (known or {}).get(name) or topic_of(cluster, job.options, name, intent.run_id)
@@ -125,6 +128,7 @@ def commit_rows(
     there after a write without rows. Raises as TopicClient.commit_topics.
     """
     cluster, options = blocking.topics(job.options.service_url), job.options
+    collector.set_aside(Moment.CONNECTED)
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     for message in written:

@@ -1,9 +1,12 @@
 """The topic layer of one process and cluster, wired: what drivers, tasks, the CLI and plain Python
-use. Nothing is decided here; each part is in its own file."""
+use. Nothing is decided here; each part is in its own file. Those that only some processes need
+(reading tasks are a cluster's most) are loaded and made when they are first asked for."""
 
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
@@ -12,9 +15,7 @@ from spark_ledger.topic import slice_reader
 from spark_ledger.topic.actions import Action, Append, Overwrite
 from spark_ledger.topic.batch_encoder import BatchEncoder
 from spark_ledger.topic.blobs import Blobs
-from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.chunks import ChunkStore
-from spark_ledger.topic.commit import Committer
 from spark_ledger.topic.commit_draft import (
     NEXT_VERSION,
     SNAPSHOT_OF_INTENT,
@@ -28,15 +29,12 @@ from spark_ledger.topic.commit_draft import (
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
-from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
 from spark_ledger.topic.routing import Router
-from spark_ledger.topic.schema_registry import SchemaRegistry
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
-from spark_ledger.topic.subscriptions import Subscriptions
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
     TaskIdentity,
@@ -47,6 +45,13 @@ from spark_ledger.topic.task_writer import (
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
 
+if TYPE_CHECKING:
+    from spark_ledger.topic.checkpointer import Checkpointer
+    from spark_ledger.topic.commit import Committer
+    from spark_ledger.topic.janitor import Janitor
+    from spark_ledger.topic.schema_registry import SchemaRegistry
+    from spark_ledger.topic.subscriptions import Subscriptions
+
 
 class TopicClient:
     """All on one event loop. `now_ms` is the clock that rows are stamped with."""
@@ -55,21 +60,46 @@ class TopicClient:
         self.ledgers = ledgers
         self.store = ledgers.metadata
         self.topics = Topics(self.store, rng)
-        self.schemas = SchemaRegistry(self.store, rng)
         self.intents = Intents(self.store, ledgers, rng)
         self.cache = LedgerCache(ledgers, self.intents)
         self.blobs = Blobs(ledgers, self.cache)
         self.chunks = ChunkStore(ledgers)
-        self.checkpoints = Checkpointer(ledgers, self.intents, self.blobs, self.chunks, self.log)
-        self.committer = Committer(self.store, self.log, self.blobs, self.chunks.load, rng)
-        self.janitor = Janitor(self.store, ledgers, rng)
-        self.subscriptions = Subscriptions(
-            ledgers, self.intents, self.log, rng, read_chunks=self.chunks.load
-        )
         self._rng = rng
         self._now_ms = now_ms
         self._logs: dict[str, TopicLog] = {}
         self._followers: dict[str, asyncio.Task[TopicFollower]] = {}
+
+    @cached_property
+    def schemas(self) -> "SchemaRegistry":
+        from spark_ledger.topic.schema_registry import SchemaRegistry
+
+        return SchemaRegistry(self.store, self._rng)
+
+    @cached_property
+    def checkpoints(self) -> "Checkpointer":
+        from spark_ledger.topic.checkpointer import Checkpointer
+
+        return Checkpointer(self.ledgers, self.intents, self.blobs, self.chunks, self.log)
+
+    @cached_property
+    def committer(self) -> "Committer":
+        from spark_ledger.topic.commit import Committer
+
+        return Committer(self.store, self.log, self.blobs, self.chunks.load, self._rng)
+
+    @cached_property
+    def janitor(self) -> "Janitor":
+        from spark_ledger.topic.janitor import Janitor
+
+        return Janitor(self.store, self.ledgers, self._rng)
+
+    @cached_property
+    def subscriptions(self) -> "Subscriptions":
+        from spark_ledger.topic.subscriptions import Subscriptions
+
+        return Subscriptions(
+            self.ledgers, self.intents, self.log, self._rng, read_chunks=self.chunks.load
+        )
 
     def log(self, topic_id: str) -> TopicLog:
         """The topic's log; the same object for the same topic, so folds are incremental."""
@@ -246,8 +276,10 @@ class TopicClient:
             if isinstance(follower, TopicFollower):
                 await follower.close()
         self._followers.clear()
-        await self.subscriptions.close()
-        await self.checkpoints.close()
+        if "subscriptions" in vars(self):
+            await self.subscriptions.close()
+        if "checkpoints" in vars(self):
+            await self.checkpoints.close()
         await self.chunks.close()
         await self.cache.close()
 

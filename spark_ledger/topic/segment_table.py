@@ -143,8 +143,7 @@ class SegmentTable:
     def last_entries(self) -> Longs:
         """The last entry of each segment."""
         entries = self.batch.column("entries")
-        ends = as_numpy(entries.offsets)[1:] - as_numpy(entries.offsets)[0]
-        found: Longs = as_numpy(entries.flatten())[ends - 1]
+        found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[1:] - 1]
         return found
 
     def entry_rows_of(self, i: int) -> tuple[int, Longs]:
@@ -155,7 +154,7 @@ class SegmentTable:
 
     def ledger_ids(self) -> list[int]:
         """The ledgers that hold the segments, ascending."""
-        return [one for one in np.unique(self.ledgers).tolist() if one != INLINE]
+        return sorted(set(self.ledgers.tolist()) - {INLINE})
 
     def between(self, partition: int, lo: int, hi: int) -> "SegmentTable":
         """The segments of the partition with a row in [lo, hi)."""

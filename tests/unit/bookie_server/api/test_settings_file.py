@@ -1,5 +1,7 @@
+import os
+
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from bookie_server.api.settings import BadSettings, Settings, load, parse_overrides
 
@@ -15,6 +17,27 @@ def test_an_override_wins_over_the_file_and_the_file_over_the_default(tmp_path):
     assert load(Example) == Example(journal_bytes=7, rack="")
     assert load(Example, file) == Example(journal_bytes=8, rack="a")
     assert load(Example, file, {"rack": "b"}) == Example(journal_bytes=8, rack="b")
+
+
+@pytest.mark.parametrize("told", [None, "some-plugin"])
+def test_a_class_of_settings_asks_no_plugin_and_leaves_the_environment_as_it_was(monkeypatch, told):
+    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+    if told is not None:
+        monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", told)
+    before = dict(os.environ)
+    asked = []
+    monkeypatch.setattr("pydantic.plugin._loader.entry_points", lambda **_: asked.append(1) or ())
+    monkeypatch.setattr("pydantic.plugin._loader._plugins", None)
+
+    class Another(Settings):
+        rack: str = ""
+
+    assert (Another(rack="a").rack, asked, dict(os.environ)) == ("a", [], before)
+
+    class Users(BaseModel):
+        rack: str = ""
+
+    assert asked == [1]
 
 
 def test_texts_from_the_command_line_become_numbers():

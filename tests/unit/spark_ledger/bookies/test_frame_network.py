@@ -199,6 +199,7 @@ class Grpc:
 
     def __init__(self):
         self.calls = []
+        self.closed = False
 
     async def call(self, address, method, request, timeout_s):
         self.calls.append((address, method, request))
@@ -214,14 +215,14 @@ class Grpc:
         return b"grpc"
 
     async def close(self):
-        pass
+        self.closed = True
 
 
 @real
 async def test_grpc_is_taken_where_frames_are_not_spoken_or_cannot_be_reached(frames):
     for where in (None, NOBODY):
         grpc = Grpc()
-        network = BestNetwork(frames, grpc, {"a:1": where}.get)
+        network = BestNetwork(frames, lambda made=grpc: made, {"a:1": where}.get)
         assert await network.call_buffers("a:1", "Info", (b"x", b"y"), 5) == b"grpc"
         assert grpc.calls == [("a:1", "Info", b"xy")]
         stream = network.stream("a:1", "ReadStream")
@@ -231,10 +232,36 @@ async def test_grpc_is_taken_where_frames_are_not_spoken_or_cannot_be_reached(fr
 
 
 @real
+async def test_grpc_is_made_when_it_is_first_needed_and_closed_if_it_was(frames):
+    made = []
+
+    def make():
+        made.append(Grpc())
+        return made[-1]
+
+    network = BestNetwork(frames, make, {"a:1": None}.get)
+    assert made == []
+    for _ in range(2):
+        await network.call("a:1", "Info", b"x", 5)
+    await network.close()
+    assert [grpc.closed for grpc in made] == [True]
+
+
+@real
+async def test_a_network_that_was_closed_makes_no_grpc(frames):
+    network = BestNetwork(frames, Grpc, {"a:1": None}.get)
+    await network.close()
+    with pytest.raises(CallFailed, match="closed"):
+        await network.call("a:1", "Info", b"x", 5)
+    with pytest.raises(CallFailed, match="closed"):
+        await network.stream("a:1", "ReadStream").send(b"x")
+
+
+@real
 async def test_a_call_that_was_sent_as_frames_is_not_sent_again_over_grpc(frames):
     async with Peer() as peer:
         grpc = Grpc()
-        network = BestNetwork(frames, grpc, {"a:1": peer.address}.get)
+        network = BestNetwork(frames, lambda: grpc, {"a:1": peer.address}.get)
         call = asyncio.ensure_future(network.call("a:1", "Info", b"x", PATIENCE_S))
         await peer.hears(1)
         peer.writers[-1].transport.abort()

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -62,6 +64,29 @@ def test_a_process_forked_after_connecting_is_refused_instead_of_hanging():
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+FORKS = """
+import asyncio, os
+from spark_ledger.bookies.forks import refuse_after_fork
+from spark_ledger.config import client_config
+from spark_ledger.errors import Unavailable
+from spark_ledger.ledger.connect import connect
+refuse_after_fork()
+child = os.fork()
+try:
+    asyncio.run(connect("zk://127.0.0.1:1/nobody", client_config(connect_timeout_s=0.01)))
+except Unavailable as error:
+    refused = "forked" in str(error)
+if not child:
+    os._exit(10 + refused)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 11
+assert not refused
+"""
+
+
+def test_a_process_forked_after_connecting_is_refused_before_it_connects():
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)
 
 
 def test_a_network_that_was_closed_makes_no_new_connection():
