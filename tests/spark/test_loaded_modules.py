@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-
 from tests.spark.by_hand import Cluster
 
 NOT_NEEDED = (
@@ -31,7 +30,8 @@ assert len(DefaultSource({"subscribe": "any"}).schema()) == 7
 PLANS_AND_READS = """
 import sys
 from pyspark_ledger import DefaultSource
-source = DefaultSource(dict(zip(("serviceUrl", "subscribe"), sys.argv[1:]), startingOffsets="earliest"))
+given = dict(zip(("serviceUrl", "subscribe"), sys.argv[1:]))
+source = DefaultSource({**given, "startingOffsets": "earliest"})
 run = source.streamReader(source.schema())
 start = run.initialOffset()
 end = run.latestOffset(start, run.getDefaultReadLimit())
