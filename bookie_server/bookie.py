@@ -18,6 +18,7 @@ from bookie_server import __version__, disk_monitor
 from bookie_server.adder import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
+from bookie_server.api.entry_ids import EntryIds, ids_in
 from bookie_server.api.status import Status, StopReason
 from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.directory_store import Directories
@@ -276,36 +277,38 @@ class Bookie:
             return m.ReadResponse(Status.BUSY, retry_after_ms=self._config.retry_after_ms)
         self.replies.take(bytes_max, caller)  # nobody knows better before it is read
         try:
-            last = min(last, first + RESULTS_MAX - 1)
-            found = await self._look(request.ledger_id, first, last, max(bytes_max, 1))
+            ids = ids_in(request.spans, RESULTS_MAX)
+            found = await self._look(request.ledger_id, ids, max(bytes_max, 1))
         finally:
             self.replies.give_back(bytes_max, caller)
-        return self._read_response(request, handle, found)
+        return self._read_response(request, ids, handle, found)
 
-    async def _look(self, ledger_id: int, first: int, last: int, max_bytes: int) -> Range:
+    async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int) -> Range:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
         before: then it is looked up again. Raises DiskFailed."""
         while True:
             doubt = self._storage.limbo(ledger_id)
-            found = await self._storage.read(ledger_id, first, last, max_bytes)
+            found = await self._storage.read(ledger_id, ids, max_bytes)
             now = self._storage.limbo(ledger_id)
             if worse(doubt, now) == now:
                 return found
 
     def _read_response(
-        self, request: m.ReadRequest, handle: LedgerHandle, found: Range
+        self, request: m.ReadRequest, ids: EntryIds, handle: LedgerHandle, found: Range
     ) -> m.ReadResponse:
         absent = m.EntryResult(self._absence(handle))
         results: list[m.EntryResult] = []
-        for entry_id in range(request.first_entry, found.known_through + 1):
+        for entry_id in ids:
             entry = found.entries.get(entry_id)
+            if entry_id > found.known_through:
+                break
             if entry is None:
                 results.append(absent)
             elif isinstance(entry, Undeliverable):
                 results.append(_UNDELIVERABLE)
             else:
                 results.append(m.EntryResult(Status.OK, entry))
-        whole = found.known_through >= request.last_entry
+        whole = found.known_through >= request.spans[-1][1]
         return m.ReadResponse(
             Status.OK,
             results,

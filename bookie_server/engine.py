@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer, EntryHeader
+from bookie_server.api.entry_ids import EntryIds
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_index import LedgerState
 from bookie_server.journal_format import Record
@@ -31,8 +32,8 @@ Found = Buffer | Undeliverable
 
 
 class Range(NamedTuple):
-    """What a ranged read found: by entry id, ascending; what is not there up to and including
-    entry `known_through` is not stored, what lies beyond was not looked at."""
+    """What a read found: by entry id, ascending; what was asked for up to and including entry
+    `known_through` and is not there is not stored, what lies beyond was not looked at."""
 
     entries: dict[int, Found]
     known_through: int
@@ -159,11 +160,9 @@ class StorageEngine(Protocol):
         """Which of the entries are here, as cache and index say; no log is read. Raises DiskFailed
         when an index cannot be read."""
 
-    async def read(
-        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
-    ) -> Range:
-        """The entries between first and last, both included, each checked; stops after the entry
-        that brings the bytes to `max_bytes`. Raises DiskFailed when an index cannot be read."""
+    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+        """Those of the entries that are stored, each checked; stops after the entry that brings
+        the bytes to `max_bytes`. Raises DiskFailed when an index cannot be read."""
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]

@@ -216,6 +216,11 @@ class EntryIndex(Protocol):
         Ends early after the location whose entry brings their sum to `max_bytes` or more.
         """
 
+    async def among(
+        self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
+    ) -> list[Location]:
+        """As `range`, of those of the ascending ids that exist; there is one at least."""
+
     async def last(self, ledger_id: int) -> int | None:
         """The highest entry id of the ledger."""
 

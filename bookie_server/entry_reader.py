@@ -25,6 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import EntryIds, neat
 from bookie_server.bad_entries import BadEntries
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.engine import Found, Range, Undeliverable
@@ -124,36 +125,34 @@ class EntryReader:
     def hits(self) -> int:
         return self._read_cache.hits
 
-    async def read(
-        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
-    ) -> Range:
-        """The entries between first and last, both included, each checked.
+    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+        """Those of the entries that are stored, each checked. There is one id at least.
 
         Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
         index cannot be read.
         """
         ahead = self._ahead.under_way(ledger_id)
         if ahead is not None and not in_recovery():
-            await ahead.arrives(first_entry)
+            await ahead.arrives(entry_ids[0])
         while True:
             moves = self._moves
-            answer = await self._read(ledger_id, first_entry, last_entry, max_bytes)
+            answer = await self._read(ledger_id, entry_ids, max_bytes)
             if moves == self._moves:
                 break
-        self._go_ahead(ledger_id, first_entry, answer.known_through)
+        if isinstance(entry_ids, range):
+            self._go_ahead(ledger_id, entry_ids[0], answer.known_through)
         return answer
 
-    async def _read(
-        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
-    ) -> Range:
-        found: dict[int, Found] = dict(self._cache.range(ledger_id, first_entry, last_entry))
-        at, left, through = first_entry, max_bytes, last_entry
+    async def _read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+        found: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
+        left, through = max_bytes, entry_ids[-1]
+        missing = entry_ids if len(found) < len(entry_ids) else ()
         if not found:
-            found.update(self._read_cache.range(ledger_id, first_entry, last_entry, max_bytes))
-            at += len(found)
+            found.update(self._read_cache.leading(ledger_id, entry_ids, max_bytes))
+            missing = neat(entry_ids[len(found) :])
             left -= sum(map(_size, found.values()))
-        if at <= last_entry and left > 0 and len(found) <= last_entry - first_entry:
-            places, through = await self._range(ledger_id, at, last_entry, left)
+        if missing and left > 0:
+            places, through = await self._look_up(ledger_id, missing, left)
             places = [place for place in places if place.location.entry_id not in found]
             found.update(await self._fetch(ledger_id, places))
         return _cut(found, through, max_bytes)
@@ -167,8 +166,9 @@ class EntryReader:
         for entry_id in dict.fromkeys(entry_ids):
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
                 found[entry_id] = entry
-        missing = [entry_id for entry_id in dict.fromkeys(entry_ids) if entry_id not in found]
-        found.update(await self._fetch(ledger_id, await self._places(ledger_id, missing)))
+        if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in found)):
+            places, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
+            found.update(await self._fetch(ledger_id, places))
         return {
             entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
             for entry_id, entry in found.items()
@@ -214,7 +214,8 @@ class EntryReader:
     async def _bring(self, ledger_id: int, ahead: Ahead) -> None:
         first = through = ahead.passed
         try:
-            places, _ = await self._range(ledger_id, first, _ID_MAX, self._ahead_bytes)
+            beyond = range(first, _ID_MAX)
+            places, _ = await self._look_up(ledger_id, beyond, self._ahead_bytes)
             every = list(self._runs(places))
             for at in range(0, len(every), AHEAD_RUNS):
                 several = every[at : at + AHEAD_RUNS]
@@ -249,39 +250,21 @@ class EntryReader:
 
     # -- where entries lie --------------------------------------------------------------------
 
-    async def _range(
-        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
+    async def _look_up(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int
     ) -> tuple[list[_Place], int]:
-        """The places of the entries that are stored, ascending, and through which entry every
-        index was looked at: one stops when it has found `max_bytes`."""
+        """The places of those of the entries that are stored, ascending, and through which entry
+        every index was looked at: one stops when it has found `max_bytes`."""
         found: dict[int, _Place] = {}
-        through = last_entry
+        through = entry_ids[-1]
         stores = self._stores(ledger_id)
         for store in stores:
-            places = await store.index.range(ledger_id, first_entry, last_entry, max_bytes)
+            places = await _of_index(store.index, ledger_id, entry_ids, max_bytes)
             found.update((place.entry_id, _Place(store, place)) for place in places)
             if sum([place.entry_bytes for place in places]) >= max_bytes:
                 through = min(through, places[-1].entry_id)
         ids = found if len(stores) == 1 else sorted(found)
         return [found[entry_id] for entry_id in ids if entry_id <= through], through
-
-    async def _places(self, ledger_id: int, entry_ids: Sequence[int]) -> list[_Place]:
-        """One look-up for entries that lie close together, as in a repeated frame."""
-        if not entry_ids:
-            return []
-        first, last = min(entry_ids), max(entry_ids)
-        if last - first < 4 * len(entry_ids):
-            wanted = dict.fromkeys(entry_ids)
-            places, _ = await self._range(ledger_id, first, last, _EVERYTHING)
-            return [place for place in places if place.location.entry_id in wanted]
-        found = [await self._place(ledger_id, entry_id) for entry_id in entry_ids]
-        return [place for place in found if place is not None]
-
-    async def _place(self, ledger_id: int, entry_id: int) -> _Place | None:
-        for store in reversed(self._stores(ledger_id)):
-            if (location := await store.index.get(ledger_id, entry_id)) is not None:
-                return _Place(store, location)
-        return None
 
     async def _every_place(self, ledger_id: int, entry_id: int) -> list[_Place]:
         """Of the entry, the one that is read first at the beginning."""
@@ -381,6 +364,14 @@ class EntryReader:
         if bad:
             self._quarantine(location.ledger_id, location.entry_id, why)
         return Undeliverable(why, location.entry_bytes)
+
+
+async def _of_index(
+    index: EntryIndex, ledger_id: int, entry_ids: EntryIds, max_bytes: int
+) -> list[Location]:
+    if isinstance(entry_ids, range):
+        return await index.range(ledger_id, entry_ids[0], entry_ids[-1], max_bytes)
+    return await index.among(ledger_id, entry_ids, max_bytes)
 
 
 async def _all(reads: Sequence[Coroutine[Any, Any, dict[int, Found]]]) -> list[dict[int, Found]]:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import EntryIds
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
@@ -351,11 +352,9 @@ class LedgerStorage:
         """As `stored`, of the write cache alone."""
         return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
 
-    async def read(
-        self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
-    ) -> Range:
+    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
         """See EntryReader.read."""
-        return await self._reader.read(ledger_id, first_entry, last_entry, max_bytes)
+        return await self._reader.read(ledger_id, entry_ids, max_bytes)
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]

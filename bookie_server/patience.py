@@ -224,6 +224,11 @@ class PatientIndex(EntryIndex):
         look_up = self._index.range
         return await self._patience.read(look_up, ledger_id, first_entry, last_entry, max_bytes)
 
+    async def among(
+        self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
+    ) -> list[Location]:
+        return await self._patience.read(self._index.among, ledger_id, entry_ids, max_bytes)
+
     async def last(self, ledger_id: int) -> int | None:
         return await self._patience.read(self._index.last, ledger_id)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import Buffer
+from bookie_server.api.entry_ids import EntryIds
 
 ENTRY_OVERHEAD_BYTES = 320  # a memoryview, its integers, a slot in two dictionaries
 BLOCK_OVERHEAD_BYTES = 512
@@ -67,21 +68,22 @@ class ReadCache:
         """The entry, which counts as a use of its block."""
         return self.among(ledger_id, (entry_id,)).get(entry_id)
 
-    def range(self, ledger_id: int, first: int, last: int, max_bytes: int) -> dict[int, Buffer]:
-        """The entries from `first` on, up to the first that is not here, to `last`, or to the one
-        that brings the bytes to `max_bytes`. A block is used once, however many of them it has."""
+    def leading(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> dict[int, Buffer]:
+        """The entries up to the first that is not here, or to the one that brings the bytes to
+        `max_bytes`. A block is used once, however many of them it has."""
         blocks = self._ledgers.get(ledger_id, _NONE)
         found: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}
-        while first <= last and max_bytes > 0 and (block := blocks.get(first)) is not None:
+        for entry_id in entry_ids if blocks else ():
+            if max_bytes <= 0 or (block := blocks.get(entry_id)) is None:
+                break
             used[block] = None
-            entry = found[first] = block.entries[first]
+            entry = found[entry_id] = block.entries[entry_id]
             max_bytes -= len(entry)
-            first += 1
         return self._found(found, used)
 
     def among(self, ledger_id: int, entry_ids: Iterable[int]) -> dict[int, Buffer]:
-        """Those of the entries that are here. A block is used once, as by `range`."""
+        """Those of the entries that are here. A block is used once, as by `leading`."""
         blocks = self._ledgers.get(ledger_id, _NONE)
         found: dict[int, Buffer] = {}
         used: dict[_Block, None] = {}

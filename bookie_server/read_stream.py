@@ -88,6 +88,8 @@ async def _drop(reading: "asyncio.Task[_Answer]") -> None:
 def _refusal(request: m.ReadRequest | None) -> str:
     if request is None:
         return "a stream begins with the range to be read"
+    if request.further:
+        return "a stream reads one range"
     return "a stream does not fence" if request.fence else ""
 
 

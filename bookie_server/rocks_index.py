@@ -49,6 +49,7 @@ _BLOCK_CACHE_BYTES = 16 * _MIB
 _OPEN_FILES_MAX = 256
 _PUTS_PER_WRITE = 4096
 _ID_MAX = 2**63 - 1
+_EVERYTHING = 1 << 62
 _SYNCS_KEY = b"s"
 GUARD_FILE = "SYNCS"
 _SLOT_PITCH = 4096
@@ -102,6 +103,11 @@ class RocksIndex(EntryIndex):
         self, ledger_id: int, first_entry: int, last_entry: int, max_bytes: int
     ) -> list[Location]:
         return await self._look_up(self._range, ledger_id, first_entry, last_entry, max_bytes)
+
+    async def among(
+        self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
+    ) -> list[Location]:
+        return await self._look_up(self._among, ledger_id, entry_ids, max_bytes)
 
     async def last(self, ledger_id: int) -> int | None:
         return await self._look_up(self._last, ledger_id)
@@ -229,6 +235,24 @@ class RocksIndex(EntryIndex):
             total += location.entry_bytes
             cursor.next()
         cursor.status()
+        return found
+
+    def _among(self, ledger_id: int, ids: Sequence[int], max_bytes: int) -> list[Location]:
+        """A step over a neighbour costs half of what a look-up of its own does."""
+        if ids[-1] - ids[0] < 2 * len(ids):
+            wanted = dict.fromkeys(ids)
+            every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
+            places = (place for place in every if place.entry_id in wanted)
+        else:
+            looked_up = (self._get(entry_key(ledger_id, entry_id)) for entry_id in ids)
+            places = (place for place in looked_up if place is not None)
+        found: list[Location] = []
+        total = 0
+        for place in places:
+            found.append(place)
+            total += place.entry_bytes
+            if total >= max_bytes:
+                break
         return found
 
     def _last(self, ledger_id: int) -> int | None:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bookie_server.api.entry import Buffer
+from bookie_server.api.entry_ids import EntryIds
 from bookie_server.placed import Place
 
 ENTRY_OVERHEAD_BYTES = 384  # a memoryview, two integers, a slot in a dictionary
@@ -146,6 +147,13 @@ class WriteCache:
         if entry is None and self.flushing is not None:
             entry = self.flushing.ledgers.get(ledger_id, _NONE).get(entry_id)
         return entry
+
+    def among(self, ledger_id: int, entry_ids: EntryIds) -> dict[int, Buffer]:
+        """Those of the entries that are cached."""
+        if isinstance(entry_ids, range):
+            return self.range(ledger_id, entry_ids[0], entry_ids[-1])
+        found = ((entry_id, self.get(ledger_id, entry_id)) for entry_id in entry_ids)
+        return {entry_id: entry for entry_id, entry in found if entry is not None}
 
     def range(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, Buffer]:
         """The cached entries between first and last, both included."""

@@ -13,13 +13,29 @@ from typing import Any
 from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
+from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
+from bookie_server.api.wire import (
+    BYTE,
+    LENGTH,
+    VARINT,
+    bytes_field,
+    bytes_head,
+    fields_of,
+    int_field,
+    next_field,
+    read_varint,
+    signed,
+    text,
+    unzigzag,
+    varint,
+    zigzag,
+)
 
 pb: Any = bookie_pb2  # its classes are made at import, out of sight of type checkers
-_VARINT, _LENGTH = 0, 2
 _STATUSES = {int(status): status for status in Status}  # several times as fast as Status(value)
 _STOPS = {int(stop): stop for stop in StopReason}
-_BYTE = [bytes((value,)) for value in range(0x80)]
+ENTRY_ID_MAX = 2**63 - 1
 JOINED_BYTES_MAX = 16 * 1024  # an add up to this size is one buffer: cheaper than three small ones
 
 
@@ -73,104 +89,10 @@ def _decode(method: str, side: int, data: Buffer) -> Any:
         raise BadMessage(f"{method}: {error}") from error
 
 
-# -- the protobuf wire, as far as it is needed ------------------------------------------------
-
-
-def _varint(value: int) -> bytes:
-    if 0 <= value < 0x80:
-        return _BYTE[value]
-    if value < 0:
-        value += 1 << 64
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _zigzag(value: int) -> int:
-    return (value << 1) ^ (value >> 63)
-
-
-def _unzigzag(value: int) -> int:
-    return (value >> 1) ^ -(value & 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _field(number: int, value: int) -> bytes:
-    """A varint field; proto3 leaves zeros out."""
-    return _BYTE[number << 3 | _VARINT] + _varint(value) if value else b""
-
-
-def _header(number: int, length: int) -> bytes:
-    return _BYTE[number << 3 | _LENGTH] + _varint(length)
-
-
-def _bytes(number: int, value: bytes) -> bytes:
-    return _header(number, len(value)) + value if value else b""
-
-
-def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a varint is longer than ten bytes")
-
-
-def _fields(data: memoryview) -> list[tuple[int, Any]]:
-    """(field number, int or memoryview) in the order of the wire."""
-    fields: list[tuple[int, Any]] = []
-    at, end = 0, len(data)
-    while at < end:
-        number, value, at = _next_field(data, at)
-        fields.append((number, value))
-    return fields
-
-
-def _next_field(data: memoryview, at: int) -> tuple[int, Any, int]:
-    """Number and value (int or memoryview) of the field at `at`, and where the next one begins; a
-    fixed-size field, of which there are none here, counts as number 0.
-
-    Most keys, lengths and values are one byte long: those are read without a call."""
-    key = data[at]
-    at += 1
-    if key >= 0x80:
-        key, at = _read_varint(data, at - 1)
-    kind = key & 7
-    if kind in (1, 5):
-        return 0, None, at + (8 if kind == 1 else 4)
-    value = data[at]
-    at += 1
-    if value >= 0x80:
-        value, at = _read_varint(data, at - 1)
-    if kind == _VARINT:
-        return key >> 3, value, at
-    if kind != _LENGTH:
-        raise ValueError(f"unknown wire type {kind}")
-    end = at + value
-    if end > len(data):
-        raise ValueError("a field is longer than its message")
-    return key >> 3, data[at:end], end
-
-
-def _text(view: memoryview) -> str:
-    return str(view, "utf-8")
-
-
 # -- Add --------------------------------------------------------------------------------------
 
 _ADDED = m.AddResult(Status.OK)
-_ADDED_BYTES = _BYTE[1 << 3 | _LENGTH] + _BYTE[0]  # an empty result: all its fields are zero
+_ADDED_BYTES = BYTE[1 << 3 | LENGTH] + BYTE[0]  # an empty result: all its fields are zero
 
 
 def encode_add(add: m.Add) -> Sequence[Buffer]:
@@ -185,7 +107,7 @@ def encode_add(add: m.Add) -> Sequence[Buffer]:
 
 
 def _packed_add_request_buffers(request: m.PackedAddRequest) -> Sequence[Buffer]:
-    return [_bytes(1, request.bookie_id.encode()), *chain.from_iterable(request.adds)]
+    return [bytes_field(1, request.bookie_id.encode()), *chain.from_iterable(request.adds)]
 
 
 def _encode_packed_add_request(request: m.PackedAddRequest) -> bytes:
@@ -200,8 +122,8 @@ def _encode_add_request(request: m.AddRequest) -> bytes:
 @lru_cache(maxsize=1024)
 def _add_prefix(recovery: bool, token: bytes, length: int) -> bytes:
     """What comes before an entry of `length` bytes; much the same for many entries in a row."""
-    prefix = _field(1, recovery) + _bytes(2, token) + _header(3, length)
-    return _header(2, len(prefix) + length) + prefix
+    prefix = int_field(1, recovery) + bytes_field(2, token) + bytes_head(3, length)
+    return bytes_head(2, len(prefix) + length) + prefix
 
 
 def _decode_add_request(data: memoryview) -> m.AddRequest:
@@ -210,9 +132,9 @@ def _decode_add_request(data: memoryview) -> m.AddRequest:
     bookie_id, adds = "", []
     at, end = 0, len(data)
     while at < end:
-        number, value, at = _next_field(data, at)
+        number, value, at = next_field(data, at)
         if number == 1:
-            bookie_id = _text(value)
+            bookie_id = text(value)
         elif number == 2:
             add = _decode_add(value)
             adds.append(add)
@@ -233,7 +155,7 @@ def _take_likes(data: memoryview, at: int, add: m.Add, adds: list[m.Add]) -> int
 
 def _decode_add(data: memoryview) -> m.Add:
     recovery, token, entry = False, b"", memoryview(b"")
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if number == 1:
             recovery = bool(value)
         elif number == 2:
@@ -249,9 +171,9 @@ def _encode_add_response(response: m.AddResponse) -> bytes:
         return _ADDED_BYTES * count
     out = []
     for result in response.results:
-        body = _field(1, result.status) + _field(2, result.retry_after_ms)
-        body += _bytes(3, result.reason.encode())
-        out.append(_header(1, len(body)) + body)
+        body = int_field(1, result.status) + int_field(2, result.retry_after_ms)
+        body += bytes_field(3, result.reason.encode())
+        out.append(bytes_head(1, len(body)) + body)
     return b"".join(out)
 
 
@@ -260,7 +182,7 @@ def _decode_add_response(data: memoryview) -> m.AddResponse:
     if data == _ADDED_BYTES * count:
         return m.AddResponse([_ADDED] * count)
     return m.AddResponse(
-        [_decode_add_result(value) for number, value in _fields(data) if number == 1]
+        [_decode_add_result(value) for number, value in fields_of(data) if number == 1]
     )
 
 
@@ -268,13 +190,13 @@ def _decode_add_result(data: memoryview) -> m.AddResult:
     if not data:
         return _ADDED
     status, retry, reason = Status.OK, 0, ""
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if number == 1:
             status = _STATUSES[value]
         elif number == 2:
             retry = value
         elif number == 3:
-            reason = _text(value)
+            reason = text(value)
     return m.AddResult(status, retry, reason)
 
 
@@ -287,13 +209,13 @@ def glance_at_adds(data: Buffer) -> tuple[int, bool]:
     view, at, count, recovery = memoryview(data), 0, 0, False
     try:
         while at < len(view):
-            key, at = _read_varint(view, at)
-            length, at = _read_varint(view, at)
-            if key & 7 == _LENGTH:
+            key, at = read_varint(view, at)
+            length, at = read_varint(view, at)
+            if key & 7 == LENGTH:
                 count += key >> 3 == 2
                 recovery = recovery or (key >> 3 == 2 and bytes(view[at : at + 2]) == b"\x08\x01")
                 at += length
-            elif key & 7 != _VARINT:
+            elif key & 7 != VARINT:
                 raise BadMessage(f"Add: a field of type {key & 7}")
     except (ValueError, IndexError) as error:
         raise BadMessage(f"Add: {error}") from error
@@ -306,39 +228,66 @@ def glance_at_adds(data: Buffer) -> tuple[int, bool]:
 def _encode_read_request(request: m.ReadRequest) -> bytes:
     return b"".join(
         (
-            _bytes(1, request.bookie_id.encode()),
-            _field(2, request.ledger_id),
-            _field(3, request.first_entry),
-            _field(4, request.last_entry),
-            _field(5, request.max_bytes),
-            _field(6, request.fence),
-            _bytes(7, request.token),
+            bytes_field(1, request.bookie_id.encode()),
+            int_field(2, request.ledger_id),
+            int_field(3, request.first_entry),
+            int_field(4, request.last_entry),
+            int_field(5, request.max_bytes),
+            int_field(6, request.fence),
+            bytes_field(7, request.token),
+            bytes_field(8, _encode_further(request.last_entry, request.further)),
         )
     )
 
 
+def _encode_further(last: int, further: Sequence[Span]) -> bytes:
+    """Pairs of what is left out and what follows. Raises ValueError when the spans do not rise."""
+    out = []
+    for first, end in further:
+        if not last < first <= end:
+            raise ValueError(f"spans of entries rise: {first}..{end} after {last}")
+        out.append(varint(first - last - 1) + varint(end - first + 1))
+        last = end
+    return b"".join(out)
+
+
+def _decode_further(last: int, packed: memoryview) -> Sequence[Span]:
+    further: list[Span] = []
+    at, end = 0, len(packed)
+    while at < end:
+        left_out, at = read_varint(packed, at)
+        count, at = read_varint(packed, at)
+        first = last + 1 + left_out
+        last += left_out + count
+        if count < 1 or last > ENTRY_ID_MAX:
+            raise ValueError(f"no span of entries: {count} from {first} on")
+        further.append((first, last))
+    return further
+
+
 def _decode_read_request(data: memoryview) -> m.ReadRequest:
-    values = dict(_fields(data))
+    values = dict(fields_of(data))
     return m.ReadRequest(
-        bookie_id=_text(values.get(1, memoryview(b""))),
-        ledger_id=_signed(values.get(2, 0)),
-        first_entry=_signed(values.get(3, 0)),
-        last_entry=_signed(values.get(4, 0)),
+        bookie_id=text(values.get(1, memoryview(b""))),
+        ledger_id=signed(values.get(2, 0)),
+        first_entry=signed(values.get(3, 0)),
+        last_entry=signed(values.get(4, 0)),
         max_bytes=values.get(5, 0),
         fence=bool(values.get(6, 0)),
         token=bytes(values.get(7, b"")),
+        further=_decode_further(signed(values.get(4, 0)), values[8]) if 8 in values else (),
     )
 
 
 def _encode_read_stream_request(request: m.ReadStreamRequest) -> bytes:
     read = b"" if request.read is None else _encode_read_request(request.read)
-    asked = b"" if request.read is None else _header(1, len(read)) + read
-    return asked + _field(2, request.credit_bytes)
+    asked = b"" if request.read is None else bytes_head(1, len(read)) + read
+    return asked + int_field(2, request.credit_bytes)
 
 
 def _decode_read_stream_request(data: memoryview) -> m.ReadStreamRequest:
     read, credit_bytes = None, 0
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if number == 1:
             read = _decode_read_request(value)
         elif number == 2:
@@ -352,24 +301,24 @@ def _encode_read_response(response: m.ReadResponse) -> bytes:
 
 def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
     out: list[Buffer] = [
-        _field(1, response.status)
-        + _field(2, response.retry_after_ms)
-        + _bytes(3, response.reason.encode())
-        + _field(4, _zigzag(response.last_add_confirmed))
+        int_field(1, response.status)
+        + int_field(2, response.retry_after_ms)
+        + bytes_field(3, response.reason.encode())
+        + int_field(4, zigzag(response.last_add_confirmed))
     ]
     for result in response.results:
-        prefix, length = _field(1, result.status), len(result.entry)
-        prefix += _header(2, length) if length else b""
-        out.append(_header(5, len(prefix) + length) + prefix)
+        prefix, length = int_field(1, result.status), len(result.entry)
+        prefix += bytes_head(2, length) if length else b""
+        out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
-    out.append(_field(6, response.stop))
+    out.append(int_field(6, response.stop))
     return out
 
 
 def _decode_read_response(data: memoryview) -> m.ReadResponse:
     status, retry, reason, lac = Status.OK, 0, "", 0
     results, stop = [], StopReason.END_OF_RANGE
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if number == 5:
             results.append(_decode_entry_result(value))
         elif number == 1:
@@ -377,9 +326,9 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
         elif number == 2:
             retry = value
         elif number == 3:
-            reason = _text(value)
+            reason = text(value)
         elif number == 4:
-            lac = _unzigzag(value)
+            lac = unzigzag(value)
         elif number == 6:
             stop = _STOPS[value]
     return m.ReadResponse(status, results, lac, stop, retry, reason)
@@ -387,7 +336,7 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
 
 def _decode_entry_result(data: memoryview) -> m.EntryResult:
     status, entry = Status.OK, memoryview(b"")
-    for number, value in _fields(data):
+    for number, value in fields_of(data):
         if number == 1:
             status = _STATUSES[value]
         elif number == 2:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY, Buffer
+from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
 
 
@@ -49,6 +50,12 @@ class ReadRequest(NamedTuple):
     max_bytes: int
     fence: bool = False
     token: bytes = b""
+    further: Sequence[Span] = ()
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """All that is asked for."""
+        return ((self.first_entry, self.last_entry), *self.further)
 
 
 class EntryResult(NamedTuple):

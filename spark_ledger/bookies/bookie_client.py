@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 
 from bookie_server.api import codec
 from bookie_server.api.entry import Buffer
+from bookie_server.api.entry_ids import Span
 from bookie_server.api.messages import (
     Add,
     AddResponse,
@@ -120,10 +121,12 @@ class BookieClient:
         max_bytes: int,
         fence: bool = False,
         token: bytes = b"",
+        further: Sequence[Span] = (),
     ) -> ReadResponse:
-        """Entries first..last, both included, as far as `max_bytes` reach."""
+        """Entries first..last, both included, and those of `further` spans, which rise, as far as
+        `max_bytes` reach."""
         request = ReadRequest(
-            bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token
+            bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
         return await self._ask(bookie_id, "Read", request, ReadResponse)
 

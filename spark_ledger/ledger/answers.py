@@ -51,15 +51,15 @@ async def as_answered(
 
 
 def judge(
-    response: ReadResponse, ledger_id: int, first_entry: int, entry_id: int
+    response: ReadResponse, ledger_id: int, at: int, entry_id: int
 ) -> tuple[Meaning, Entry | str] | None:
-    """What the answer to a read from `first_entry` on says of one entry: its meaning, and the
-    checked entry or the reason. None if the answer stops before the entry."""
+    """What the answer to a read says of one entry, the one after `at` others that were asked for:
+    its meaning, and the checked entry or the reason. None if the answer stops before the entry."""
     if response.status is not Status.OK:
         return testimony(response.status), say(response)
-    if entry_id - first_entry >= len(response.results):
+    if at >= len(response.results):
         return None
-    result = response.results[entry_id - first_entry]
+    result = response.results[at]
     if result.status is not Status.OK:
         return testimony(result.status), result.status.name
     try:

@@ -82,7 +82,7 @@ class LongRead:
             return run
         self._heard(response.last_add_confirmed)
         while first <= last:
-            said = judge(response, self._ledger_id, first - len(run), first)
+            said = judge(response, self._ledger_id, len(run), first)
             if said is None or not isinstance(said[1], Entry):
                 return run
             run.append(said[1])

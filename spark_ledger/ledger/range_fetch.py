@@ -1,4 +1,4 @@
-"""Fetch a range of entries of one fragment from its bookies, replica after replica.
+"""Fetch entries of one fragment from its bookies, replica after replica.
 
 Always true:
 - an entry is expected of one replica at a time. Only for a chunk that somebody waits for (`hurry`)
@@ -10,8 +10,8 @@ Always true:
 - after `fill` either the entry is there, or an answer stopped before it (ask again from there), or
   every member of its write set was asked and has refused (`Refusals` says why);
 - what one set of questions may bring is limited to the chunk's `bytes_max` in all. (Where Qw does
-  not divide E a range cannot leave out the few entries that two of its bookies hold: they come
-  twice, within that limit.)
+  not divide E a range does not leave out the few entries that two of its bookies hold: they come
+  twice, within that limit. Of entries that lie apart each bookie is asked for its own alone.)
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bookie_server.api.entry import Entry
+from bookie_server.api.entry_ids import EntryIds, has, spans_of
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
 from spark_ledger.ledger.answers import judge, say
@@ -30,12 +31,11 @@ from spark_ledger.ledger.read_order import Ask, Question, first_asks, next_asks,
 
 @dataclass(slots=True)
 class Chunk:
-    """A range to fetch, and what of it is there. `version` is that of the record which names the
+    """Entries to fetch, and what of them is there. `version` is that of the record which names the
     ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
     for with every answer going that far."""
 
-    first: int
-    last: int
+    ids: EntryIds
     ensemble: tuple[str, ...]
     version: int
     bytes_max: int
@@ -45,16 +45,21 @@ class Chunk:
     hurried: bool = False
     on_hurry: Callable[[], None] | None = None
 
+    @property
+    def last(self) -> int:
+        return self.ids[-1]
+
     def cut_short(self, entry_id: int) -> bool:
         """Whether the entry is missing only because answers stopped before it."""
         return self.reached < entry_id <= self.last
 
-    def take_from(self, entry_id: int) -> list[Entry]:
-        """Take out what is there from `entry_id` on, up to the first that is missing."""
+    def take(self, ids: EntryIds) -> list[Entry]:
+        """Take out what is there of these entries, up to the first that is missing."""
         run = []
-        while (entry := self.entries.pop(entry_id, None)) is not None:
+        for entry_id in ids:
+            if (entry := self.entries.pop(entry_id, None)) is None:
+                break
             run.append(entry)
-            entry_id += 1
         return run
 
     def hurry(self) -> None:
@@ -65,22 +70,22 @@ class Chunk:
 
 
 class Refusals:
-    """Why replicas did not deliver. Kept by range, for often it is one reason for all entries."""
+    """Why replicas did not deliver. Kept by question, for often it is one reason for all of it."""
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
-        self._said: list[tuple[int, str, int, int, str]] = []
+        self._said: list[tuple[int, str, EntryIds, str]] = []
 
-    def add(self, slot: int, bookie: str, first: int, last: int, why: str) -> None:
-        self._said.append((slot, bookie, first, last, why))
+    def add(self, slot: int, bookie: str, ids: EntryIds, why: str) -> None:
+        self._said.append((slot, bookie, ids, why))
 
     def of(self, entry_id: int) -> dict[str, str]:
         """Bookie -> why it did not deliver the entry."""
         write_set = self._quorum.write_set(entry_id)
         return {
             bookie: why
-            for slot, bookie, first, last, why in self._said
-            if first <= entry_id <= last and slot in write_set
+            for slot, bookie, ids, why in self._said
+            if slot in write_set and has(ids, entry_id)
         }
 
 
@@ -104,9 +109,9 @@ class RangeFetch:
         self.avoided = ""
         """A bookie that is asked last for now, besides those in doubt."""
 
-    async def fill(self, chunk: Chunk, first: int | None = None) -> Refusals:
-        """Fetch what is missing of the chunk, from `first` on (None: its beginning)."""
-        filling = Filling(self, chunk, chunk.first if first is None else first)
+    async def fill(self, chunk: Chunk, ids: EntryIds | None = None) -> Refusals:
+        """Fetch what is missing of the chunk, or of these of its last entries."""
+        filling = Filling(self, chunk, chunk.ids if ids is None else ids)
         try:
             return await filling.run()
         finally:
@@ -129,9 +134,13 @@ class RangeFetch:
         """Another replica, asked later, was sooner."""
         self._cluster.bookies.quarantine.overtaken(bookie_id)
 
-    async def ask(self, bookie_id: str, first: int, last: int, bytes_max: int) -> ReadResponse:
+    async def ask(self, bookie_id: str, ids: EntryIds, bytes_max: int) -> ReadResponse:
+        span, *further = spans_of(ids)
         return await self._cluster.bookies.read(
-            *(bookie_id, self._ledger_id, first, last), max_bytes=bytes_max, token=self._token
+            *(bookie_id, self._ledger_id, *span),
+            max_bytes=bytes_max,
+            token=self._token,
+            further=further,
         )
 
     def sort_in(
@@ -140,37 +149,38 @@ class RangeFetch:
         """Take from an answer the entries that are missing, and the reasons for others."""
         slot, bookie = question.slot, chunk.ensemble[question.slot]
         if response.status is not Status.OK:
-            refusals.add(slot, bookie, question.first, question.last, say(response))
+            refusals.add(slot, bookie, question.ids, say(response))
             return
         self._heard(response.last_add_confirmed)
-        for entry_id in self._missing_of(chunk, question):
-            said = judge(response, self._ledger_id, question.first, entry_id)
-            if said is None and entry_id > question.first:
+        for at, entry_id in self._missing_of(chunk, question):
+            said = judge(response, self._ledger_id, at, entry_id)
+            if said is None and at > 0:
                 chunk.reached = min(chunk.reached, entry_id - 1)
                 return
             if said is None:
-                refusals.add(slot, bookie, entry_id, entry_id, "an empty answer")
+                refusals.add(slot, bookie, question.ids[:1], "an empty answer")
             elif isinstance(said[1], Entry):
                 chunk.entries[entry_id] = said[1]
             else:
-                refusals.add(slot, bookie, entry_id, entry_id, said[1])
+                refusals.add(slot, bookie, question.ids[at : at + 1], said[1])
 
-    def _missing_of(self, chunk: Chunk, question: Question) -> Iterator[int]:
-        """The entries of the question that its bookie keeps and that are not there yet."""
+    def _missing_of(self, chunk: Chunk, question: Question) -> Iterator[tuple[int, int]]:
+        """The entries of the question that its bookie keeps and that are not there yet; before
+        each, how many come before it in the answer."""
         size, bit = self.quorum.ensemble_size, 1 << question.slot
         held = [bool(mask & bit) for mask in self.quorum.write_masks()]
-        for entry_id in range(question.first, question.last + 1):
+        for at, entry_id in enumerate(question.ids):
             if held[entry_id % size] and entry_id not in chunk.entries:
-                yield entry_id
+                yield at, entry_id
 
 
 class Filling:
     """One fill of one chunk: its questions, open and answered."""
 
-    def __init__(self, fetch: RangeFetch, chunk: Chunk, begin: int) -> None:
+    def __init__(self, fetch: RangeFetch, chunk: Chunk, ids: EntryIds) -> None:
         self._fetch = fetch
         self._chunk = chunk
-        self._begin = begin
+        self._ids = ids
         self._order = fetch.order(chunk.ensemble)
         self._questions: dict[Question, asyncio.Task[ReadResponse]] = {}
         self._arrived: asyncio.Queue[Question | None] = asyncio.Queue()  # None: look again
@@ -181,7 +191,7 @@ class Filling:
         chunk, refusals = self._chunk, Refusals(self._fetch.quorum)
         chunk.reached = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
-        self._ask(first_asks(self._fetch.quorum, self._begin, chunk.last, self._order))
+        self._ask(first_asks(self._fetch.quorum, self._ids, self._order))
         while True:
             answered = await self._next_answer()
             if answered is not None:
@@ -208,10 +218,10 @@ class Filling:
         """Ask these at once; between them they may bring the chunk's bytes."""
         for ask in asks:
             due_at = self._loop.time() + self._fetch.delay_s
-            question = Question(ask.slot, ask.first, ask.last, due_at)
+            question = Question(ask.slot, ask.ids, due_at)
             bookie = self._chunk.ensemble[ask.slot]
             bytes_max = max(1, self._chunk.bytes_max // len(asks))
-            task = self._loop.create_task(self._fetch.ask(bookie, ask.first, ask.last, bytes_max))
+            task = self._loop.create_task(self._fetch.ask(bookie, ask.ids, bytes_max))
             task.add_done_callback(partial(self._ended, question))
             self._questions[question] = task
 
@@ -221,11 +231,12 @@ class Filling:
     def _next_asks(self, missing: list[int]) -> list[Ask]:
         now = self._loop.time() if self._chunk.hurried else None
         asked = list(self._questions)
-        return next_asks(self._fetch.quorum, missing, asked, now, self._order)
+        apart = not isinstance(self._ids, range)
+        return next_asks(self._fetch.quorum, missing, asked, now, self._order, apart=apart)
 
     def _missing(self) -> list[int]:
-        chunk = self._chunk
-        return [e for e in range(self._begin, chunk.reached + 1) if e not in chunk.entries]
+        entries, reached = self._chunk.entries, self._chunk.reached
+        return [e for e in self._ids if e not in entries and e <= reached]
 
     # -- waiting ------------------------------------------------------------------------------
 

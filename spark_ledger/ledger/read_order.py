@@ -10,31 +10,30 @@ slot each time, so that load is spread, and with few slots that hold everything 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bookie_server.api.entry_ids import EntryIds, has, neat
 from spark_ledger.ledger.quorum import Quorum
 
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """Entries first..last, asked of one slot; `open` until it is answered; an answer after
-    `due_at` (seconds of the loop's clock) keeps the reader waiting for too long."""
+    """Entries asked of one slot; `open` until it is answered; an answer after `due_at` (seconds
+    of the loop's clock) keeps the reader waiting for too long."""
 
     slot: int
-    first: int
-    last: int
+    ids: EntryIds
     due_at: float
     open: bool = True
 
     def about(self, entry_id: int) -> bool:
-        return self.first <= entry_id <= self.last
+        return has(self.ids, entry_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is to be asked of one slot: entries first..last, both included."""
+    """What is to be asked of one slot."""
 
     slot: int
-    first: int
-    last: int
+    ids: EntryIds
 
 
 def preference(quorum: Quorum, turn: int, suspects: Iterable[int]) -> list[int]:
@@ -47,13 +46,14 @@ def preference(quorum: Quorum, turn: int, suspects: Iterable[int]) -> list[int]:
     return sorted((*cover, *others), key=lambda slot: last >> slot & 1)
 
 
-def first_asks(quorum: Quorum, first: int, last: int, order: Sequence[int]) -> list[Ask]:
-    """Whom to ask for entries first..last to begin with: every entry of one slot."""
+def first_asks(quorum: Quorum, ids: EntryIds, order: Sequence[int]) -> list[Ask]:
+    """Whom to ask for these entries to begin with: every entry of one slot."""
     size = quorum.ensemble_size
-    if last - first < 2 * size:
-        return next_asks(quorum, range(first, last + 1), [], None, order)
+    apart = not isinstance(ids, range)
+    if apart or len(ids) <= 2 * size:
+        return next_asks(quorum, ids, [], None, order, apart=apart)
     # Each slot's first and last entries are among these, however long the range is.
-    edges = (*range(first, first + size), *range(last - size + 1, last + 1))
+    edges = (*ids[:size], *ids[-size:])
     return next_asks(quorum, edges, [], None, order)
 
 
@@ -63,11 +63,14 @@ def next_asks(
     asked: Sequence[Question],
     now: float | None,
     order: Sequence[int],
+    *,
+    apart: bool = False,
 ) -> list[Ask]:
     """Whom to ask next for the entries that are missing, given the questions `asked` before.
 
     An entry is left alone while a question about it is open that is not overdue at `now` (None:
-    none ever is), and once all its write set was asked.
+    none ever is), and once all its write set was asked. A slot is asked for a range, which may
+    hold entries that nobody needs of it; or with `apart` for the ones that are needed.
     """
     masks, size = quorum.write_masks(), quorum.ensemble_size
     wanted = {}
@@ -79,7 +82,7 @@ def next_asks(
     for slot in order:
         own = [entry_id for entry_id, left in wanted.items() if left >> slot & 1]
         if own:
-            asks.append(Ask(slot, own[0], own[-1]))
+            asks.append(Ask(slot, neat(own) if apart else range(own[0], own[-1] + 1)))
             for entry_id in own:
                 del wanted[entry_id]
     return asks

@@ -14,11 +14,14 @@ Always true:
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from itertools import pairwise
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
+from bookie_server.api.entry_ids import EntryIds, neat, since, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.errors import (
     DataUnavailable,
@@ -135,7 +138,30 @@ class LedgerReader:
         whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
         """
         _check_id(first)
-        return EntryStream(first, lambda entry_id: self._read(entry_id, last, known_confirmed))
+        ids = range(first, last + 1)
+        return EntryStream(
+            first, lambda entry_id: self._read(since(ids, entry_id), known_confirmed)
+        )
+
+    def read_entries(
+        self,
+        entry_ids: Sequence[int],
+        *,
+        entry_bytes: int | None = None,
+        known_confirmed: int | None = None,
+    ) -> EntryStream:
+        """As `read`, of these entries, whose ids rise: several that lie apart are asked for in one
+        request. `entry_bytes`: how large the payload of one is, about, where that is known."""
+        ids = neat(entry_ids)
+        _check_id(ids[0] if ids else 0)
+        if not isinstance(ids, range) and any(a >= b for a, b in pairwise(ids)):
+            raise ValueError("the ids of the entries to be read rise")
+        if entry_bytes is not None:
+            self._entry_bytes = HEADER_BYTES + entry_bytes
+        first = ids[0] if ids else 0
+        return EntryStream(
+            first, lambda entry_id: self._read(since(ids, entry_id), known_confirmed)
+        )
 
     def scan(
         self, first: int, last: int | None = None, *, max_bytes: int | None = None
@@ -186,8 +212,15 @@ class LedgerReader:
 
     # -- pieces of a read ---------------------------------------------------------------------
 
-    async def _read(self, first: int, last: int, known_confirmed: int | None) -> Entries:
-        """What `read` iterates over."""
+    def _entries(self, ids: EntryIds, known_confirmed: int | None) -> EntryStream:
+        first = ids[0] if ids else 0
+        return EntryStream(first, lambda at: self._read(since(ids, at), known_confirmed))
+
+    async def _read(self, ids: EntryIds, known_confirmed: int | None) -> Entries:
+        """What `read` and `read_entries` iterate over."""
+        if not ids:
+            return
+        last = ids[-1]
         limit = await self._confirmed(last, known_confirmed)
         if last > limit:
             state = self.record.state.value
@@ -198,7 +231,7 @@ class LedgerReader:
                 last_add_confirmed=limit,
             )
         ahead_bytes = self._cluster.config.read_ahead_bytes
-        async with aclosing(self._stream(first, last, ahead_bytes)) as runs:
+        async with aclosing(self._stream(ids, ahead_bytes)) as runs:
             async for run in runs:
                 for entry in run:
                     yield entry.header.entry_id, entry
@@ -236,7 +269,8 @@ class LedgerReader:
         if max_bytes is not None:
             copies = self._view.quorum.write_quorum
             ahead_bytes, chunks = min(ahead_bytes, copies * (max_bytes + HEADER_BYTES)), 1
-        async with aclosing(self._stream(scan.next_entry, end, ahead_bytes, chunks)) as runs:
+        ids = range(scan.next_entry, end + 1)
+        async with aclosing(self._stream(ids, ahead_bytes, chunks)) as runs:
             async for run in runs:
                 for entry in run:
                     size = scan.payload_bytes + len(entry.payload)
@@ -247,20 +281,34 @@ class LedgerReader:
         scan.stop = Stopped.END_OF_RANGE if whole else stop
 
     async def _stream(
-        self, first: int, last: int, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
+        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
     ) -> AsyncGenerator[list[Entry], None]:
-        """The entries first..last, all of them confirmed, fetched ahead; in runs as they come."""
+        """The entries, all of them confirmed, fetched ahead; in runs as they come."""
         tries = self._view.quorum.ensemble_size if chunks == CHUNKS_AHEAD else 0
-        while tries and self._is_long(first, last, ahead_bytes):
-            end = self._fragment_end(first, last)
-            async with aclosing(self._long_runs(first, last, ahead_bytes)) as runs:
+        while ids:
+            if count := self._count_short(ids, ahead_bytes) if tries else len(ids):
+                end = ids[count - 1]
+                reading = self._windowed(ids[:count], ahead_bytes, chunks)
+            else:
+                last = spans_of(ids)[0][1]
+                end = self._fragment_end(ids[0], last)
+                reading = self._long_runs(ids[0], last, ahead_bytes)
+            next_entry = ids[0]
+            async with aclosing(reading) as runs:
                 async for run in runs:
-                    first = run[-1].header.entry_id + 1
+                    next_entry = run[-1].header.entry_id + 1
                     yield run
-            tries -= first <= end
-        async with aclosing(self._windowed(first, last, ahead_bytes, chunks)) as runs:
-            async for run in runs:
-                yield run
+            tries -= next_entry <= end
+            ids = since(ids, next_entry)
+
+    def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
+        """How many come before the next neighbours that are worth a stream."""
+        count = 0
+        for first, last in spans_of(ids):
+            if self._is_long(first, last, ahead_bytes):
+                break
+            count += last - first + 1
+        return count
 
     def _is_long(self, first: int, last: int, ahead_bytes: int) -> bool:
         """Whether the next fragment's part of the range is worth a stream from one bookie: it has
@@ -289,8 +337,8 @@ class LedgerReader:
             return
         overtaken = self._long.silent and len(ensemble) > 1
         self._fetch.avoided = bookie
-        chunk = self._chunk(first, end, request_bytes)
-        async with aclosing(self._windowed(first, chunk.last, ahead_bytes)) as runs:
+        ids = self._chunk(range(first, end + 1), request_bytes).ids
+        async with aclosing(self._windowed(ids, ahead_bytes)) as runs:
             async for run in runs:
                 if overtaken:
                     self._fetch.overtaken(bookie)
@@ -303,20 +351,21 @@ class LedgerReader:
         return min([last, *(begin - 1 for begin in later)])
 
     async def _windowed(
-        self, first: int, last: int, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
+        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
     ) -> AsyncGenerator[list[Entry], None]:
-        """The entries first..last, all of them confirmed, fetched ahead, `chunks` at a time if
-        `ahead_bytes` are to be made use of; in runs as they come."""
+        """The entries, all of them confirmed, fetched ahead, `chunks` at a time if `ahead_bytes`
+        are to be made use of; in runs as they come."""
         window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
         loop = asyncio.get_running_loop()
         request_bytes = self._request_bytes(ahead_bytes, chunks)
-        next_entry = first
+        at = 0
         try:
-            while next_entry <= last or window:
-                while next_entry <= last and self._room(len(window), request_bytes, ahead_bytes):
-                    chunk = self._chunk(next_entry, last, request_bytes)
+            while at < len(ids) or window:
+                while at < len(ids) and self._room(len(window), request_bytes, ahead_bytes):
+                    following = ids[at : at + ENTRIES_PER_REQUEST_MAX]
+                    chunk = self._chunk(following, request_bytes)
                     window.append((chunk, loop.create_task(self._fetch.fill(chunk))))
-                    next_entry = chunk.last + 1
+                    at += len(chunk.ids)
                 chunk, fetching = window[0]
                 chunk.hurry()
                 refusals = await fetching
@@ -339,33 +388,33 @@ class LedgerReader:
         answers = under_way + self._view.quorum.write_quorum
         return under_way == 0 or answers * answer_bytes <= ahead_bytes
 
-    def _chunk(self, first: int, last: int, request_bytes: int) -> Chunk:
-        """The next range to ask for: of one fragment, about one request's bytes."""
+    def _chunk(self, ids: EntryIds, request_bytes: int) -> Chunk:
+        """What of these to ask for next: of one fragment, about one request's bytes."""
         quorum, record = self._view.quorum, self.record
         copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
         count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
-        count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
-        end = self._fragment_end(first, min(last, first + count - 1))
-        ensemble = record.fragment_of(first).ensemble
-        return Chunk(first, end, ensemble, self.version, request_bytes, self._addresses(ensemble))
+        ids = ids[: min(max(1, count), ENTRIES_PER_REQUEST_MAX)]
+        ids = neat(ids[: bisect_right(ids, self._fragment_end(ids[0], ids[-1]))])
+        ensemble = record.fragment_of(ids[0]).ensemble
+        return Chunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
 
     def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
         return tuple(map(self._cluster.directory.address, ensemble))
 
     async def _runs(self, chunk: Chunk, refusals: Refusals) -> AsyncGenerator[list[Entry], None]:
         """The chunk's entries in order, fetching again what its first answers left out."""
-        entry_id, last = chunk.first, chunk.last
-        while entry_id <= last:
-            if run := chunk.take_from(entry_id):
+        left = chunk.ids
+        while left:
+            if run := chunk.take(left):
                 self._entry_bytes = self._estimate(run)
-                entry_id += len(run)
+                left = left[len(run) :]
                 yield run
-            elif chunk.cut_short(entry_id):
-                refusals = await self._fetch.fill(chunk, entry_id)
+            elif chunk.cut_short(left[0]):
+                refusals = await self._fetch.fill(chunk, left)
             else:
-                if entry_id <= chunk.last:
-                    await self._look_again_or_raise(entry_id, chunk, refusals)
-                chunk = self._chunk(entry_id, last, chunk.bytes_max)
+                if left[0] <= chunk.last:
+                    await self._look_again_or_raise(left[0], chunk, refusals)
+                chunk = self._chunk(left, chunk.bytes_max)
                 chunk.hurry()
                 refusals = await self._fetch.fill(chunk)
 

@@ -293,7 +293,7 @@ class Recovery:
         reasons: dict[int, str] = {}
         async with aclosing(as_answered(questions)) as answers:
             async for index, response in answers:
-                said = judge(response, self._ledger_id, last, last)
+                said = judge(response, self._ledger_id, 0, last)
                 if said is not None and isinstance(said[1], Entry):
                     header = said[1].header
                     return End(last, header.cumulative_bytes, header.cumulative_rows)
@@ -391,7 +391,7 @@ class TailWindow:
         response = self._responses.get(slot)
         if response is None:
             return None, "no answer yet"
-        said = judge(response, self._ledger_id, self._first, entry_id)
+        said = judge(response, self._ledger_id, entry_id - self._first, entry_id)
         if said is None:
             return Meaning.UNKNOWN, CUT_SHORT
         if said[0] is Meaning.UNKNOWN and slot in self._gone:

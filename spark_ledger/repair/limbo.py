@@ -262,7 +262,7 @@ class _Repair:
             yield [
                 entry_id
                 for entry_id in kept
-                if not _is_whole(judge(response, self._ledger_id, at, entry_id))
+                if not _is_whole(judge(response, self._ledger_id, entry_id - at, entry_id))
             ]
             at = window.stop
 

@@ -3,16 +3,12 @@
 Always true: rows come in order of offsets, each once; an entry whose header does not say what the
 plan says (partition, first row, rows) is an error, never rows. A slice is read up to its planned
 end or raises: a negative is never an end. The entries of a partition may lie apart in a ledger
-that several partitions share: such ranges are fetched side by side within the read-ahead bytes.
+that several partitions share: a request asks for several.
 """
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +16,14 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.ledger.reader import EntryStream, LedgerReader
 from spark_ledger.topic.key_filter import KeyFilters
 from spark_ledger.topic.live import first_piece, lost_of_live, piece_of
 from spark_ledger.topic.message_batch import Longs, decode_batch
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.read_slice import EntryPiece, ReadSlice, lost_rows
 from spark_ledger.topic.routing import Hashes
-from spark_ledger.topic.segments import INLINE, NO_ENTRY, merge_ranges
-
-T = TypeVar("T")
-
-RANGES_AT_ONCE = 16
+from spark_ledger.topic.segments import INLINE, NO_ENTRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +146,7 @@ async def _fetch_slice(
     if not planned.pieces:
         return
     pieces = iter(planned.pieces)
-    budget = ledgers.config.read_ahead_bytes
-    async with aclosing(_read_ranges(reader, planned, budget)) as entries:
+    async with aclosing(_read_entries(reader, planned)) as entries:
         async for entry_id, entry in entries:
             piece = next(pieces)
             assert piece.entry_id == entry_id, "entries come in the order of the plan"
@@ -210,8 +201,9 @@ class _Filters:
         place = (reader.ledger_id, entry_id)
         if place != self._place:
             try:
-                found = await _collect(reader, entry_id, entry_id, entry_id)
-                self._read = KeyFilters(found[0][1].payload)
+                read = reader.read(entry_id, entry_id, known_confirmed=entry_id)
+                async with aclosing(read) as found:
+                    self._read = KeyFilters((await anext(found))[1].payload)
             except (errors.DataUnavailable, errors.DigestMismatch, errors.NoSuchEntry):
                 self._read = None
             self._place = place
@@ -236,49 +228,10 @@ async def _open(ledgers: LedgerStore, planned: ReadSlice) -> LedgerReader:
     return reader
 
 
-async def _read_ranges(
-    reader: LedgerReader, planned: ReadSlice, budget: int
-) -> AsyncGenerator[tuple[int, Entry], None]:
-    """The slice's entries in order: ranges one after the other, or short ones side by side."""
-    ranges = merge_ranges(piece.entry_id for piece in planned.pieces)
-    entry_bytes = max(1, planned.bytes // len(planned.pieces))
-    longest = max(last - first + 1 for first, last in ranges)
-    at_once = min(RANGES_AT_ONCE, budget // (entry_bytes * longest), len(ranges))
-    confirmed = planned.known_confirmed
-    if at_once > 1:
-        reads = (_collect(reader, first, last, confirmed) for first, last in ranges)
-        async with aclosing(_side_by_side(reads, at_once)) as collected:
-            async for entries in collected:
-                for found in entries:
-                    yield found
-        return
-    for first, last in ranges:
-        async with aclosing(reader.read(first, last, known_confirmed=confirmed)) as read:
-            async for found in read:
-                yield found
-
-
-async def _side_by_side(
-    reads: Iterator[Coroutine[Any, Any, T]], at_once: int
-) -> AsyncGenerator[T, None]:
-    """The results in order, while so many are under way."""
-    loop = asyncio.get_running_loop()
-    waiting: deque[asyncio.Task[T]] = deque()
-    try:
-        waiting.extend(loop.create_task(read) for read in islice(reads, at_once))
-        while waiting:
-            result = await waiting[0]
-            waiting.popleft()
-            waiting.extend(loop.create_task(read) for read in islice(reads, 1))
-            yield result
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _collect(
-    reader: LedgerReader, first: int, last: int, confirmed: int
-) -> list[tuple[int, Entry]]:
-    async with aclosing(reader.read(first, last, known_confirmed=confirmed)) as read:
-        return [found async for found in read]
+def _read_entries(reader: LedgerReader, planned: ReadSlice) -> EntryStream:
+    """The slice's entries in order."""
+    return reader.read_entries(
+        [piece.entry_id for piece in planned.pieces],
+        entry_bytes=planned.bytes // len(planned.pieces),
+        known_confirmed=planned.known_confirmed,
+    )

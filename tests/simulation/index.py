@@ -115,6 +115,18 @@ class SimIndex:
                 break
         return found
 
+    async def among(
+        self, ledger_id: int, entry_ids: Sequence[int], max_bytes: int
+    ) -> list[Location]:
+        self._check()
+        found, total = [], 0
+        places = self._entries.get(ledger_id, {})
+        for entry_id in entry_ids:
+            if entry_id in places and total < max_bytes:
+                found.append(places[entry_id])
+                total += places[entry_id].entry_bytes
+        return found
+
     async def last(self, ledger_id: int) -> int | None:
         self._check()
         ids = self._order.get(ledger_id)

@@ -23,6 +23,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Meaning, Status, meaning, testimony
 from bookie_server.handler import handle_bytes
 from bookie_server.read_stream import serve_stream
@@ -498,11 +499,12 @@ def _results(
 ) -> list[tuple[int, m.EntryResult]]:
     """(entry, result) of a read. A negative for the whole request speaks of each of the range, of
     which only the first `entries` of the ledger and one more matter."""
-    first = request.first_entry
     if response.results or meaning(response.status) is Meaning.POSITIVE:
-        return list(enumerate(response.results, first))
-    last = max(first, min(request.last_entry, entries))
-    return [(entry_id, m.EntryResult(response.status)) for entry_id in range(first, last + 1)]
+        ids = ids_in(request.spans, len(response.results))
+        return list(zip(ids, response.results, strict=True))
+    spans = [(first, min(last, entries)) for first, last in request.spans if first <= entries]
+    ids = ids_in(spans or [(request.first_entry, request.first_entry)], entries + 1)
+    return [(entry_id, m.EntryResult(response.status)) for entry_id in ids]
 
 
 def _statuses(response: m.Response) -> list[Status]:
@@ -570,7 +572,8 @@ def _told(request: m.Request, response: m.Response, headers: list[EntryHeader | 
     if isinstance(request, m.ReadRequest) and isinstance(response, m.ReadResponse):
         fence = " fence" if request.fence else ""
         found = [result.status.name for result in response.results]
-        span = f"{request.ledger_id}:{request.first_entry}-{request.last_entry}{fence}"
+        spans = " ".join(f"{first}-{last}" for first, last in request.spans)
+        span = f"{request.ledger_id}:{spans}{fence}"
         return f"{span} {response.status.name} {found} lac {response.last_add_confirmed}"
     if isinstance(request, m.ReadLacRequest) and isinstance(response, m.ReadLacResponse):
         fence = " fence" if request.fence else ""

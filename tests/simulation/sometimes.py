@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
+from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
@@ -243,7 +244,10 @@ class Situations:
         bookie: BookieGhost,
     ) -> None:
         self._status(response.status)
-        for entry_id, result in enumerate(response.results, request.first_entry):
+        if request.further and len(response.results) > 1:
+            self.ghost.meet("entries that lie apart read at once")
+        ids = ids_in(request.spans, len(response.results))
+        for entry_id, result in zip(ids, response.results, strict=True):
             if result.status is Status.LIMBO:
                 self.ghost.meet("limbo answered")
             elif result.status is Status.LIMBO_TORN:

@@ -159,7 +159,7 @@ def _asked(request: m.Request, ledger_id: int) -> str:
         return ""
     if isinstance(request, m.ReadRequest):
         fencing = "fences and reads" if request.fence else "reads"
-        return f"{fencing} {_span(request.first_entry, request.last_entry)}"
+        return f"{fencing} {', '.join(_span(*span) for span in request.spans)}"
     if isinstance(request, m.ReadLacRequest):
         waits = f", waiting for more than {request.previous_lac}" if request.wait_ms else ""
         return f"{'fences and asks' if request.fence else 'asks'} for the LAC{waits}"

@@ -193,11 +193,11 @@ def goes_back_without_a_word(touch: Any) -> Any:
     return lambda self: Check(self.folder, ANY_VERSION)
 
 
-def reads_what_was_announced(read_ranges: Any) -> Any:
+def reads_what_was_announced(read_entries: Any) -> Any:
     """A committed range is no proof that it is confirmed."""
 
-    def unproven(reader: Any, planned: Any, *rest: Any) -> Any:
-        return read_ranges(reader, replace(planned, known_confirmed=NO_ENTRY), *rest)
+    def unproven(reader: Any, planned: Any) -> Any:
+        return read_entries(reader, replace(planned, known_confirmed=NO_ENTRY))
 
     return unproven
 
@@ -279,7 +279,7 @@ MUTANTS = (
         *(believes_that_it_is_there, CHURN),
     ),
     Mutant(
-        *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_ranges"),
+        *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_entries"),
         *(reads_what_was_announced, CHURN),
     ),
     Mutant(

@@ -497,3 +497,24 @@ def test_after_a_sync_that_failed_none_succeeds(kind, tmp_path):
         asyncio.run(on_rocks())
     else:
         run(on_its_twin())
+
+
+def test_of_ids_that_lie_apart_those_are_found_that_exist_up_to_the_bytes_asked_for(an_index):
+    async def look(index):
+        known = [place.entry_id for place in PLACES]
+        for step in (1, 2, 1000):  # stepped over, and looked up one by one
+            asked = [*known[:-1:2], *range(known[-1], known[-1] + 9 * step, step)]
+            expected = [place for place in PLACES if place.entry_id in asked]
+            assert await index.among(7, asked, 1 << 30) == expected
+            total = expected[0].entry_bytes + 1
+            assert await index.among(7, asked, total) == expected[:2]
+            assert await index.among(7, asked, 1) == expected[:1]
+        assert await index.among(7, [5, 10**6], 1 << 30) == []
+        assert await index.among(99, known, 1 << 30) == []
+
+    async def put(index):
+        await index.put([*PLACES, *OTHERS])
+        await look(index)
+        await index.sync()
+
+    an_index(put, look)

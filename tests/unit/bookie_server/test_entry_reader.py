@@ -70,7 +70,7 @@ class Reading:
         return places
 
     async def read(self, first: int, last: int, ledger_id: int = 1, max_bytes: int = 1 << 20):
-        return (await self.reader.read(ledger_id, first, last, max_bytes)).entries
+        return (await self.reader.read(ledger_id, range(first, last + 1), max_bytes)).entries
 
     def rot(self, path: str, position: int) -> None:
         self.disk.flip_bit(path, 8 * position)
@@ -286,7 +286,7 @@ def test_places_apart_are_read_at_the_same_time():
     async def test(r: Reading) -> None:
         for number in range(8):
             await r.store_entries((1, number), (2, number), payload=bytes(KIB))
-        await r.reader.read(2, 0, 0, 1)  # opens the log
+        await r.reader.read(2, range(1), 1)  # opens the log
         r.disk.faults.read_s = (READ_S, READ_S)
         began = current().time()
         assert len(await r.read(0, 7)) == 8
@@ -448,9 +448,9 @@ def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
         else:
             r.stores.append(await r.store(SimDisk(random.Random(1))))
             await r.store_entries((1, 1), payload=b"y", at=1)
-        found = await r.reader.read(1, 0, 2, 2 * KIB)
+        found = await r.reader.read(1, range(3), 2 * KIB)
         assert (list(found.entries), found.known_through) == ([0, 1], 1)
-        found = await r.reader.read(1, 2, 2, 2 * KIB)
+        found = await r.reader.read(1, range(2, 3), 2 * KIB)
         assert (list(found.entries), found.known_through) == ([2], 2)
 
     reading(test, replace(SMALL, read_cache_bytes=0))

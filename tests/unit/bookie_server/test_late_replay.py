@@ -199,7 +199,7 @@ def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away
         await Replayed(storage).place("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
-        assert bytes((await storage.read(1, 1, 1, 1000)).entries[1]).endswith(b"another")
+        assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
         assert storage.limbo(1) == ""
 
     run(scenario())

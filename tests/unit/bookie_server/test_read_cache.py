@@ -105,21 +105,21 @@ def test_a_range_ends_at_the_first_entry_that_is_not_there_and_at_its_bytes() ->
     cache = ReadCache(64 * KIB)
     put(cache, 1, 0, 1, 2)
     put(cache, 1, 4)
-    assert list(cache.range(1, 0, 9, 1 << 20)) == [0, 1, 2]
-    assert list(cache.range(1, 0, 9, KIB + 1)) == [0, 1]
-    assert list(cache.range(1, 3, 9, 1 << 20)) == []
-    assert list(cache.range(1, 4, 4, 1 << 20)) == [4]
+    assert list(cache.leading(1, range(10), 1 << 20)) == [0, 1, 2]
+    assert list(cache.leading(1, range(10), KIB + 1)) == [0, 1]
+    assert list(cache.leading(1, range(3, 10), 1 << 20)) == []
+    assert list(cache.leading(1, range(4, 5), 1 << 20)) == [4]
 
 
 def test_a_range_over_one_block_is_one_use_of_it() -> None:
     cache = ReadCache(64 * KIB)
     put(cache, 1, 0, 1, 2, 3)
-    cache.range(1, 0, 3, 1 << 20)
+    cache.leading(1, range(4), 1 << 20)
     for entry_id in range(100):
         put(cache, 2, entry_id)
     assert cache.has(1, 0), "used twice: by the read that brought it and by this one"
     put(cache, 3, 0, 1, 2, 3, uses=0)
-    cache.range(3, 0, 3, 1 << 20)
+    cache.leading(3, range(4), 1 << 20)
     for entry_id in range(100):
         put(cache, 2, entry_id)
     assert not cache.has(3, 0), "used once"

@@ -117,9 +117,13 @@ def test_an_unknown_or_absent_entry_is_told_as_by_read():
     streaming(test)
 
 
-def test_a_stream_that_fences_or_has_no_range_is_refused():
+def test_a_stream_that_fences_or_has_no_range_or_several_is_refused():
     async def test(node: Node) -> None:
-        for caller in (Caller(node).begin(0, 1, 1000, fence=True), Caller(node)):
+        for caller in (
+            Caller(node).begin(0, 1, 1000, fence=True),
+            Caller(node).begin(0, 1, 1000, further=[(3, 3)]),
+            Caller(node),
+        ):
             caller.grant(1000)
             response = await caller.next()
             assert response is not None and response.status is Status.BAD_REQUEST

@@ -1,6 +1,7 @@
 """The hand-written encoding is the one the generated code reads and writes."""
 
 import contextlib
+from itertools import chain, pairwise
 
 import pytest
 
@@ -44,6 +45,7 @@ REQUESTS = [
     add_request(),
     m.AddRequest("", []),
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
+    read_request(1, 3, 4)._replace(further=[(6, 6), (7, 9), (2**40, 2**63 - 1)]),
     m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
     m.ReadLacRequest("b", 1, previous_lac=2**62),
@@ -90,8 +92,13 @@ def plain(value):
 
 
 def expected(message):
-    """`plain`, with an add's buffers joined, as they travel."""
+    """`plain`, with an add's buffers joined and a read's spans counted, as they travel."""
     whole = plain(message)
+    for read in (whole, whole.get("read") or {}):
+        if read.get("further"):
+            ends = [read["last_entry"], *chain.from_iterable(read["further"])]
+            gaps = [after - before for before, after in pairwise(ends)]
+            read["further"] = [gap + (-1) ** (n % 2 + 1) for n, gap in enumerate(gaps)]
     for add in whole.get("adds", []):
         add["entry"] = b"".join(add["entry"])
     return whole
@@ -126,6 +133,28 @@ def test_entries_are_views_into_the_message():
     data = codec.encode(add_request())
     request = codec.decode_request("Add", data)
     assert all(buffer.obj is data for add in request.adds for buffer in add.entry if len(buffer))
+
+
+@pytest.mark.parametrize(
+    "further", [[1], [0, 0], [1, 0], [1, 2, 3], [0, 2**63], [2**63, 1]], ids=str
+)
+def test_spans_that_are_none_are_refused(further):
+    wrong = bookie_pb2.ReadRequest(first_entry=3, last_entry=4, further=further)
+    with pytest.raises(codec.BadMessage):
+        codec.decode_request("Read", wrong.SerializeToString())
+
+
+@pytest.mark.parametrize("further", [[(4, 4)], [(2, 2)], [(7, 6)], [(6, 8), (8, 9)]], ids=str)
+def test_spans_that_do_not_rise_are_never_sent(further):
+    with pytest.raises(ValueError, match="rise"):
+        codec.encode(m.ReadRequest("b", 1, 3, 4, 100, further=further))
+
+
+def test_a_request_for_neighbours_has_the_bytes_that_it_always_had():
+    whole = codec.encode(m.ReadRequest("b", 1, 3, 4, 100))
+    assert whole == b"\x0a\x01b\x10\x01\x18\x03\x20\x04\x28\x64"
+    apart = codec.encode(m.ReadRequest("b", 1, 3, 4, 100, further=[(6, 6), (10, 12)]))
+    assert apart == whole + b"\x42\x04\x01\x01\x03\x03"
 
 
 def test_fields_of_a_later_version_are_skipped():

@@ -17,6 +17,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
+from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -141,8 +142,7 @@ class FakeBookie:
 
     def read(self, request: m.ReadRequest) -> m.ReadResponse:
         results, size = [], 0
-        last = min(request.last_entry, request.first_entry + RESULTS_MAX - 1)
-        for entry_id in range(request.first_entry, last + 1):
+        for entry_id in ids_in(request.spans, RESULTS_MAX):
             data = self.entries.get((request.ledger_id, entry_id))
             size += len(data or b"")
             if results and size > request.max_bytes:
