@@ -64,6 +64,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("limbo cleared by repair", "a bookie took the word of whoever compared it with its peers"),
     ("one of several directories lost", "a bookie went on with the others, or came back with them"),
     ("copies of a lost directory brought back", "and everything that belonged there was there"),
+    ("entries that lie apart read at once", "a request for several was answered with several"),
     ("bit rot met by a reader", "a read met an entry that its bookie had and cannot deliver"),
     ("bit rot met by a recovery", "a fencing read met such an entry"),
     (
