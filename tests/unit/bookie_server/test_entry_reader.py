@@ -327,6 +327,20 @@ def test_nothing_is_read_ahead_of_reads_here_and_there():
     reading(test)
 
 
+def test_nothing_is_read_ahead_of_reads_of_entries_that_lie_apart():
+    async def test(r: Reading) -> None:
+        await r.store_entries(*[(1, number) for number in range(30)], payload=bytes(4 * KIB))
+        asked = []
+        for first in range(0, 12, 3):  # each begins where the one before ended
+            asked += [first, first + 2]
+            found = await r.reader.read(1, (first, first + 2), 1 << 20)
+            assert list(found.entries) == [first, first + 2]
+            await asyncio.sleep(1)
+        assert sorted(number for _, number in r.reads) == asked
+
+    reading(test)
+
+
 def test_no_request_takes_longer_because_more_is_read_ahead():
     async def test(r: Reading) -> None:
         await _interleaved(r, 32)

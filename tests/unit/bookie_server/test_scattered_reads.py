@@ -138,17 +138,3 @@ def test_one_reply_tells_of_so_many_entries_at_most_wherever_they_lie():
         assert response.stop is StopReason.BYTE_LIMIT
 
     on_a_node(test)
-
-
-def test_of_entries_apart_nothing_is_read_ahead():
-    async def test(node):
-        await asyncio.sleep(FLUSHED_S)
-        await node.crash()  # nothing is cached
-        for first in range(0, COUNT - 3, 3):  # each begins where the one before ended
-            await read(node, first, first + 2)
-        await asyncio.sleep(1)
-        cache = node.bookie._storage._reader._read_cache
-        assert all(cache.has(1, first) for first in range(0, COUNT - 3, 3))
-        assert not any(cache.has(1, first + 1) for first in range(0, COUNT - 3, 3))
-
-    on_a_node(test)
