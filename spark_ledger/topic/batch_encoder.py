@@ -1,4 +1,4 @@
-"""Rows to entries: a task's columns, cut by partition and gathered to entries of about 1 MiB.
+"""Rows to entries: a task's columns, cut by partition and gathered to entries of about 2 MiB.
 
 Always true: rows of a partition keep their order; every row of a call is known to fit before the
 first entry of the call comes out; what is gathered, and the memory that its slices hold on to,
@@ -21,11 +21,11 @@ from spark_ledger import errors
 from spark_ledger.topic import message_batch, row_columns
 from spark_ledger.topic.arrow_arrays import of_numpy
 from spark_ledger.topic.key_filter import key_filter
-from spark_ledger.topic.message_batch import EVENT_TIME, KEY, TYPED_NAMES, Share, TimeRuns
+from spark_ledger.topic.message_batch import EVENT_TIME, KEY, TYPED_NAMES, Body, Share, TimeRuns
 from spark_ledger.topic.routing import Counts, Hashes, Router, key_hashes
 from spark_ledger.topic.row_columns import MaybeColumn, Sizes
 
-ENTRY_BYTES = 1 << 20  # an entry is emitted before it grows beyond; one row may be larger
+ENTRY_BYTES = 1 << 20
 SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
 GATHER_BYTES_MAX = 16 << 20
 PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
@@ -57,7 +57,7 @@ class EncodedEntry:
 
     shares: tuple[EncodedShare, ...]
     written_ms: int
-    body: memoryview
+    body: Body
     typed: bool = False
     schema_version: int = 0
     times: TimeRuns = ()
@@ -87,7 +87,7 @@ class EncodedEntry:
             schema_version=self.schema_version,
             times=self.times,
         )
-        return [header, self.body]
+        return [header, *self.body]
 
 
 @dataclass(slots=True)
@@ -405,9 +405,9 @@ class BatchEncoder:
         if len(some) > 1:
             header += message_batch.SHARE_BYTES * len(some)
         body = message_batch.encode_body(rows, self._compression)
-        if header + body.nbytes > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
+        if header + sum(map(len, body)) > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
             body = message_batch.encode_body(rows)  # compression made it larger
-        shares = self._shares(partitions, rows, header + body.nbytes, filters)
+        shares = self._shares(partitions, rows, header + sum(map(len, body)), filters)
         version = self._schema_version if self._typed else 0
         return EncodedEntry(shares, self._now_ms(), body, self._typed, version)
 

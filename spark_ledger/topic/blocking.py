@@ -201,8 +201,9 @@ class BlockingTaskWriter:
         background_loop().run(self._sender.abort())
 
     def _hand_over(self, entry: EncodedEntry) -> None:
-        self._handed.append((background_loop().submit(self._sender.send(entry)), entry.body.nbytes))
-        self._handed_bytes += entry.body.nbytes
+        sending = background_loop().submit(self._sender.send(entry))
+        self._handed.append((sending, entry.payload_bytes))
+        self._handed_bytes += entry.payload_bytes
         self._wait_until(self._settings.handed_over_bytes_max)
 
     def _wait_until(self, bytes_left: int) -> None:

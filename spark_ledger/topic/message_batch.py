@@ -55,6 +55,8 @@ TIMES_BYTES = 16
 SHARED, TYPED, TIMES = 1, 2, 4
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
+JOINED_BYTES_MAX = 64 << 10
+HELD_MAX = 1.5  # what an entry may keep in memory, in its own bytes
 
 KEY, VALUE, EVENT_TIME, HEADERS = "key", "value", "event_time", "headers"
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -82,6 +84,8 @@ assert _COUNT.size == _RUN.itemsize == TIMES_BYTES
 TimeRuns = Sequence[tuple[int, int]]
 """So many rows, written at so many milliseconds each; together the rows of an entry."""
 Longs = npt.NDArray[np.int64]
+Body = tuple[memoryview, ...]
+"""What follows the header, in read-only buffers; their concatenation is the Arrow stream."""
 
 
 class Share(NamedTuple):
@@ -156,7 +160,7 @@ def encode_batch(
     header = encode_header(
         shares, written_ms, typed=typed, schema_version=schema_version, times=times
     )
-    return [header, encode_body(record_batch, compression)]
+    return [header, *encode_body(record_batch, compression)]
 
 
 def encode_header(
@@ -191,17 +195,55 @@ def _encode_times(times: TimeRuns) -> bytes:
     return _COUNT.pack(len(runs)) + runs.tobytes()
 
 
-def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> memoryview:
-    """The Arrow IPC stream of one record batch, read-only, so that a ledger's writer takes it
-    without a copy. Raises ValueError for a compression that is none of COMPRESSIONS."""
+def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body:
+    """The Arrow IPC stream of one record batch in read-only buffers, so that a ledger's writer
+    takes it without a copy. Larger ones are the batch's own memory, which nobody may change, unless
+    that is HELD_MAX times as much. Raises ValueError for a compression that is none of
+    COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")
     codec = None if compression == "none" else compression
-    sink = pa.BufferOutputStream()
+    stream = _Parts()
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_stream(sink, record_batch.schema, options=options) as stream:
-        stream.write_batch(record_batch)
-    return memoryview(sink.getvalue()).toreadonly()
+    sink = pa.PythonFile(stream, mode="w")
+    with pa.ipc.new_stream(sink, record_batch.schema, options=options) as writer:
+        writer.write_batch(record_batch)
+    if codec is None and record_batch.get_total_buffer_size() > HELD_MAX * record_batch.nbytes:
+        return (memoryview(b"".join(stream.parts)),)
+    return _few(stream.parts)
+
+
+class _Parts:
+    """A file, to Arrow, that keeps what is written as it is."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+
+    def write(self, part: Buffer) -> None:
+        self.parts.append(part)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        """What was written stays."""
+
+
+def _few(parts: list[Buffer]) -> Body:
+    """The same bytes, with those that are cheaper to copy than to send by themselves joined."""
+    found: list[memoryview] = []
+    small: list[Buffer] = []
+    for part in parts:
+        if len(part) < JOINED_BYTES_MAX:
+            small.append(part)
+            continue
+        if small:
+            found.append(memoryview(b"".join(small)))
+        found.append(memoryview(part).toreadonly())
+        small = []
+    return (*found, memoryview(b"".join(small))) if small else tuple(found)
 
 
 def decode_header(payload: Buffer) -> Header:

@@ -17,6 +17,7 @@ from spark_ledger.topic.message_batch import (
     decode_batch,
     decode_header,
     encode_batch,
+    encode_body,
     encode_header,
 )
 
@@ -182,6 +183,47 @@ def test_what_is_encoded_is_read_only_so_a_ledgers_writer_does_not_copy_it(compr
         batch([b"k"], [b"v"]), [Share(0, 1, 0)], written_ms=0, compression=compression
     )
     assert all(memoryview(part).readonly for part in parts)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_the_buffers_of_a_body_are_the_stream_that_arrow_writes(compression):
+    for rows in (
+        batch([], []),
+        batch([b"k", None], [None, b"v" * 100_000]),
+        batch([b"k"] * 20_000, [b"v" * 100] * 20_000).slice(7, 19_000),
+        batch([b"k"] * 20_000, [b"v" * 100] * 20_000).slice(7, 100),
+    ):
+        whole = pa.BufferOutputStream()
+        codec = None if compression == "none" else compression
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_stream(whole, rows.schema, options=options) as stream:
+            stream.write_batch(rows)
+
+        assert b"".join(encode_body(rows, compression)) == whole.getvalue().to_pybytes()
+
+
+def test_the_bytes_of_a_large_column_are_not_copied_to_encode_it():
+    rows = batch([b"k"] * 1000, [b"v" * 1000] * 1000)
+    values = rows.column("value").buffers()[2]
+    before = pa.total_allocated_bytes()
+
+    body = encode_body(rows)
+
+    assert pa.total_allocated_bytes() - before < 100_000
+    (large,) = [part for part in body if len(part) >= 1_000_000]
+    assert pa.py_buffer(large).address == values.address
+    assert len(body) == 3
+
+
+def test_what_is_encoded_keeps_no_memory_of_rows_that_are_not_in_it():
+    before = pa.total_allocated_bytes()
+    rows = batch([b"k"] * 4000, [b"v" * 1000] * 4000)
+
+    body = encode_body(rows.slice(500, 1000))
+    del rows
+
+    assert sum(map(len, body)) > 1_000_000
+    assert pa.total_allocated_bytes() - before < 1_500_000
 
 
 def test_a_header_has_these_bytes():

@@ -103,7 +103,7 @@ def entry(number, *partitions, rows=2, keys=True, event_ms=None):
     column = pa.array([b"%d" % number] * rows * len(partitions), pa.binary())
     body = encode_body(pa.RecordBatch.from_arrays([column, column], names=["key", "value"]))
     made = key_filter(hashes_of([b"%d" % number])) if keys else None
-    taken = 32 + body.nbytes + (16 * len(partitions) if len(partitions) > 1 else 0)
+    taken = 32 + sum(map(len, body)) + (16 * len(partitions) if len(partitions) > 1 else 0)
     shares = [EncodedShare(p, rows, taken // len(partitions), event_ms, made) for p in partitions]
     return EncodedEntry(tuple(shares), 1000 + number, body)
 
