@@ -479,7 +479,7 @@ def test_an_entry_of_the_largest_row_of_all_columns_fits():
 
 def test_an_entry_of_one_partition_has_a_filter_of_its_keys():
     encoder = encoder_of(2, key_filters=True)
-    keys = [b"k%d" % n for n in range(20_000)] + [None]
+    keys = [b"k%d" % n for n in range(60_000)] + [None]
     values = [b"x" * 100] * len(keys)
     entries = [*encoder.add(binary(keys), binary(values)), *encoder.flush()]
 
