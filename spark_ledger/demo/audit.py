@@ -1,12 +1,18 @@
-"""What the ledger itself says of the demo: commit records, ledgers, fragments."""
+"""What the ledger itself says of the demo: commit records, ledgers, fragments.
+
+Always true: commit records are read from the log, which keeps the last 128 or so: who wants all
+looks more often than that, for what was seen once is kept. Where rows are is asked of the topic's
+state, which has those of all commits.
+"""
 
 from dataclasses import dataclass
 
-from spark_ledger.metadata import paths
-from spark_ledger.topic import actions, records
 from spark_ledger.topic.blocking import BlockingTopics, topics
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segments import INLINE
+
+LOOK_EVERY = 32
+"""So many commits may come between two looks, safely."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +26,13 @@ class LedgerFact:
 class Audit:
     def __init__(self, service_url: str) -> None:
         self._topics: BlockingTopics = topics(service_url)
+        self._seen: dict[str, dict[int, Commit]] = {}
 
     def commits(self, topic: str) -> list[Commit]:
-        """The commit records of a topic, in log order, read from the store itself."""
-        return self._topics.run(self._commits(topic))
+        """The commit records of a topic, in log order: those in the log and those seen before."""
+        seen = self._seen.setdefault(topic, {})
+        seen.update(self._topics.run(self._commits(topic)))
+        return [seen[number] for number in sorted(seen)]
 
     def versions(self, topic: str, app_id: str) -> list[int]:
         """The batch ids that a query committed, in log order: no number may come twice."""
@@ -32,23 +41,29 @@ class Audit:
     def ledgers(self, topic: str) -> list[LedgerFact]:
         """The ledgers that hold a topic's committed segments, oldest first; rows that are in the
         commits themselves are in none."""
-        ids = {
-            segment.ledger_id: None
-            for commit in self.commits(topic)
-            for action in commit.actions
-            for segment in actions.segments_of(action)
-            if segment.ledger_id != INLINE
-        }
+        ids = self._topics.run(self._ledger_ids(topic))
         return [self._topics.run(self._ledger(ledger_id)) for ledger_id in ids]
 
-    async def _commits(self, topic: str) -> list[Commit]:
+    async def _commits(self, topic: str) -> dict[int, Commit]:
         client = self._topics.client
-        opened = await client.topics.open(topic)
-        await client.store.sync(paths.topic_head(opened.id))
-        head = records.decode_head((await client.store.get(paths.topic_head(opened.id))).value)
-        nodes = [await client.store.get(paths.topic_log(opened.id, n)) for n in range(head.next)]
-        found = [records.decode_commit(node.value) for node in nodes]
-        return [commit for commit in found if isinstance(commit, Commit)]
+        log = client.log((await client.topics.open(topic)).id)
+        await log.fold(fresh=True)
+        return {number: commit async for number, _, commit in log.commits()}
+
+    async def _ledger_ids(self, topic: str) -> list[int]:
+        """In the order of the newest commit that brought rows of each."""
+        client = self._topics.client
+        state = await client.log((await client.topics.open(topic)).id).fold(fresh=True)
+        ranges = {held.number: (held.start_offset, held.end_offset) for held in state.partitions}
+        state, read = await client.readable(state, ranges)
+        newest: dict[int, int] = {}
+        for held in state.partitions:
+            for one in held.stretches(held.start_offset, held.end_offset, read):
+                for placed in one.table:
+                    ledger_id = placed.segment.ledger_id
+                    newest[ledger_id] = max(placed.commit, newest.get(ledger_id, placed.commit))
+        newest.pop(INLINE, None)
+        return sorted(newest, key=lambda ledger_id: (newest[ledger_id], ledger_id))
 
     async def _ledger(self, ledger_id: int) -> LedgerFact:
         record = (await self._topics.client.ledgers.record(ledger_id, fresh=True)).record

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_ledger.demo import compare, flights
-from spark_ledger.demo.audit import Audit
+from spark_ledger.demo.audit import LOOK_EVERY, Audit
 from spark_ledger.demo.compare import Check
 from spark_ledger.demo.display import Display
 from spark_ledger.demo.faults import Fault, Faults, batch_under_way
@@ -153,6 +153,8 @@ class MainJob:
             return
         if is_first:
             self._workers["readers"].tell("read")  # the first write has made the topic
+        if len(self._batches[REPLAY]) % LOOK_EVERY == 0:
+            self._audit.commits("flights")
         match self._faults.due(self._replayed):
             case Fault.KILL_BOOKIE:
                 self._kill_bookie()
