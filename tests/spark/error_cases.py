@@ -30,7 +30,7 @@ ELSEWHERE = {
     "LEDGER_WRITE.UNAUTHORIZED": "ledgers of topics have no password",
     "LEDGER_WRITE.RECORD_TOO_BIG": "ledgers of topics have no metadata of a user's",
     "LEDGER_WRITE.COMMIT_TOO_BIG": "a body of 64 MiB: unit tests of commits",
-    "LEDGER_WRITE.OUTCOME_UNKNOWN": "it takes a minute: exactly_once/cases.py; test_batch_outcome.py",
+    "LEDGER_WRITE.OUTCOME_UNKNOWN": "it takes long: exactly_once/cases.py, test_batch_outcome.py",
     "LEDGER_TOPIC.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING",
