@@ -16,31 +16,43 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
 SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks"]
 PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PYSPARK_PYTHON": sys.executable,
+    "PYTHONDONTWRITEBYTECODE": "",  # hundreds of processes would compile every module anew
+}
 
 
 def ruff(*arguments: str) -> list[str]:
     return ["-m", "ruff", *arguments, "--no-cache", *SOURCES]  # a cache knows no new modules
 
 
-STEPS: dict[str, list[str]] = {
-    "lint": ruff("check", "--quiet"),
-    "format": ruff("format", "--check", "--quiet"),
-    "types": ["-m", "mypy", *(word for name in PACKAGES for word in ("-p", name))],
-    "tidy": [*PYTEST, "-s", "tests/tidy"],
-    "unit": [*PYTEST, "-n", "2", "tests/unit"],
-    "storage": [*PYTEST, "-n", "2", "tests/storage"],
-    "simulation": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/simulation"],
-    "integration": [*PYTEST, "tests/integration"],
-    "spark": [*PYTEST, "-n", "2", "--dist", "loadfile", "tests/spark"],
-    "crash": [*PYTEST, "-s", "tests/crash"],
+TWO = ["-n", "2"]
+TWO_FILES = [*TWO, "--dist", "loadfile"]  # what a file has set up serves all its tests
+STEPS: dict[str, list[list[str]]] = {
+    "lint": [ruff("check", "--quiet")],
+    "format": [ruff("format", "--check", "--quiet")],
+    "types": [["-m", "mypy", *(word for name in PACKAGES for word in ("-p", name))]],
+    "tidy": [[*PYTEST, "-s", "tests/tidy"]],
+    "unit": [[*PYTEST, *TWO, "tests/unit"]],
+    "storage": [[*PYTEST, *TWO, "tests/storage"]],
+    "simulation": [[*PYTEST, *TWO_FILES, "tests/simulation"]],
+    "integration": [
+        [*PYTEST, *TWO_FILES, "-m", "not alone", "tests/integration"],
+        [*PYTEST, "-m", "alone", "tests/integration"],
+    ],
+    "spark": [[*PYTEST, *TWO_FILES, "tests/spark"]],
+    "crash": [[*PYTEST, *TWO_FILES, "tests/crash"]],
 }
+"""The runs of each step, one after the other."""
 
 
 def run_step(name: str) -> tuple[int, float]:
     print(f"\n== {name}", flush=True)
-    started = time.monotonic()
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), PYSPARK_PYTHON=sys.executable)
-    status = subprocess.call([sys.executable, *STEPS[name]], cwd=ROOT, env=environment)
+    started, status = time.monotonic(), 0
+    for run in STEPS[name]:
+        status = status or subprocess.call([sys.executable, *run], cwd=ROOT, env=ENVIRONMENT)
     return status, time.monotonic() - started
 
 

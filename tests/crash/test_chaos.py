@@ -8,4 +8,4 @@ from tests.crash import chaos
 
 def test_killing_bookies_drivers_and_workers_loses_and_doubles_no_row():
     seed = int(os.environ.get("CHAOS_SEED", secrets.randbelow(1 << 32)))
-    chaos.run(kills=5, seed=seed)
+    chaos.run(kills=2, seed=seed)

@@ -12,7 +12,7 @@ import pytest
 from tests.crash.procfs import command_line, processes
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
-TIMEOUT_S = 240
+TIMEOUT_S = 480
 GONE_S = 30
 
 
@@ -68,7 +68,7 @@ def test_the_demo_passes_all_its_checks_and_leaves_results_and_no_process(tmp_pa
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path, how):
-    demo = start(tmp_path)
+    demo = start(tmp_path, "--rows", "40000")
     assert demo.stdout
     for line in demo.stdout:
         if "run " in line and "query" in line:  # the replay is on its way: everything runs

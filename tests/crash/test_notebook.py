@@ -13,7 +13,7 @@ from tests.crash.test_demo import assert_nothing_left
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "01_flights.py"
 CELL = "\n\n# COMMAND ----------\n\n"
-TIMEOUT_S = 300
+TIMEOUT_S = 480
 SAID = "20500 flights went to a topic, to Delta and back, each of them once"
 
 

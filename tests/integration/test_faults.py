@@ -40,6 +40,9 @@ while True:
 """
 
 
+pytestmark = pytest.mark.alone
+
+
 class Proxies:
     """What stands before a bookie: one proxy for frames, one for gRPC, always equally bad."""
 
