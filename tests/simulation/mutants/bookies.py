@@ -152,8 +152,8 @@ def checkpoint_at_its_end(move: Any) -> Any:
 
 
 def damage_is_absence(read_response: Any) -> Any:
-    def without_damaged(self: Any, request: Any, handle: Any, found: Any) -> Any:
-        answer = read_response(self, request, handle, found)
+    def without_damaged(self: Any, request: Any, ids: Any, handle: Any, found: Any) -> Any:
+        answer = read_response(self, request, ids, handle, found)
         absent = m.EntryResult(Status.NO_SUCH_ENTRY)
         results = [absent if r.status is Status.IO_ERROR else r for r in answer.results]
         return answer._replace(results=results)
