@@ -1,8 +1,9 @@
 """What is done before a source's process ends by SIGTERM: so Spark ends it when its query stops.
 
 Always true: the process ends by the signal all the same, once what is to be done before is done or
-has failed; a second signal ends it at once. Where somebody else handles the signal, or in a thread
-that may not, nothing is changed. A forked child has nothing to do of what its parent has.
+has failed; the same signal again changes nothing (Spark sends it twice, one right after the other).
+Where somebody else handles the signal, or in a thread that may not, nothing is changed. A forked
+child has nothing to do of what its parent has. What is done ends by itself in seconds.
 """
 
 import logging
@@ -28,11 +29,12 @@ def before_termination(do: Callable[[], None]) -> None:
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(number, signal.SIG_IGN)
     for do, pid in _before.items():
         try:
             if pid == os.getpid():
                 do()
         except Exception as error:  # nobody is left to hear of it
             _log.warning("before the end of the process: %r", error)
+    signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

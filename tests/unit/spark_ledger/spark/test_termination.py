@@ -40,6 +40,16 @@ def test_it_is_done_and_the_process_ends_by_the_signal_though_one_of_it_fails():
     assert (said, status) == (b"done\n", -signal.SIGTERM)
 
 
+def test_a_second_signal_does_not_end_what_the_first_one_began():
+    said, status = said_and_status(
+        "def twice():",
+        "    os.kill(os.getpid(), signal.SIGTERM)",
+        "    say('done')",
+        "before_termination(twice)",
+    )
+    assert (said, status) == (b"done\n", -signal.SIGTERM)
+
+
 def test_what_handles_the_signal_already_goes_on_doing_so():
     said, status = said_and_status(
         "signal.signal(signal.SIGTERM, lambda *_: (say('mine'), os._exit(3)))",
