@@ -118,7 +118,7 @@ class ClientConfig(Settings):
         " for their last copies.",
     )
     read_ahead_bytes: int = Field(
-        16 * MIB, gt=0, description="Bytes that one reader fetches ahead of its user."
+        20 * MIB, gt=0, description="Bytes that one reader fetches ahead of its user."
     )
     read_request_bytes: int = Field(
         4 * MIB, gt=0, description="Bytes asked of one bookie in one read request."
