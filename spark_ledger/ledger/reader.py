@@ -138,10 +138,7 @@ class LedgerReader:
         whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
         """
         _check_id(first)
-        ids = range(first, last + 1)
-        return EntryStream(
-            first, lambda entry_id: self._read(since(ids, entry_id), known_confirmed)
-        )
+        return self._entries(range(first, last + 1), first, known_confirmed)
 
     def read_entries(
         self,
@@ -158,10 +155,7 @@ class LedgerReader:
             raise ValueError("the ids of the entries to be read rise")
         if entry_bytes is not None:
             self._entry_bytes = HEADER_BYTES + entry_bytes
-        first = ids[0] if ids else 0
-        return EntryStream(
-            first, lambda entry_id: self._read(since(ids, entry_id), known_confirmed)
-        )
+        return self._entries(ids, ids[0] if ids else 0, known_confirmed)
 
     def scan(
         self, first: int, last: int | None = None, *, max_bytes: int | None = None
@@ -212,8 +206,7 @@ class LedgerReader:
 
     # -- pieces of a read ---------------------------------------------------------------------
 
-    def _entries(self, ids: EntryIds, known_confirmed: int | None) -> EntryStream:
-        first = ids[0] if ids else 0
+    def _entries(self, ids: EntryIds, first: int, known_confirmed: int | None) -> EntryStream:
         return EntryStream(first, lambda at: self._read(since(ids, at), known_confirmed))
 
     async def _read(self, ids: EntryIds, known_confirmed: int | None) -> Entries:

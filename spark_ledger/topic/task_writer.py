@@ -143,7 +143,8 @@ class TaskWriter:
         topic's own columns; `event_times` are timestamps, `headers` lists of structs of key and
         value, or maps; `partitions` are integers, asked for by Routing.COLUMN only. Returns when
         the rows are gathered or handed to the ledger writer, waiting while its in-flight bytes
-        are used up; the arrays may be kept by it.
+        are used up; the arrays may be kept by it and
+        sent as they are, so their memory is not to be changed afterwards.
 
         Raises errors.MessageTooBig, errors.ColumnTypeMismatch and errors.PartitionInvalid (before
         anything of the call is sent), errors.LedgerFenced, errors.NotEnoughBookies,
