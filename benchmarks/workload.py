@@ -15,6 +15,8 @@ from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_ledger.spark.worker_python import worker_python
+
 ROOT = Path(__file__).resolve().parent.parent
 HASH_CHARACTERS = 64
 KEY_AND_VALUE = ("key", "value")
@@ -37,7 +39,8 @@ def session(
 ) -> SparkSession:
     """A local Spark on loopback only, whose workers run this interpreter. One for each process:
     a second one would keep the first one's JVM and its `memory`."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     path = os.environ.get("PYTHONPATH")

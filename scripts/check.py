@@ -19,7 +19,6 @@ PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
-    "PYSPARK_PYTHON": sys.executable,
     "PYTHONDONTWRITEBYTECODE": "",  # hundreds of processes would compile every module anew
 }
 

@@ -25,6 +25,7 @@ VENV = os.path.join(ROOT, ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "spark-ledger.stamp")
 LOG = os.path.join(VENV, "setup.log")
+COPIED = ("pyproject.toml", os.path.join("spark_ledger", "spark", "spark-ledger-python"))
 NETWORK_SIGNS = re.compile(
     "NewConnectionError|Temporary failure in name resolution|Network is unreachable|ConnectTimeout|"
     "ReadTimeout|ProxyError|Connection refused|No route to host|from versions: none|"
@@ -89,9 +90,12 @@ def check_disk():
 
 
 def fingerprint():
-    """Changes whenever what is installed must: pyproject.toml, or where the clone lies."""
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-        return hashlib.sha256(file.read() + VENV.encode()).hexdigest()
+    """Changes whenever what is installed must: what pip copies, or where the clone lies."""
+    whole = hashlib.sha256(VENV.encode())
+    for copied in COPIED:
+        with open(os.path.join(ROOT, copied), "rb") as file:
+            whole.update(file.read())
+    return whole.hexdigest()
 
 
 def read_stamp():

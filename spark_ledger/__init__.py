@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spark_ledger.spark.lag_listener import LagListener
     from spark_ledger.spark.merge_job import compact
     from spark_ledger.spark.sql_functions import sql_setup
+    from spark_ledger.spark.worker_python import worker_python
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "compact",
     "foreach_writer",
     "sql_setup",
+    "worker_python",
 ]
 
 _HOMES = {
@@ -32,6 +34,7 @@ _HOMES = {
     "compact": "spark_ledger.spark.merge_job",
     "foreach_writer": "spark_ledger.spark.foreach",
     "sql_setup": "spark_ledger.spark.sql_functions",
+    "worker_python": "spark_ledger.spark.worker_python",
 }
 
 

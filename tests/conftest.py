@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from spark_ledger import worker_python
 from spark_ledger.local import LocalCluster
 
-os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = worker_python()
+os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 # A JVM that lives for minutes earns back neither what its second compiler nor what its collector's
 # threads take from a small machine.
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):

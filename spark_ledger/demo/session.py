@@ -7,6 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_ledger.demo import jars
+from spark_ledger.spark.worker_python import worker_python
 
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -20,7 +21,8 @@ def start(
 ) -> SparkSession:
     """A session whose temporary files are below `scratch`. A task that failed `task_failures_max`
     times fails its job; on one machine Spark's own default is 1, on a cluster 4."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
     conf = {

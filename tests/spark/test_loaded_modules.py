@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+
+import pyspark
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from tests.spark.by_hand import Cluster
 
@@ -69,3 +73,42 @@ def test_a_source_that_plans_and_reads_loads_neither_grpc_nor_what_only_writers_
 
 def test_no_package_reads_the_metadata_of_all_that_is_installed():
     run(NO_METADATA_IS_READ + "import spark_ledger.spark.source, spark_ledger.ledger.connect\n")
+
+
+class Places(DataSource):
+    """One row: where the process that plans and the one that reads have PySpark from."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "places"
+
+    def schema(self) -> str:
+        return "plans STRING, reads STRING"
+
+    def streamReader(self, schema) -> "PlacesReader":
+        return PlacesReader()
+
+
+class PlacesReader(DataSourceStreamReader):
+    def initialOffset(self) -> dict:
+        return {"rows": 0}
+
+    def latestOffset(self, start, limit) -> dict:
+        return {"rows": 1}
+
+    def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        return [InputPartition(pyspark.__file__)] if end["rows"] > start["rows"] else []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, str]]:
+        yield partition.value, pyspark.__file__
+
+
+def test_the_processes_of_a_streaming_query_load_pyspark_from_where_it_has_byte_code(
+    spark, tmp_path
+):
+    spark.dataSource.register(Places)
+    found = spark.readStream.format("places").load().writeStream.format("memory")
+    found = found.queryName("places_found").option("checkpointLocation", str(tmp_path))
+    assert found.trigger(availableNow=True).start().awaitTermination(60)
+    (row,) = spark.table("places_found").collect()
+    assert set(row) == {pyspark.__file__}

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ledger.demo import worker
 from spark_ledger.demo.worker import Told
+from spark_ledger.spark.worker_python import worker_python
 from tests.spark.exactly_once.failing_sink import FailingLedger
 from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, StepsSource
 
@@ -29,7 +30,8 @@ FEW = 20  # of so many rows each topic but the first has one
 
 
 def start_spark(scratch: Path, master: str, conf: dict[str, str]) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python()
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
     settings = {

@@ -7,13 +7,13 @@ master and two workers, at 127.0.0.1 and 127.0.0.2.
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 
+from spark_ledger.spark.worker_python import worker_python
 from tests.processes import eventually
 from tests.spark.exactly_once.driver_process import DriverProcess
 from tests.spark.exactly_once.query import Query
@@ -96,7 +96,7 @@ def _start(log: Path, what: str, *given: str) -> "subprocess.Popen[bytes]":
         SPARK_DAEMON_JAVA_OPTS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         SPARK_LOCAL_DIRS=str(log.parent),
         SPARK_NO_DAEMONIZE="1",
-        PYSPARK_PYTHON=sys.executable,
+        PYSPARK_PYTHON=worker_python(),
     )
     with log.open("wb") as sink:
         return subprocess.Popen(
