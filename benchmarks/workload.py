@@ -6,7 +6,6 @@ format differs.
 """
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,8 +38,7 @@ def session(
 ) -> SparkSession:
     """A local Spark on loopback only, whose workers run this interpreter. One for each process:
     a second one would keep the first one's JVM and its `memory`."""
-    os.environ["PYSPARK_PYTHON"] = worker_python()
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles what it installs
     path = os.environ.get("PYTHONPATH")

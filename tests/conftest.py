@@ -1,7 +1,6 @@
 """What all tests share: clusters that are always cleaned up, and the interpreter Spark runs."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,8 +8,7 @@ import pytest
 from spark_ledger import worker_python
 from spark_ledger.local import LocalCluster
 
-os.environ["PYSPARK_PYTHON"] = worker_python()
-os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 # A JVM that lives for minutes earns back neither what its second compiler nor what its collector's
 # threads take from a small machine.
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):

@@ -1,7 +1,6 @@
 """Spark as the demo runs it: small, on loopback only, its workers on this interpreter."""
 
 import os
-import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -21,8 +20,7 @@ def start(
 ) -> SparkSession:
     """A session whose temporary files are below `scratch`. A task that failed `task_failures_max`
     times fails its job; on one machine Spark's own default is 1, on a cluster 4."""
-    os.environ["PYSPARK_PYTHON"] = worker_python()
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
     conf = {

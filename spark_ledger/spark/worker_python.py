@@ -9,6 +9,7 @@ LAUNCHER = "spark-ledger-python"
 
 def worker_python() -> str:
     """The path of this interpreter for Spark's workers: `PYSPARK_PYTHON`, set before the session.
+    (Where `PYSPARK_DRIVER_PYTHON` is set, what Spark finds by itself runs that: set it too.)
 
     Where the package's launcher was installed beside the interpreter, it is the launcher: the same
     Python, which loads PySpark from where pip unpacked and compiled it instead of from

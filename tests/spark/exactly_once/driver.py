@@ -8,7 +8,6 @@ the event `did`, or `failed_to` with why; a query that ended with an error is th
 import json
 import os
 import queue
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ FEW = 20  # of so many rows each topic but the first has one
 
 
 def start_spark(scratch: Path, master: str, conf: dict[str, str]) -> SparkSession:
-    os.environ["PYSPARK_PYTHON"] = worker_python()
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch / "local")
     settings = {
