@@ -34,6 +34,7 @@ def start(
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
     }
     if delta:
