@@ -212,6 +212,12 @@ class LedgerHandles:
         """Whether anything is known here of the ledger itself."""
         return self._storage.state(ledger_id) is not None
 
+    def is_whole(self, ledger_id: int) -> bool:
+        """Whether every directory that may hold entries of the ledger is there, as far as is
+        known."""
+        state = self._storage.state(ledger_id)
+        return state is None or self._storage.is_whole(state)
+
     def is_deleted(self, ledger_id: int) -> bool:
         """Whether it is buried."""
         state = self._storage.state(ledger_id)

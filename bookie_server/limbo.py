@@ -12,7 +12,8 @@ Always true:
 - EVERY_LEDGER is cleared only after a whole listing, from a store that held our cluster before and
   after it, and after the limbo of every ledger concerned is durable. Torn concerns those that are
   not CLOSED and name this node; lost, and a record that cannot be understood, all that name it.
-  A CLOSED ledger is "lost" after a torn tail if something that belongs here is not here;
+  A CLOSED ledger is "lost" after a torn tail if something that belongs here is not here, and
+  "torn" if one of its directories is not here either: what that one has is not decided without it;
 - a ledger that the walk finds IN_RECOVERY or CLOSED is fenced here, if anything is known of it here
   or its record names this node: a fence is asked for only after its record said so, so one that
   the tail has taken along comes back. Before the walk is over no normal add is taken of a ledger
@@ -186,7 +187,15 @@ class Limbo:
             return "", fence and self._ledgers.has_state(ledger_id)
         if reason == LOST or not record.closed:
             return reason, fence
-        return (LOST if await self._lacks(record) else ""), fence
+        return await self._judge_closed(record), fence
+
+    async def _judge_closed(self, record: LedgerRecord) -> str:
+        """After a torn tail. Without one of its directories the ledger is "lost" as long as that is
+        away; what it lacks may be there, so all that is left to say then is that a tail was torn.
+        """
+        if not await self._lacks(record):
+            return ""
+        return LOST if self._ledgers.is_whole(record.ledger_id) else TORN
 
     async def _lacks(self, record: LedgerRecord) -> bool:
         try:

@@ -14,9 +14,10 @@ from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import EVERY_LEDGER
-from bookie_server.journal import JournalFailed
+from bookie_server.journal import JournalFailed, segment_ids, segment_path
 from bookie_server.storage_config import StorageConfig
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import cluster, ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -260,6 +261,86 @@ def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_bac
         assert await node.add(entry(2, 2)) == [Status.LEDGER_DELETED]
 
     on_a_node(test)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_what_a_closed_ledger_has_where_nobody_can_look_is_not_called_lost_by_the_walk(lacking):
+    """While its directory is away it is "lost"; when that is back it is as torn as the tail was,
+    which denies nothing: whether the tail took something of it is for repair to find."""
+
+    async def test(node):
+        await flushed(node)
+        await closed(node, 1, last_entry=1 + lacking)
+        await closed(node, 2)
+        await tear(node)
+        node.out = ["d1"]
+        await node.start()
+        await asyncio.sleep(15)
+        listed = await node.listed()
+        assert listed[1] == "lost"
+        assert 2 not in listed
+        node.out = []
+        await node.crash()
+        await asyncio.sleep(15)
+        assert node.bookie._storage.state(1).limbo == "torn"
+        assert (await node.listed())[1] == "torn"
+        assert await node.statuses(1, 0, 2) == [OK, OK, Status.LIMBO_TORN]
+        asked = await node.ask(1)
+        assert (await node.ask(1, asked.revision)).status is OK
+        assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
+
+    on_a_node(test)
+
+
+def test_a_closed_ledger_that_lacks_something_where_everything_is_there_is_lost():
+    async def test(node):
+        await flushed(node)
+        await closed(node, 1, last_entry=2)
+        await closed(node, 2, last_entry=2)
+        await tear(node)
+        node.out = ["d1"]
+        await node.start()
+        await asyncio.sleep(15)
+        node.out = []
+        await node.crash()
+        await tear(node)
+        await node.start()
+        await asyncio.sleep(15)
+        for ledger in (1, 2):
+            assert node.bookie._storage.state(ledger).limbo == "lost"
+            assert await node.statuses(ledger, 0, 2) == [OK, OK, LIMBO]
+
+    on_a_node(test)
+
+
+async def tear(node):
+    """Crash in the middle of the write of an entry of ledger 8; it is not started again."""
+    tail = asyncio.ensure_future(node.add(entry(8, 7)))
+    await asyncio.sleep(0.0001)
+    assert not tail.done(), "written, and not synced yet"
+    node.die("all")
+    tail.cancel()
+    disk = node.journals["j0"]
+    for file_id in await segment_ids(disk):
+        at = disk.content(segment_path(file_id)).find(entry(8, 7))
+        if at >= 0:
+            disk.flip_bit(segment_path(file_id), 8 * (at + 9))
+            return
+    raise AssertionError("the journal does not hold the entry")
+
+
+async def closed(node, ledger_id, last_entry=1, kept_by=ID):
+    admin = node.store.session("admin")
+    found = await admin.get(paths.ledger(ledger_id))
+    record = dataclasses.replace(
+        ledger_record.decode(found.value),
+        fragments=(Fragment(0, (kept_by,)),),
+        state=LedgerState.CLOSED,
+        last_entry=last_entry,
+        length_bytes=7 * (last_entry + 1),
+        rows=last_entry + 1,
+    )
+    await admin.set(paths.ledger(ledger_id), ledger_record.encode(record), found.version)
 
 
 def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
