@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie_server.api.status import Meaning, Status
+from bookie_server.entry_index import EVERY_LEDGER
 from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation import invariants
@@ -175,8 +176,8 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
     ),
     (
         *("15", I.who_lost_nothing_does_not_say_that_it_did),
-        lambda g, x: (g.bookie("a"), []),
-        lambda g, x: (g.bookie("a"), ["every ledger"]),
+        lambda g, x: (g.bookie("a"), [], True),
+        lambda g, x: (g.bookie("a"), [EVERY_LEDGER], True),
     ),
     (
         *("16", I.what_was_acknowledged_is_never_denied),
@@ -447,6 +448,26 @@ def test_what_a_closed_ledger_does_not_want_on_a_bookie_is_not_brought_back_to_i
     I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 9, "NO_SUCH_ENTRY")
     with pytest.raises(Violation):
         I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 8, "NO_SUCH_ENTRY")
+
+
+@pytest.mark.parametrize("over", ["deleted", "closed, and others keep it"])
+def test_who_finds_a_directory_again_may_doubt_what_it_has_no_part_in_and_nothing_else(over):
+    ghost, ledger = history()
+    bookie = ghost.bookie("no member")
+    said = I.who_lost_nothing_does_not_say_that_it_did
+    with pytest.raises(Violation, match="ledger 1"):
+        said(ghost, bookie, [ledger.ledger_id], True)
+    if over == "deleted":
+        ledger.deleted = True
+    else:
+        ledger.record = closed(2)
+        with pytest.raises(Violation, match="ledger 1"):
+            said(ghost, ghost.bookie("a"), [ledger.ledger_id], True)
+    said(ghost, bookie, [ledger.ledger_id], True)
+    with pytest.raises(Violation, match="ledger 1"):
+        said(ghost, bookie, [ledger.ledger_id], False)
+    with pytest.raises(Violation, match="of ledger 2"):
+        said(ghost, bookie, [ledger.ledger_id, 2], True)
 
 
 def test_a_deleted_ledgers_entries_may_be_denied():

@@ -19,7 +19,6 @@ from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER
 from bookie_server.journal import JournalFailed
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
@@ -161,6 +160,7 @@ class BookieNode:
         self._ledger_names = _names("ledger", ledgers)
         self._to_miss: dict[int, None] = {}
         self._missing: dict[int, None] = {}
+        self._missed: dict[int, None] = {}  # until a start has them again
         self._is_new = True
         self._lost: list[int] = []
         """Ledgers that it said it lost entries of when it ran last."""
@@ -212,6 +212,7 @@ class BookieNode:
     async def _directories(self) -> Directories:
         """Raises DiskFailed when no index can be opened."""
         self._missing, self._to_miss = self._to_miss, {}
+        self._missed.update(self._missing)
         journals = zip(_names("journal", len(self.journal_disks)), self.journal_disks, strict=True)
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
@@ -424,7 +425,9 @@ class BookieNode:
         mine.unsure = mine.unsure or (self._is_new and bool(self.bookie._storage.failures))
         self._is_new = False
         self._up_to_date = [store.id for store in self.bookie._storage.stores]
-        self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost())
+        again = any(number not in self._missing for number in self._missed)
+        self._missed = dict(self._missing)
+        self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost(), again)
         unsaid = self._placed.unsaid()
         self._judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
         every = self.bookie._ledgers.every().limbo == "lost"  # only a new directory is there
@@ -448,12 +451,12 @@ class BookieNode:
             return [ledger_id for ledger_id, _ in ghost.stored]
         return [s.ledger_id for s in storage.states() if not storage.is_whole(s)]
 
-    def _said_lost(self) -> list[str]:
+    def _said_lost(self) -> list[int]:
         """What the bookie that starts says it lost entries of, and did not say when it ran last: a
         walk through all ledgers may find of a torn one that it lacks what it never had."""
         said = [ledger_id for ledger_id in self._lost_now() if ledger_id not in self._lost]
         self._lost = self._lost_now()
-        return ["every ledger" if i == EVERY_LEDGER else f"ledger {i}" for i in said]
+        return said
 
     def _lost_now(self) -> list[int]:
         assert self.bookie is not None

@@ -19,6 +19,7 @@ from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.metadata.store import NoNode
+from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, entry
@@ -259,6 +260,50 @@ def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_bac
         assert node.bookie._storage.state(2).fenced
         await node.crash()
         assert await node.add(entry(2, 2)) == [Status.LEDGER_DELETED]
+
+    on_a_node(test)
+
+
+@pytest.mark.parametrize("gone", ["deleted", "kept by others"])
+def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_and_no_more(gone):
+    """No ledger records it, so nobody misses it. What it alone knows when it is back was
+    collected: the ledger is fenced and doubted until its record says that nothing is wanted."""
+
+    async def test(node):
+        await flushed(node)
+        node.ledgers["d2"] = SimDisk()
+        node.config = dataclasses.replace(SETTINGS, overreplicated_wait_s=20.0)
+        await node.stop_and_start()
+        node.out = ["d2"]
+        await node.crash()
+        if gone == "deleted":
+            await node.store.session("admin").delete(paths.ledger(2))
+        else:
+            await closed(node, 2, kept_by="another")
+        for count in range(12):
+            await asyncio.sleep(20)
+            await node.add(entry(8, 2 + count))
+        assert node.bookie._storage.state(2) is None
+        node.out = []
+        await node.crash()
+        state = node.bookie._storage.state(2)
+        assert (state.limbo, state.fenced) == ("lost", True)
+        assert list(node.bookie._ledgers.in_limbo()) == [2]
+        assert await node.of_each(1) == {i: {LIMBO if i == 2 else OK} for i in LEDGERS}
+        assert await node.add(entry(2, 2)) == [Status.FENCED]
+        await asyncio.sleep(15)
+        if gone == "kept by others":
+            assert await node.listed() == {2: "lost"}
+            asked = await node.ask(2)
+            assert (await node.ask(2, asked.revision)).status is OK
+            await asyncio.sleep(15)
+        assert await node.listed() == {}
+        for count in range(12):
+            await asyncio.sleep(20)
+            await node.add(entry(8, 14 + count))
+        assert node.bookie._storage.state(2) is None
+        await node.crash()
+        assert node.bookie._storage.state(2) is None
 
     on_a_node(test)
 
