@@ -10,9 +10,11 @@ from spark_ledger.local import LocalCluster
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 # A JVM that lives for minutes earns back neither what its second compiler nor what its collector's
-# threads take from a small machine.
+# threads take from a small machine; a fifth of what starting Spark costs is checking its classes.
+JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ.setdefault(_options, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+    os.environ.setdefault(_options, f"{JVM} {UNCHECKED}")
 
 
 @pytest.fixture(scope="session")

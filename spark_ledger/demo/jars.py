@@ -17,7 +17,7 @@ from pathlib import Path
 
 DELTA = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
 COORDINATE = ":".join(DELTA)
-MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
+MIRROR = "DEFAULT_ARTIFACT_REPOSITORY"  # Spark's own variable
 FETCH_TIMEOUT_S = 300
 NETWORK_SIGNS = ("not found. url", "Server access error", "timed out", "refused", "unreachable")
 # Groups that Spark's own folder of jars already holds, newer than Delta asks for.
@@ -102,20 +102,18 @@ def _why(output: str) -> str:
     if "No space left" in output:
         return f"the disk is full: {COORDINATE} could not be stored"
     if any(sign in output for sign in NETWORK_SIGNS):
-        return f"no network: {COORDINATE} could not be fetched from {_repository()}"
+        where = os.environ.get(MIRROR, "Maven Central")
+        return f"no network: {COORDINATE} could not be fetched from {where}"
     last = [line.strip() for line in output.splitlines() if line.strip()]
     return f"{COORDINATE} could not be fetched: {last[-1] if last else 'Ivy printed nothing'}"
 
 
-def _repository() -> str:
-    """Spark's own variable for a mirror, else Maven Central."""
-    return os.environ.get("DEFAULT_ARTIFACT_REPOSITORY", MAVEN_CENTRAL)
-
-
 def _settings() -> str:
+    """Without a mirror the resolver asks Maven Central, by itself."""
+    root = f' root="{os.environ[MIRROR]}"' if MIRROR in os.environ else ""
     return (
         '<ivysettings><settings defaultResolver="central"/><resolvers>'
-        f'<ibiblio name="central" m2compatible="true" root="{_repository()}"/>'
+        f'<ibiblio name="central" m2compatible="true"{root}/>'
         "</resolvers></ivysettings>"
     )
 
