@@ -19,9 +19,17 @@ class Source:
     text: str
     tree: ast.Module
 
-    def imports(self) -> Iterator[tuple[str, int]]:
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
+    @functools.cached_property
+    def imports(self) -> tuple[tuple[str, int], ...]:
         """Every module imported anywhere in the file, with its line; relative ones resolved."""
-        for node in ast.walk(self.tree):
+        return tuple(self._imports())
+
+    def _imports(self) -> Iterator[tuple[str, int]]:
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield alias.name, node.lineno
@@ -51,12 +59,17 @@ def tracked_files() -> tuple[str, ...]:
 
 
 @functools.cache
+def source(path: str) -> Source:
+    text = (ROOT / path).read_text()
+    return Source(path, text, ast.parse(text))
+
+
+@functools.cache
 def sources(*folders: str) -> tuple[Source, ...]:
     """The hand-written Python files below the folders (default: of the packages)."""
     wanted = tuple(f"{folder}/" for folder in folders or PACKAGES)
     paths = [path for path in tracked_files() if path.endswith(".py") and path.startswith(wanted)]
-    texts = [(path, (ROOT / path).read_text()) for path in paths if not is_generated(path)]
-    return tuple(Source(path, text, ast.parse(text)) for path, text in texts)
+    return tuple(source(path) for path in paths if not is_generated(path))
 
 
 def below(module: str, package: str) -> bool:

@@ -29,7 +29,7 @@ def test_the_storage_node_knows_of_the_client_only_its_metadata_interface():
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources("bookie_server")
-        for module, line in source.imports()
+        for module, line in source.imports
         if below(module, "spark_ledger")
         and not below(module, "spark_ledger.metadata")
         and module != "spark_ledger"
@@ -42,7 +42,7 @@ def test_others_know_of_the_storage_node_only_its_api():
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources("spark_ledger", "pyspark_ledger", "benchmarks", "scripts")
-        for module, line in source.imports()
+        for module, line in source.imports
         if below(module, "bookie_server")
         and not below(module, "bookie_server.api")
         and module != "bookie_server"
@@ -56,7 +56,7 @@ def test_a_dependency_is_imported_in_its_one_place_only(dependency):
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources(*PACKAGES)
-        for module, line in source.imports()
+        for module, line in source.imports
         if below(module, dependency) and not source.path.startswith(ONE_PLACE[dependency])
     ]
     assert not found, "\n".join(found)
@@ -68,7 +68,7 @@ def test_lower_layers_do_not_import_higher_ones():
         f"{source.path}:{line} imports {module}"
         for height, layer in enumerate(layers)
         for source in sources(f"spark_ledger/{layer}")
-        for module, line in source.imports()
+        for module, line in source.imports
         if any(below(module, f"spark_ledger.{higher}") for higher in layers[height + 1 :])
     ]
     assert not found, "\n".join(found)
@@ -78,7 +78,7 @@ def test_product_code_does_not_import_tests_or_benchmarks():
     found = [
         f"{source.path}:{line} imports {module}"
         for source in sources(*PACKAGES)
-        for module, line in source.imports()
+        for module, line in source.imports
         if any(below(module, other) for other in OTHERS)
     ]
     assert not found, "\n".join(found)

@@ -48,7 +48,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def forbidden_calls(source: Source):
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call):
             name = dotted(node.func)
             if name in FORBIDDEN or RANDOM_MODULE.fullmatch(name):
@@ -56,7 +56,7 @@ def forbidden_calls(source: Source):
 
 
 def iterated_sets(source: Source):
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         is_loop = isinstance(node, ast.For | ast.comprehension)
         if is_loop and isinstance(node.iter, ast.Set | ast.SetComp):
             yield f"{source.path}:{node.iter.lineno} iterates over a set"
