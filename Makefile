@@ -35,6 +35,7 @@ chaos: ; $(HAVE_PYTHON)
 	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.spark.exactly_once --rounds 20
+	@$(VENV_PYTHON) -m pytest -q -m chaos tests/crash
 
 bench: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py bench

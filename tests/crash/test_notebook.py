@@ -40,6 +40,7 @@ def test_the_notebook_checks_itself_from_nothing_and_on_what_it_left(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"notebook-output"}
 
 
+@pytest.mark.chaos
 def test_the_notebook_uses_what_databricks_gives_it(cluster, tmp_path):
     said = run(
         tmp_path, "-m", "tests.crash.as_databricks", str(NOTEBOOK), "out", cluster.service_url
