@@ -12,6 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from tests.simulation.chaos import FAULTS, Plan
+from tests.simulation.plan import ALSO
 from tests.simulation.replay import drawn_plan
 
 _TOGETHER = ("quorum", "bookies")
@@ -73,6 +74,11 @@ def _classes(name: str, value: Any) -> None:
         raise ValueError(f"{name}: no fault class {unknown[0]!r}; there are {', '.join(FAULTS)}")
 
 
+def _ways(name: str, value: Any) -> None:
+    if not isinstance(value, list) or any(one not in ALSO for one in value):
+        raise ValueError(f"{name} is a list of {', '.join(ALSO)}, not {json.dumps(value)}")
+
+
 def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
@@ -128,6 +134,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),
     **dict.fromkeys(("faults", "without"), _classes),
     "quorum": _quorum,
+    "also": _ways,
     "entries": _entries,
     "skip": _indexes,
     "slow": _share,

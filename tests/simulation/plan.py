@@ -20,6 +20,9 @@ OVER_BY = 2
 LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
+ALSO = ("sources",)
+"""What more may happen to topics in a run: queries that read them go on where they saved that they
+were (topic_source.py)."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Plan:
     """Entries of so many bytes are placed: written once, to a ledger directory; 0: none is."""
     churn: bool = False
     """Topics change all the time: more batches, upkeep and janitor without a rest."""
+    also: tuple[str, ...] = ()
+    """What more happens to topics, from ALSO."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -102,6 +107,7 @@ class Plan:
             *(name.replace("_", " ") for name in ways if getattr(self, name)),
             *([several] if (self.journals, self.directories) != (1, 1) else []),
             *([f"large {self.large}"] if self.large else []),
+            *self.also,
         ]
 
     def _numbers(self) -> str:
@@ -145,4 +151,5 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         tight=rng.random() < 0.35,
         large=rng.choice(LARGE),  # drawn late, as what follows: older seeds draw what they drew
         churn=topics and rng.random() < 0.2,
+        also=tuple(name for name in ALSO if topics and rng.random() < 0.4),
     )

@@ -24,6 +24,7 @@ from tests.simulation.topic_fresh import a_fresh_reader_reads_all
 from tests.simulation.topic_idle import follow_often
 from tests.simulation.topic_limits import limited
 from tests.simulation.topic_live import TopicLive
+from tests.simulation.topic_source import TopicSource
 from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.waiting import a_reader_waits
@@ -149,13 +150,14 @@ class Scenario:
         work = self.topics = TopicWork(world, self.plan)
         self._until_the_end.enter_context(limited(work.limits, work.noted))
         upkeep, live = TopicUpkeep(work), TopicLive(work)
-        self.live = live
+        self.live, self.source = live, TopicSource(work)
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
             ("reader", 1, work.read_often),
             ("janitor", 1, upkeep.clean),
             ("maintainer", upkeep.maintainers, upkeep.maintain),
             ("deleter", 1, upkeep.recreate),
             ("follower", work.followers, partial(follow_often, work)),
+            ("source", int("sources" in self.plan.also), self.source.read_on),
         ]
         supervised = [
             *((f"supervisor of {query}", work.supervise(query)) for query in work.queries),
@@ -195,6 +197,8 @@ class Scenario:
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
             await auditor.run(self.live.audit(auditor))
+            if "sources" in self.plan.also:
+                await auditor.run(self.source.audit(auditor))
         await self.limbo.ends()
         await audit.nothing_is_left()
         world.observers.situations.at_the_end()

@@ -127,6 +127,8 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     for name in ("topics", "password", "announce", "delayed", "old_readers", "over_budget"):
         if getattr(plan, name):
             yield replace(plan, **{name: False})
+    for name in plan.also:
+        yield replace(plan, also=tuple(one for one in plan.also if one != name))
     if plan.large:
         yield replace(plan, large=0)
     for name, least in (("tailers", 0), ("recoverers", 0), ("writers", 1), ("streams", 1)):

@@ -23,7 +23,7 @@ FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
 JUDGED = [
     *(str(number) for number in range(1, 26)),
-    *("29", "30", "33", "34", "35", "36", "37"),
+    *("29", "30", "31", "32", "33", "34", "35", "36", "37"),
     *(f"T{number}" for number in range(1, 17)),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""

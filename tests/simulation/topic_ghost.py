@@ -81,8 +81,8 @@ class LogGhost:
     """How far the checkpoint before the newest went."""
     short: TopicState | None = None
     """Folded from the checkpoint that counts, where its root is in its record."""
-    lives: dict[int, None] = field(default_factory=dict)
-    """Ledgers that were ever live."""
+    lives: dict[int, float] = field(default_factory=dict)
+    """Ledgers that were ever live, in the order of the log: since when it names them as that."""
     gone_s: float | None = None
     """When it was told to somebody that the topic is deleted."""
     ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -251,7 +251,7 @@ class TopicJudge:
                     log, commit, action.segments, max(before.commit_ms, node.created_ms)
                 )
             if isinstance(action, OpenLive):
-                log.lives[action.ledger_id] = None
+                log.lives[action.ledger_id] = written.time
             if isinstance(action, SealLive) and action.segment is not None:
                 self._rows_sealed(log, action.segment, node.created_ms)
             for segment in getattr(action, "segments", ()):

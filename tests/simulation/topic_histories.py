@@ -138,6 +138,46 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("live1", 7, 2),
     ),
     (
+        *("31", I.a_chain_is_read_in_the_order_of_its_acks),
+        lambda g, x: (0, (1, 7), (2, 0)),
+        lambda g, x: (0, (2, 0), (1, 8)),
+    ),
+    (
+        *("31", I.a_chain_is_read_in_the_order_of_its_acks),
+        lambda g, x: (0, (1, 7), (1, 8)),
+        lambda g, x: (0, (1, 8), (1, 7)),
+    ),
+    (
+        *("31", I.one_owner_at_a_time_is_acked),
+        lambda g, x: (1, False),
+        lambda g, x: (1, True),
+    ),
+    (
+        *("32", I.a_source_reads_each_position_once),
+        lambda g, x: (0, (3, 6), [3, 4, 5], 0),
+        lambda g, x: (0, (3, 6), [4, 5], 0),
+    ),
+    (
+        *("32", I.a_source_reads_each_position_once),
+        lambda g, x: (0, (3, 6), [4, 5], 4),
+        lambda g, x: (0, (3, 6), [5], 4),
+    ),
+    (
+        *("32", I.a_source_reads_each_position_once),
+        lambda g, x: (0, (3, 6), [], 9),
+        lambda g, x: (0, (3, 6), [2, 3, 4, 5], 0),
+    ),
+    (
+        *("32", I.a_source_reads_each_position_once),
+        lambda g, x: (0, (3, 3), [], 0),
+        lambda g, x: (0, (3, 6), [3, 3, 4, 5], 0),
+    ),
+    (
+        *("32", I.a_source_never_goes_back),
+        lambda g, x: (0, 3, 3),
+        lambda g, x: (0, 3, 2),
+    ),
+    (
         *("T8", I.what_is_committed_is_readable_at_once),
         lambda g, x: ("",),
         lambda g, x: ("NoSuchEntry: entry 3 is beyond the last confirmed, 2",),

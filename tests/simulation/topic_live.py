@@ -122,6 +122,9 @@ class TopicLive:
             )
             late = log.gone_s is not None and sent_s > log.gone_s
             invariants.nothing_is_acked_once_a_topic_was_deleted(ghost, log.topic_id, late)
+            since = log.lives.get(writer.ledger_id, 0.0)
+            later = any(since < opened_s < sent_s for opened_s in log.lives.values())
+            invariants.one_owner_at_a_time_is_acked(ghost, writer.ledger_id, later)
             await asyncio.sleep(client.rng.uniform(0, 0.4))
 
     # -- readers -----------------------------------------------------------------------------------
@@ -180,6 +183,7 @@ class TopicLive:
         if live is not None:
             await ends.look([live])
             values += await self.read_live(topics, ends, log, live)
+        self._judge_order(log, values)
         times: dict[bytes, int] = {}
         for value in values:
             times[value] = times.get(value, 0) + 1
@@ -192,6 +196,15 @@ class TopicLive:
                 invariants.acked_rows_of_producers_are_there_once(
                     self.world.ghost, name, row, there
                 )
+
+    def _judge_order(self, log: LogGhost, values: list[bytes]) -> None:
+        index = {live_name(ledger_id): at for at, ledger_id in enumerate(log.lives)}
+        before = (-1, -1)
+        for value in values:
+            name, _, row = value.decode().split(":")
+            place = (index[name], int(row))
+            invariants.a_chain_is_read_in_the_order_of_its_acks(self.world.ghost, 0, before, place)
+            before = place
 
 
 async def _sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:

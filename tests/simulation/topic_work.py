@@ -311,7 +311,7 @@ class TopicWork:
             async for rows in topics.read(task):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):
-                    self._judge_row(log, rows.partition, place, value)
+                    self.judge_row(log, rows.partition, place, value)
                     found[rows.partition].append(value)
                     offsets[rows.partition].append(place)
         for partition, (start, end) in ranges.items():
@@ -320,7 +320,7 @@ class TopicWork:
             )
         return found
 
-    def _judge_row(self, log: LogGhost, partition: int, offset: int, value: bytes) -> None:
+    def judge_row(self, log: LogGhost, partition: int, offset: int, value: bytes) -> None:
         ghost = self.world.ghost
         place = (log.topic_id, partition, offset)
         invariants.an_offset_is_one_row_for_ever(ghost, self.ghost.offsets, place, value)

@@ -1,4 +1,4 @@
-"""Topics: T1 to T12, T14 to T16."""
+"""Topics: T1 to T12, T14 to T16, and of the protocol's list 31 and 32."""
 
 from typing import Any
 
@@ -139,6 +139,42 @@ def an_acked_row_is_in_the_log(ghost: Ghost, ledger_id: int, rows: int, named: b
 def acked_rows_of_producers_are_there_once(ghost: Ghost, name: str, row: int, times: int) -> None:
     """Every acked row of a producer is in exactly one segment or one live ledger of the log."""
     require(times == 1, "T7", f"row {row} of {name} was acked and is there {times} times")
+
+
+@invariant("31")
+def a_chain_is_read_in_the_order_of_its_acks(
+    ghost: Ghost, partition: int, before: tuple[int, int], place: tuple[int, int]
+) -> None:
+    """The rows of a chain of live ledgers lie in the order of (ledger in the log, row in it), which
+    is the order of their acks: one owner's in its order, all of them before the next owner's."""
+    what = f"partition {partition}: (ledger, row) {place} comes after {before}"
+    require(place > before, "31", what)
+
+
+@invariant("31")
+def one_owner_at_a_time_is_acked(ghost: Ghost, ledger_id: int, later: bool) -> None:
+    """What an owner sends once the log names another ledger after its own is never acked."""
+    what = f"a row was acked in ledger {ledger_id} that was sent after the log named the next"
+    require(not later, "31", what)
+
+
+@invariant("32")
+def a_source_reads_each_position_once(
+    ghost: Ghost, partition: int, span: tuple[int, int], offsets: list[int], kept: int
+) -> None:
+    """A batch that begins at saved positions gives each offset of its `span` once, in order,
+    whoever read before; what it leaves out was trimmed: it lies below `kept`."""
+    start, end = span
+    first = min(offsets, default=end)
+    whole = offsets == list(range(first, end)) and start <= first <= max(start, min(kept, end))
+    what = f"partition {partition}: a batch of {start}..{end}, rows kept from {kept} on"
+    require(whole, "32", f"{what}, gave {len(offsets)} offsets {offsets[:3]}..{offsets[-3:]}")
+
+
+@invariant("32")
+def a_source_never_goes_back(ghost: Ghost, partition: int, saved: int, end: int) -> None:
+    """Where a partition ends is never below the position that was saved, whoever looks."""
+    require(end >= saved, "32", f"partition {partition} ends at {end}, saved was {saved}")
 
 
 @invariant("T8")

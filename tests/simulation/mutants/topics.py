@@ -6,6 +6,7 @@ from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown
+from spark_ledger.spark import offsets
 from spark_ledger.topic import (
     agreement,
     checkpoint,
@@ -33,6 +34,7 @@ from tests.simulation.mutants.mutant import Mutant
 TOPIC = {
     "topics": True,
     "churn": False,
+    "also": (),
     "faults": ("client killed", "unknown outcomes"),
     "between_s": 0.5,
     "writers": 0,
@@ -51,6 +53,7 @@ ZOMBIES = {**CHURN, "faults": ("pause", "suspension"), "between_s": 0.3}
 SLOW = {**CHURN, "faults": ("slow store", "pause")}
 MISSED = {**CHURN, "faults": ("missed watches",)}
 CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
+SOURCES = {**LONG, "also": ("sources",)}
 LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 BEHIND = {**LONG, "faults": ("lagging store", "slow store")}
 
@@ -213,6 +216,16 @@ def answers_whatever_it_knows(state: Any) -> Any:
     return lambda self: self._latest[0]
 
 
+def goes_on_with_the_last_row(decode: Any) -> Any:
+    """A saved position is taken for the row that was read last."""
+
+    def one_too_low(offset: Any, known: Any, **options: Any) -> Any:
+        found = decode(offset, known, **options)
+        return {t: {p: max(0, at - 1) for p, at in parts.items()} for t, parts in found.items()}
+
+    return one_too_low
+
+
 MUTANTS = (
     Mutant("recorded version ignored", "T2", commit_draft, "settled", never_settled, TOPIC),
     Mutant(
@@ -289,6 +302,10 @@ MUTANTS = (
     Mutant(
         *("old state given out", "hazard 47", TopicFollower, "state"),
         *(answers_whatever_it_knows, CUT_OFF),
+    ),
+    Mutant(
+        *("saved position is the last row read", "invariant 32", offsets, "decode"),
+        *(goes_on_with_the_last_row, SOURCES),
     ),
     Mutant(
         *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, BEHIND),
