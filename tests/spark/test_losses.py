@@ -3,6 +3,8 @@
 import pytest
 
 from spark_ledger.topic import blocking
+from spark_ledger.topic.actions import Hole
+from tests.spark.by_hand import Cluster
 from tests.spark.topics import files_of_numbers, stream_of_files, too_large_for_a_commit, wait_until
 
 
@@ -54,6 +56,18 @@ def test_a_loss_that_is_accepted_leaves_the_other_rows_at_their_offsets(topics, 
     rows = topics.stream(holed, startingOffsets="earliest", failOnDataLoss="false")
     topics.copy(rows.select("value"), f"{holed}-copy", tmp_path / "checkpoint")
     assert topics.numbers(f"{holed}-copy") == kept
+
+
+def test_a_hole_in_a_topic_is_no_loss(topics, topic, keyed, tmp_path):
+    topics.write(too_large_for_a_commit(keyed(30, tasks=1)), topic)
+    Cluster(topics.service_url).commit(topic, Hole(0, 5, 25))
+    kept = [*range(5), *range(25, 30)]
+    read = topics.read(topic, "value STRING, offset BIGINT", failOnDataLoss="true").collect()
+    assert sorted(int(row.value) for row in read) == kept
+    assert all(int(row.value) == row.offset for row in read)
+    rows = topics.stream(topic, startingOffsets="earliest", failOnDataLoss="true")
+    topics.copy(rows.select("value"), f"{topic}-copy", tmp_path / "checkpoint")
+    assert topics.numbers(f"{topic}-copy") == kept
 
 
 def test_a_stream_goes_on_when_somebody_closes_the_ledgers_it_writes(

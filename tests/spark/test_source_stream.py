@@ -9,6 +9,9 @@ from tests.spark.by_hand import Cluster, Owner
 from tests.spark.test_faults import nobody_listens
 from tests.spark.topics import SparkTopics, wait_until
 
+IDLE_PROGRESS = "spark.sql.streaming.noDataProgressEventInterval"
+"""In milliseconds. Spark keeps the last 100 progresses of a query."""
+
 
 @pytest.fixture
 def by_hand(cluster) -> Cluster:
@@ -22,6 +25,12 @@ def stream(topics, **options):
 
 def sizes(query) -> list[int]:
     return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+
+def reached(query, topic) -> tuple[int, int]:
+    """How far the query of a topic of one partition has read, and how far it could, as it says."""
+    said = json.loads(query.lastProgress.json)["sources"][0]
+    return said["endOffset"][topic]["0"], said["latestOffset"][topic]["0"]
 
 
 def failure_of(query) -> str:
@@ -83,6 +92,31 @@ def test_limits_on_rows_and_bytes_hold_together(topics, topic, keyed, tmp_path):
     assert max(taken) <= 25
     assert len(taken) >= 4
     assert topics.numbers(f"{topic}-copy") == list(range(100))
+
+
+def test_fewer_rows_than_the_least_wait_and_come_when_the_delay_is_over(
+    spark, topics, topic, keyed, tmp_path
+):
+    topics.write(keyed(5, tasks=1), topic)
+    least = {"subscribe": topic, "startingOffsets": "earliest", "minOffsetsPerTrigger": 10}
+    spark.conf.set(IDLE_PROGRESS, 1000)
+    started = []
+    try:
+        for delay in ("1h", "3s"):
+            rows = stream(topics, **least, maxTriggerDelay=delay).writeStream.format("noop")
+            started.append(rows.option("checkpointLocation", str(tmp_path / delay)).start())
+        patient, hasty = started
+        wait_until(lambda: sizes(patient) == sizes(hasty) == [5], 60)
+        topics.write(keyed(4, tasks=1, start=5), topic)
+        wait_until(lambda: sizes(hasty) == [5, 4], 60)
+        wait_until(lambda: reached(patient, topic) == (5, 9), 60)
+        assert sizes(patient) == [5]
+        topics.write(keyed(6, tasks=1, start=9), topic)
+        wait_until(lambda: sizes(patient) == [5, 10], 60)
+    finally:
+        spark.conf.unset(IDLE_PROGRESS)
+        for query in started:
+            query.stop()
 
 
 def test_a_subscription_follows_its_query_to_the_end_and_belongs_to_it_alone(

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.topic.actions import Hole
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.slice_reader import read_slices
 from tests.unit.spark_ledger.topic.stage import play
@@ -59,6 +60,19 @@ def test_a_range_is_read_without_the_rows_around_it():
         assert sum(rows.record_batch.num_rows for rows in found) == 42
         assert found[0].offset == 17
         assert found[0].record_batch["value"][0].as_py().startswith(b"0-17x")
+
+    play(act)
+
+
+def test_what_is_on_both_sides_of_a_hole_is_read_at_its_offsets():
+    async def act(stage):
+        await write_batches(stage, 2)
+        whole = await stage.rows()
+        intent = await stage.client.intents.open_system_intent("by hand", stage.topic.id)
+        await stage.client.commit_actions(stage.topic.id, [Hole(0, 17, 59)], intent)
+
+        assert await stage.rows() == whole[:17] + whole[59:]
+        assert await stage.rows(cutting=Cutting(13)) == whole[:17] + whole[59:]
 
     play(act)
 
