@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.spark.topics import SparkTopics, too_large_for_a_commit
+from tests.spark.topics import SparkTopics, too_large_for_a_commit, wait_until
 
 IN_TIME_S = 30
 
@@ -55,6 +55,13 @@ def test_a_service_url_with_another_root_has_no_cluster(spark, topics, keyed):
         SparkTopics(spark, topics.service_url + "-other").write(keyed(1), "t")
 
 
+def standings(topics: SparkTopics) -> list[tuple[str, bool]]:
+    """Of every bookie its state and whether there is a reason for it, as Spark lists them."""
+    reader = topics.spark.read.format("ledger").option("serviceUrl", topics.service_url)
+    listed = reader.option("metadata", "bookies").load().collect()
+    return sorted((row.state, bool(row.why)) for row in listed)
+
+
 def test_with_two_of_three_bookies_down_writes_stop_and_reads_go_on(spark, fresh_cluster, keyed):
     cluster = fresh_cluster(bookies=3)
     topics = SparkTopics(spark, cluster.service_url)
@@ -64,6 +71,8 @@ def test_with_two_of_three_bookies_down_writes_stop_and_reads_go_on(spark, fresh
     with refused_in_time("[LEDGER_WRITE.NOT_ENOUGH_BOOKIES]", cluster.bookies[0].id):
         topics.write(keyed(2_000, start=5_000), "t")
     assert topics.numbers("t") == list(range(2_000))
+    down, writable = ("down", True), ("writable", False)
+    wait_until(lambda: standings(topics) == [down, down, writable], 60)
     for bookie in cluster.bookies[:2]:
         bookie.start()
     topics.write(keyed(1_000, start=2_000), "t")

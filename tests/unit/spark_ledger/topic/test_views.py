@@ -1,9 +1,11 @@
 """What listings of a cluster say (topic/views.py, topic/segment_columns.py)."""
 
+import asyncio
 import pickle
 
 import pytest
 
+from bookie_server.registration import Registration, Standing
 from spark_ledger import errors
 from spark_ledger.topic import views
 from spark_ledger.topic.actions import Hole, Terminate
@@ -153,6 +155,30 @@ def test_a_ledger_of_a_bookie_that_is_not_registered_is_under_replicated():
         states = {one["bookieId"]: one["state"] for one in await listed(stage.client, "bookies")}
         assert states.get(before["ensemble"][0]) != "writable"
         assert states[before["ensemble"][1]] == "writable"
+
+    play(act)
+
+
+def test_a_bookie_that_is_read_only_and_one_that_is_down_are_listed_with_the_reason():
+    async def act(stage):
+        async def standing():
+            return Standing(5 << 20, 1 << 30, readonly_reason="disk full")
+
+        dead = stage.world.nodes[0]
+        full = Registration(stage.client.store, "full", "b9:3181", "r1", standing, refresh_s=60.0)
+        await full.start(first_seen_ms=1)
+        dead.kill()
+        await asyncio.sleep(60)  # its session ends
+
+        rows = {one["bookieId"]: one for one in await listed(stage.client, "bookies")}
+        down, read_only = rows.pop(dead.bookie_id), rows.pop("full")
+        assert down["state"] == "down"
+        assert down["why"].startswith("not registered: it is down")
+        assert (read_only["state"], read_only["why"]) == ("read-only", "disk full")
+        assert (read_only["address"], read_only["rack"]) == ("b9:3181", "r1")
+        assert read_only["freeBytes"] == 5 << 20
+        assert [(one["state"], one["why"]) for one in rows.values()] == [("writable", None)] * 3
+        await full.stop()
 
     play(act)
 
