@@ -1,5 +1,6 @@
 """What a reader and a writer may be told, and what is refused by name."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,25 @@ GOOD = {
     "mergeSchema": "true",
     "maxInFlightBytes": "8m",
 }
+LONG = "x" * 201
+WRONG_TEXTS: dict[str, tuple[str, type[LedgerError], str]] = {
+    "subscribe": ("no/good", TopicNameInvalid, "'no/good' is no name of a topic"),
+    "topic": ("no/good", TopicNameInvalid, "'no/good' is no name of a topic"),
+    "badRecordsTopic": ("no/good", TopicNameInvalid, "'no/good' is no name of a topic"),
+    "assign": ('{"t":0}', OptionInvalid, "assign has '0' for 't'"),
+    "startingOffsets": ("soon", OffsetsMalformed, "startingOffsets is 'soon'"),
+    "endingOffsets": ("soon", OffsetsMalformed, "endingOffsets is 'soon'"),
+    "startingTimestamp": ("soon", OptionInvalid, "startingTimestamp is 'soon'"),
+    "endingTimestamp": ("soon", OptionInvalid, "endingTimestamp is 'soon'"),
+    "startingOffsetsByTimestamp": ('{"t":5}', OptionInvalid, "startingOffsetsByTimestamp is"),
+    "endingOffsetsByTimestamp": ('{"t":5}', OptionInvalid, "endingOffsetsByTimestamp is"),
+    "startingSubscription": (LONG, OptionInvalid, "startingSubscription has 201 characters"),
+    "subscription": (LONG, OptionInvalid, "subscription has 201 characters"),
+    "txnAppId": (LONG, OptionInvalid, "txnAppId has 201 characters"),
+    "userMetadata": ("x" * 8193, OptionInvalid, "userMetadata has 8193 characters"),
+}
+"""Of options that are text: a wrong value, and how it is refused."""
+REFUSED_LATER = {"serviceUrl": "by who connects: metadata/test_service_url.py, error_cases.py"}
 PARTNERS = {
     "startingOffsetsByTimestampStrategy": {"startingTimestamp": "5"},
     "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
@@ -126,6 +146,22 @@ def test_every_misspelt_option_is_refused_with_the_name_that_was_meant(use, opti
 def test_every_option_that_is_no_text_is_refused_by_name_when_its_value_is_wrong(use, option):
     with pytest.raises(OptionInvalid, match=rf"LEDGER_OPTION.INVALID_VALUE\] {option.name} is"):
         PARSERS[use]({**alone(option), option.name: "[?"})
+
+
+@pytest.mark.parametrize(
+    ("use", "option"),
+    [
+        (use, one)
+        for use, one in EVERY
+        if isinstance(one.kind, option_table.Text) and one.name not in REFUSED_LATER
+    ],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_every_option_that_is_text_is_refused_when_its_value_is_wrong(use, option):
+    assert option.name in WRONG_TEXTS, "a wrong value for each, or why it is refused later"
+    value, error, said = WRONG_TEXTS[option.name]
+    with pytest.raises(error, match=re.escape(said)):
+        PARSERS[use]({**alone(option), option.name: value})
 
 
 @pytest.mark.parametrize("use", Use, ids=lambda use: use.name)
@@ -408,11 +444,6 @@ def test_a_schema_mode_needs_typed_values():
         write(schemaMode="evolve", valueFormat="string")
     with pytest.raises(OptionConflict, match="mergeSchema is 'true' and schemaMode is 'evolve'"):
         write(schemaMode="evolve", mergeSchema="true", valueFormat="arrow")
-
-
-def test_a_text_that_is_too_long_is_refused_with_its_length():
-    with pytest.raises(OptionInvalid, match="userMetadata has 8193 characters"):
-        write(userMetadata="x" * 8193)
 
 
 def test_every_refusal_is_an_error_of_ours_with_a_class_and_a_remedy():
