@@ -144,10 +144,7 @@ class Subscriptions:
         with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             for tries in range(TRIES_MAX):
-                seen = await nodes.read(name)
-                if seen is not None:
-                    alive = await self._alive(seen.record)
-                    moves.check_free(name, seen.record, claim, alive=alive)
+                seen = await self._seen_free(nodes, name, claim)
                 intent = await open_intent(self._intents, claim, topic.id, name)
                 claim = replace(claim, intent=intent.id)
                 opened = await self._claim(nodes, name, seen, claim, intent, start)
@@ -180,10 +177,7 @@ class Subscriptions:
         with reachable(f"looking for subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()
             for tries in range(TRIES_MAX):
-                seen = await nodes.read(name)
-                if seen is not None:
-                    alive = await self._alive(seen.record)
-                    moves.check_free(name, seen.record, claim, alive=alive)
+                if await self._seen_free(nodes, name, claim) is not None:
                     return
                 resolved = await self._resolve(topic.id, start)
                 read = {
@@ -350,6 +344,15 @@ class Subscriptions:
         return sorted(ledger_id for ledger_id in found if ledger_id is not None)
 
     # -- owners --------------------------------------------------------------------------------
+
+    async def _seen_free(self, nodes: SubscriptionNodes, name: str, claim: Claim) -> Seen | None:
+        """The subscription, which `claim` may have; None: there is none. Raises
+        errors.SubscriptionBusy, errors.SubscriptionTypeMismatch."""
+        seen = await nodes.read(name)
+        if seen is not None:
+            alive = await self._alive(seen.record)
+            moves.check_free(name, seen.record, claim, alive=alive)
+        return seen
 
     async def _claim(
         self,
