@@ -24,17 +24,20 @@ Act = Callable[[Scene], str]
 ELSEWHERE = {
     "LEDGER_CLIENT.CLOSED": "a query closes no client",
     "LEDGER_WRITE.CLOSED": "a task goes on in another ledger",
-    "LEDGER_WRITE.TIMEOUT": "bookies that do not answer are not enough bookies before that",
+    "LEDGER_WRITE.TIMEOUT": "bookies that do not answer are not enough bookies before that:"
+    " unit ledger/test_add_pipeline.py",
     "LEDGER_WRITE.NOT_CLOSED": "a query deletes no ledger",
     "LEDGER_WRITE.IN_USE": "a query deletes no ledger",
     "LEDGER_WRITE.UNAUTHORIZED": "ledgers of topics have no password",
     "LEDGER_WRITE.RECORD_TOO_BIG": "ledgers of topics have no metadata of a user's",
     "LEDGER_WRITE.COMMIT_TOO_BIG": "a body of 64 MiB: unit tests of commits",
-    "LEDGER_WRITE.OUTCOME_UNKNOWN": "it takes long: exactly_once/cases.py, test_batch_outcome.py",
+    "LEDGER_WRITE.OUTCOME_UNKNOWN": "batch and stream: test_unknown_outcome.py",
     "LEDGER_TOPIC.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
-    "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING",
-    "LEDGER_DATA_LOSS.CHECKSUM": "a bookie hands out no damaged bytes: they are unavailable",
+    "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING: integration/"
+    "test_ledger_client.py, unit topic/test_slice_reading.py",
+    "LEDGER_DATA_LOSS.CHECKSUM": "a bookie hands out no damaged bytes, they are unavailable: unit"
+    " ledger/test_reader.py, ledger/test_read_entries.py",
 }
 """Classes that no query raises, or that it takes more than a case here, with why or where."""
 
