@@ -76,6 +76,19 @@ def test_several_topics_are_idempotent_under_one_version(topics, topic, mixed):
     assert [len(topics.numbers(f"{topic}-{i}")) for i in range(3)] == [10, 10, 10]
 
 
+def test_one_name_and_version_count_for_each_topic_of_an_option_and_once_for_rows_that_name_theirs(
+    topics, topic, keyed, mixed
+):
+    once = {"txnAppId": topic, "txnVersion": 1}
+    for name in ("a", "b"):
+        topics.write(keyed(5), f"{topic}-{name}", **once)
+        assert topics.numbers(f"{topic}-{name}") == list(range(5))
+    save(topics, mixed(30).where("topic LIKE '%-0'"), **once)
+    assert topics.numbers(f"{topic}-0") == list(range(0, 30, 3))
+    save(topics, mixed(30).where("topic LIKE '%-1'"), **once)
+    assert not is_there(topics, f"{topic}-1")
+
+
 def test_a_partition_column_says_where_a_row_goes(spark, topics, topic):
     rows = spark.range(40).selectExpr(
         "cast(id AS string) AS value", "cast(id % 4 AS int) partition"
