@@ -5,7 +5,8 @@
     python benchmarks/topic_log.py --segments 100000 --batches 200 --seconds 5    quicker
 
 What is measured runs in processes of its own, through spark_ledger.topic; memory is the peak of
-that process (VmHWM). E=3 Qw=3 Qa=2, synced before every acknowledgement.
+that process (VmHWM). E=3 Qw=3 Qa=2, synced before every acknowledgement. `apart` plays hours on the
+simulated cluster, whose counts do not depend on the machine.
 """
 
 import argparse
@@ -38,6 +39,9 @@ from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.records import Head
 from spark_ledger.topic.segment_table import SCHEMA, SegmentTable
 from spark_ledger.topic.state import PartitionState, TopicState
+from tests.unit.spark_ledger.topic import leftovers
+from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_open_s
+from tests.unit.spark_ledger.topic.stage import Stage, play
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
@@ -45,6 +49,7 @@ ROWS_OF_A_SEGMENT = 100
 BYTES_OF_A_SEGMENT = 21_000
 EPOCH_MS = 1_700_000_000_000
 POLLS = 10_000
+APART_S = 120.0
 COMMITS_PER_S = 10.0
 WARM_UP_COMMITS = 10
 WRITES = ("create", "set", "delete", "multi")
@@ -253,6 +258,79 @@ def small(url: str, options: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("an idle poll", found["poll_ms"], "ms", 1)
 
 
+# -- a thousand small batches, two minutes apart -----------------------------------------------
+
+
+def play_apart(batches: int, pause_s: float) -> dict[str, float]:
+    """In virtual time, with real bookies and the real client; an hour and a half goes by at the
+    end, so that what is not closed by itself shows as open."""
+
+    async def act(stage: Stage) -> dict[str, float]:
+        intent, loop = await stage.intent(), asyncio.get_running_loop()
+        for batch in range(batches):
+            task = await stage.written(intent, [b"%d" % batch], batch % PARTITIONS, inline=True)
+            await stage.commit(intent, batch, task)
+            await asyncio.sleep(pause_s)
+        await stage.client.checkpoints.idle()
+        at_end = leftovers.nodes_below(stage.world.store, paths.topic(stage.topic.id))
+        await asyncio.sleep(1.5 * stage.topic.policies.ledger_age_s_max)
+        return {
+            "ledgers": len(ledgers_made(stage.world)),
+            "nodes": at_end,
+            "open_s": longest_open_s(stage.world, loop.time()),
+            "roll_s": stage.topic.policies.ledger_age_s_max,
+            "virtual_h": loop.time() / 3600,
+        }
+
+    found: dict[str, float] = play(act, partitions=PARTITIONS, storage=CALM)
+    return found
+
+
+def apart(url: str, options: argparse.Namespace) -> Iterator[Figure]:
+    found = in_process("play_apart", options.batches, APART_S)
+    what = f"{options.batches:,} one-row batches, {APART_S / 60:g} minutes apart"
+    yield Figure(
+        f"{what} ({found['virtual_h']:.0f} h, simulated): ledgers", found["ledgers"], "", 50
+    )
+    yield Figure("nodes that the topic has then", found["nodes"], "", 200)
+    yield Figure("longest that a ledger was OPEN", found["open_s"], "s", 2 * found["roll_s"])
+
+
+# -- one committer that does nothing else ------------------------------------------------------
+
+
+async def commit_back_to_back(topics: BlockingTopics, name: str, seconds: float) -> float:
+    """Commits a second of one row each, one after the other, as fast as they go."""
+    client = topics.client
+    info = await client.topics.create(name, PARTITIONS)
+    intent = await client.intents.open_query_intent(name, "run", "target")
+    batch, began = 0, 0.0
+    while batch <= WARM_UP_COMMITS or time.monotonic() - began < seconds:
+        if batch == WARM_UP_COMMITS:
+            began = time.monotonic()
+        row = pa.array([b"%d" % batch], pa.binary())
+        task = client.task_writer(info, intent, task_index=batch % PARTITIONS)
+        await task.write(row, row)
+        txn = TxnKey(intent.app_id, intent.target, batch, intent.run_id)
+        await client.commit(info.id, txn, intent.id, [await task.finish()])
+        batch += 1
+    rate = (batch - WARM_UP_COMMITS) / (time.monotonic() - began)
+    await client.close()
+    return rate
+
+
+def busiest(url: str, name: str, seconds: float) -> dict[str, float]:
+    topics = blocking.topics(url)
+    return {"rate": topics.run(commit_back_to_back(topics, name, seconds))}
+
+
+def one(url: str, options: argparse.Namespace) -> Iterator[Figure]:
+    found = in_process("busiest", url, "busiest", options.seconds)
+    yield Figure(
+        f"back to back for {options.seconds:g} s: commits/s of a topic", found["rate"], "/s"
+    )
+
+
 # -- two committers ----------------------------------------------------------------------------
 
 
@@ -299,8 +377,11 @@ def two(url: str, options: argparse.Namespace) -> Iterator[Figure]:
 
 # -- processes ---------------------------------------------------------------------------------
 
-PARTS = {"million": million, "small": small, "two": two}
-IN_PROCESSES = {one.__name__: one for one in (make_large, plan_large, make_small, committer)}
+PARTS = {"million": million, "small": small, "apart": apart, "one": one, "two": two}
+IN_PROCESSES = {
+    work.__name__: work
+    for work in (make_large, plan_large, make_small, play_apart, busiest, committer)
+}
 
 
 def start(what: str, *arguments: object) -> "subprocess.Popen[str]":
