@@ -20,7 +20,7 @@ from spark_ledger.local.embedded_zookeeper import free_port
 from tests.integration.proxy import Proxy
 
 BOOKIES = 4  # one more than the ensemble, so that a failed one can be replaced
-HANGS_S = 20
+HANGS_S = 14
 REPLICA_TIMEOUT_S = 1.5
 
 ZOMBIE = """
@@ -253,7 +253,7 @@ def test_a_bad_network_delays_drops_and_cuts_but_loses_nothing(rig, load):
         ledger_id = load.ledgers[-1]
         victim = rig.member(ledger_id, chance.randrange(3))
         faults[name](rig.proxies[victim])
-        load.go_on_for(2 * REPLICA_TIMEOUT_S)
+        load.go_on_for(1.5 * REPLICA_TIMEOUT_S)
         rig.proxies[victim].heal()
         load.wait_for(60)
     check(rig, load)

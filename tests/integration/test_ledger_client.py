@@ -8,6 +8,7 @@ import time
 import pytest
 
 from spark_ledger import LedgerClient, errors
+from spark_ledger.config import ClientConfig
 
 WRITER = """
 import sys
@@ -146,7 +147,7 @@ def test_an_entry_that_is_too_large_is_refused_before_anything_is_sent(client):
 
 def test_nobody_at_the_service_url_is_an_error_that_names_it():
     with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1"):
-        LedgerClient("zk://127.0.0.1:1/ledger")
+        LedgerClient("zk://127.0.0.1:1/ledger", ClientConfig(connect_timeout_s=1))
 
 
 def test_a_service_url_with_another_root_is_no_cluster_and_nothing_is_made_there(cluster):
@@ -174,7 +175,8 @@ def test_killing_a_bookie_opens_a_fragment_and_loses_nothing(fresh_cluster):
 
 
 def test_two_of_three_bookies_down_stop_writes_naming_them_and_reads_go_on(fresh_cluster):
-    with fresh_cluster(bookies=3) as cluster, LedgerClient(cluster.service_url) as client:
+    config = ClientConfig(spare_grace_s=2)
+    with fresh_cluster(bookies=3) as cluster, LedgerClient(cluster.service_url, config) as client:
         with client.create_ledger(3, 3, 2) as closed:
             for n in range(100):
                 closed.append_async(b"%d" % n)
