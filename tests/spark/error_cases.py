@@ -6,7 +6,6 @@ unless it says why one of them cannot raise it.
 """
 
 import json
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ Act = Callable[[Scene], str]
 """What is done, and what Spark says then."""
 
 ELSEWHERE = {
+    "LEDGER_UNAVAILABLE": "it takes long: test_faults.py, in a batch and in a stream",
     "LEDGER_CLIENT.CLOSED": "a query closes no client",
     "LEDGER_WRITE.CLOSED": "a task goes on in another ledger",
     "LEDGER_WRITE.TIMEOUT": "bookies that do not answer are not enough bookies before that:"
@@ -65,14 +65,6 @@ def raises(error_class: str, only: str = "", because: str = "") -> Callable[[Act
 
 
 # -- the cluster ---------------------------------------------------------------------------------
-
-
-@raises("LEDGER_UNAVAILABLE")
-def nobody_listens(scene: Scene) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return scene.reads("t", serviceUrl=f"zk://127.0.0.1:{port}/ledger")
 
 
 @raises("LEDGER_CONFIG.INVALID")

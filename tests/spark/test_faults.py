@@ -2,6 +2,7 @@
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -28,20 +29,27 @@ def nobody_listens() -> int:
         return probe.getsockname()[1]
 
 
-def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_batch(spark):
-    url = f"zk://127.0.0.1:{nobody_listens()}/ledger"
-    with refused_in_time("[LEDGER_UNAVAILABLE]", url):
-        SparkTopics(spark, url).values("t")
-
-
-def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_stream(
+def test_a_metadata_store_that_is_down_at_the_start_is_named_by_a_batch_and_by_streams(
     spark, topics, topic, keyed, tmp_path
 ):
     down = SparkTopics(spark, f"zk://127.0.0.1:{nobody_listens()}/ledger")
     topics.write(keyed(1), topic)
     rows = topics.stream(topic, startingOffsets="earliest").select("value")
-    with refused_in_time("[LEDGER_UNAVAILABLE]", down.service_url):
-        down.copy(rows, "t", tmp_path / "checkpoint")
+
+    def named(action):
+        # Spark looks for data sources in the active session of a thread, and a new one has none.
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+        with refused_in_time("[LEDGER_UNAVAILABLE]", down.service_url):
+            action()
+
+    with ThreadPoolExecutor() as pool:  # each waits for as long as a client tries to connect
+        waiting = [
+            pool.submit(named, lambda: down.values("t")),
+            pool.submit(named, lambda: down.copy(rows, "t", tmp_path / "to")),
+            pool.submit(named, lambda: topics.copy(down.stream("t"), topic, tmp_path / "from")),
+        ]
+    for one in waiting:
+        one.result()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:80/ledger", "zk://", "nonsense"])
