@@ -81,13 +81,13 @@ class Audit:
 
     def _give_up(self, ledger: LedgerGhost, error: BaseException) -> None:
         ghost = self._world.ghost
-        if not ghost.over_budget and self._is_undecidable(ledger):
+        if not ghost.over_budget and self.is_undecidable(ledger):
             ghost.meet("audit: a torn tail beside a lost disk leaves the end undecided")
             return
         invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
         self._world.ghost.meet("audit: a ledger is unavailable, over budget")
 
-    def _is_undecidable(self, ledger: LedgerGhost) -> bool:
+    def is_undecidable(self, ledger: LedgerGhost) -> bool:
         """Whether in some write set a member lost its disk, or what was on it, and together with
         those whose tail was torn they are an ack quorum: then nobody can say what was acked."""
         fragment = ledger.recovered_from or ledger.record.last_fragment

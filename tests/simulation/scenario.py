@@ -24,6 +24,7 @@ from tests.simulation.topic_fresh import a_fresh_reader_reads_all
 from tests.simulation.topic_idle import follow_often
 from tests.simulation.topic_limits import limited
 from tests.simulation.topic_live import TopicLive
+from tests.simulation.topic_rest import TopicRest
 from tests.simulation.topic_source import TopicSource
 from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
@@ -193,6 +194,8 @@ class Scenario:
             await a_fresh_reader_reads_all(self.topics, self.chaos)
         auditor = await world.client("auditor")
         audit = Audit(world, self.ledgers, auditor)
+        if self.topics is not None:
+            await TopicRest(self.topics, audit.is_undecidable).comes()
         await audit.every_ledger()
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))

@@ -138,6 +138,13 @@ class SimStore:
     def peek_children(self, path: str) -> list[str]:
         return sorted(self._tree.children.get(path, ()))
 
+    def child_count(self, path: str) -> int:
+        return len(self._tree.children.get(path, ()))
+
+    def ephemerals_of(self, owner: int) -> int:
+        """How many nodes go when that session ends."""
+        return sum(node.owner == owner for node in self._tree.nodes.values())
+
     def walk(self, path: str = "/") -> list[tuple[str, Versioned]]:
         """Every node at or below `path`, in the order of paths."""
         prefix = path.rstrip("/") + "/"
@@ -492,6 +499,10 @@ class SimSession:
             loop = asyncio.get_running_loop()
             lag = self._store.rng.uniform(0, self._store.faults.lag_s) + self._delay()
             loop.call_later(lag, self._catch_up, commit.zxid, context=_outside(loop))
+
+    def watched(self) -> list[str]:
+        """The paths that somebody of this client waits for."""
+        return [*self._data_watches, *self._child_watches]
 
     def _watched(self, change: Change) -> bool:
         if change.path in self._data_watches:

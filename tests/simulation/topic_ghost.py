@@ -13,9 +13,10 @@ from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
-from spark_ledger.topic import checkpoint, checkpoint_record, records, state
+from spark_ledger.topic import checkpoint, checkpoint_record, commit_draft, records, state
 from spark_ledger.topic.actions import Append, OpenLive, Overwrite, SealLive, Trim
 from spark_ledger.topic.checkpoint_record import CheckpointRecord
+from spark_ledger.topic.commit_payloads import POINTER_BYTES_MAX
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import Commit, Spilled, TopicLife
@@ -28,6 +29,10 @@ from tests.simulation.store import Commit as Written
 from tests.simulation.store_tree import Change
 from tests.simulation.world import World
 
+EPHEMERALS_MAX = 2
+"""Of a session (hazard 45): a bookie makes its new one before the other goes."""
+LISTING_BYTES_MAX = 1 << 20
+"""As much as ZooKeeper answers with (jute.maxbuffer)."""
 LIVE = "live"
 """The topic whose only partition ends in a live segment."""
 
@@ -154,6 +159,7 @@ class TopicJudge:
 
     def applied(self, written: Written) -> None:
         try:
+            self._costs(written)
             self._commits(written)
             for change in written.changes:
                 self._changed(change, written)
@@ -162,6 +168,23 @@ class TopicJudge:
         except Exception as error:  # the store must answer all the same
             defect = Violation("no defect", f"judging write {written.zxid} raised {error!r}")
             self._world.observers.violated(defect)
+
+    def _costs(self, written: Written) -> None:
+        """What a write, and what it makes, costs the store (T15)."""
+        ghost = self._world.ghost
+        size = sum(len(c.path) + len(c.after.value) for c in written.changes if c.after)
+        invariants.a_write_is_small(ghost, size, commit_draft.MULTI_BYTES_MAX)
+        for change in written.changes:
+            if change.before is not None or change.after is None:
+                continue
+            if change.after.owner:
+                count = self._world.store.ephemerals_of(change.after.owner)
+                invariants.a_session_has_few_ephemerals(
+                    ghost, written.session, count, EPHEMERALS_MAX
+                )
+            folder = change.path.rpartition("/")[0] or "/"
+            listed = self._world.store.child_count(folder) * len(change.path)
+            invariants.a_listing_is_small(ghost, folder, listed, LISTING_BYTES_MAX)
 
     def _changed(self, change: Change, written: Written) -> None:
         path, after = change.path, change.after
@@ -227,6 +250,9 @@ class TopicJudge:
 
     def _body(self, topic_id: str, node: Versioned) -> Commit:
         found = records.decode_commit(node.value)
+        most = max(commit_draft.BODY_INLINE_BYTES_MAX, POINTER_BYTES_MAX)
+        size = len(node.value)
+        invariants.a_commits_nodes_are_small(self._world.ghost, topic_id, size, most)
         if isinstance(found, Spilled):
             body = records.decode_commit(self._ghost.bodies[found.commit_id, topic_id])
             assert isinstance(body, Commit)

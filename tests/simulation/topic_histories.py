@@ -128,6 +128,56 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("a batch", False),
     ),
     (
+        *("T14", I.cleaning_ends),
+        lambda g, x: ("nothing", True),
+        lambda g, x: ("one intent is open", False),
+    ),
+    (
+        *("T14", I.no_task_ledger_stays_open),
+        lambda g, x: (1, False),
+        lambda g, x: (1, True),
+    ),
+    (
+        *("T14", I.nothing_unreferred_is_left),
+        lambda g, x: (1, True),
+        lambda g, x: (1, False),
+    ),
+    (
+        *("T14", I.a_log_is_its_tail),
+        lambda g, x: ("t", [4, 5], (4, 6), 2),
+        lambda g, x: ("t", [3, 4, 5], (4, 6), 9),
+    ),
+    (
+        *("T14", I.a_log_is_its_tail),
+        lambda g, x: ("t", [4, 5], (4, 6), 2),
+        lambda g, x: ("t", [4, 5], (4, 6), 1),
+    ),
+    (
+        *("T14", I.watches_come_back_to_the_baseline),
+        lambda g, x: ([],),
+        lambda g, x: (["driver.1: /topic-ids/t/head"],),
+    ),
+    (
+        *("T15", I.a_commits_nodes_are_small),
+        lambda g, x: ("t", 512, 512),
+        lambda g, x: ("t", 513, 512),
+    ),
+    (
+        *("T15", I.a_write_is_small),
+        lambda g, x: (512, 512),
+        lambda g, x: (513, 512),
+    ),
+    (
+        *("T15", I.a_session_has_few_ephemerals),
+        lambda g, x: ("driver", 2, 2),
+        lambda g, x: ("driver", 3, 2),
+    ),
+    (
+        *("T15", I.a_listing_is_small),
+        lambda g, x: ("/intents", 512, 512),
+        lambda g, x: ("/intents", 513, 512),
+    ),
+    (
         *("T7", I.an_acked_row_is_in_the_log),
         lambda g, x: (1, 5, True),
         lambda g, x: (1, 5, False),

@@ -63,6 +63,8 @@ class TopicWork:
         self.limits = draw_limits(world.loop.random_for("topic limits"))
         self._attempts = 0
         self._runs = 0
+        self.used: list[tuple[Client, TopicClient]] = []
+        """Every process that uses topics, alive or not."""
         self._gone = False
         self._made = asyncio.Lock()
 
@@ -372,6 +374,7 @@ class TopicWork:
             *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
             every=self.limits.every,
         )
+        self.used.append((client, topics))
         return topics
 
     def met(self, client: Client, doing: str, error: LedgerError | StoreError) -> None:

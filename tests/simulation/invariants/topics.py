@@ -265,6 +265,65 @@ def every_committer_ends(ghost: Ghost, what: str, done: bool) -> None:
     require(done, "T14", f"{what} was not committed")
 
 
+@invariant("T14")
+def cleaning_ends(ghost: Ghost, left: str, done: bool) -> None:
+    """Liveness: when all who wrote are gone, passes of the janitor come to do nothing more."""
+    require(done, "T14", f"the janitor does not come to an end: {left}")
+
+
+@invariant("T14")
+def no_task_ledger_stays_open(ghost: Ghost, ledger_id: int, is_open: bool) -> None:
+    """What was made for a topic is CLOSED, once its writer is gone and the janitor was there."""
+    require(not is_open, "T14", f"ledger {ledger_id} of a topic is left open")
+
+
+@invariant("T14")
+def nothing_unreferred_is_left(ghost: Ghost, ledger_id: int, kept: bool) -> None:
+    """A ledger that no topic names, nor did within its delete delay, is gone after the janitor."""
+    require(kept, "T14", f"ledger {ledger_id} is left, and no topic refers to it")
+
+
+@invariant("T14")
+def a_log_is_its_tail(
+    ghost: Ghost, topic_id: str, numbers: list[int], span: tuple[int, int], nodes_max: int
+) -> None:
+    """After a checkpoint the log has the commits from the one before it on, no others, and no
+    more than it may have."""
+    whole = numbers == list(range(*span)) and len(numbers) <= nodes_max
+    what = f"the log of {topic_id} has commits {numbers[:3]}..{numbers[-3:]}, {len(numbers)}"
+    require(whole, "T14", f"{what}, and should have {span[0]}..{span[1]}, at most {nodes_max}")
+
+
+@invariant("T14")
+def watches_come_back_to_the_baseline(ghost: Ghost, left: list[str]) -> None:
+    """Who has closed what it followed watches no topic, once what it watched has changed."""
+    require(not left, "T14", f"watches are left: {', '.join(left[:5])}")
+
+
+@invariant("T15")
+def a_commits_nodes_are_small(ghost: Ghost, topic_id: str, size: int, bytes_max: int) -> None:
+    """What is above a bound goes to a ledger, and the commit's node has a pointer to it."""
+    require(size <= bytes_max, "T15", f"a commit of {topic_id} has {size} bytes, not {bytes_max}")
+
+
+@invariant("T15")
+def a_write_is_small(ghost: Ghost, size: int, bytes_max: int) -> None:
+    """A multi stays far below what the store takes at once."""
+    require(size <= bytes_max, "T15", f"a write has {size} bytes, at most {bytes_max} are allowed")
+
+
+@invariant("T15")
+def a_session_has_few_ephemerals(ghost: Ghost, session: str, count: int, most: int) -> None:
+    """One ephemeral a process, and one more while it moves: its end is one small transaction."""
+    require(count <= most, "T15", f"session {session} has {count} ephemerals, at most {most}")
+
+
+@invariant("T15")
+def a_listing_is_small(ghost: Ghost, path: str, size: int, bytes_max: int) -> None:
+    """The names of a node's children fit into one answer of the store."""
+    require(size <= bytes_max, "T15", f"listing {path} takes {size} bytes, at most {bytes_max}")
+
+
 @invariant("T16")
 def an_idle_poll_is_not_old(
     ghost: Ghost, topic_id: str, seen: int, due: int, bound_s: float

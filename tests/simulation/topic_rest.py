@@ -1,0 +1,166 @@
+"""After healing: all who used topics end, then a fresh process checkpoints and cleans until nothing
+changes any more, and what is left is compared with what may be left (T14).
+
+Always true: those who wrote are gone by kill -9, so nothing but leases and delete delays keeps
+anything; what may be left is told by a fold from the newest checkpoint (which T1 compares with all
+commits ever), not by the janitor.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.topic import checkpoint
+from spark_ledger.topic.admin import TopicAdmin
+from spark_ledger.topic.checkpointer import LOG_NODES_MAX
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.records import IntentState, decode_intent
+from spark_ledger.topic.subscription_records import decode_subscription
+from tests.simulation import invariants
+from tests.simulation.ghost import LedgerGhost
+from tests.simulation.store import EPOCH_MS
+from tests.simulation.topic_ghost import LogGhost
+from tests.simulation.topic_work import TopicWork
+from tests.simulation.world import Client
+
+LEASE_S = 20.0
+PASS_S = 5.0
+TOLD_S = 5.0
+"""After which every watch on what changed is told."""
+CLEANED_S = 1500.0
+"""Simulated: of many who fell silent together a few at a time are taken as gone."""
+AT_REST = 3
+"""So many passes that change nothing are the end."""
+
+
+class TopicRest:
+    """Of one run. `undecidable`: ledgers whose end nobody can say (audit.py)."""
+
+    def __init__(self, work: TopicWork, undecidable: Callable[[LedgerGhost], bool]) -> None:
+        self.work = work
+        self.world = work.world
+        self._undecidable = undecidable
+
+    async def comes(self) -> None:
+        """Everything is well and nobody is at work."""
+        there = [log for log in self.work.ghost.logs.values() if not log.state.deleted]
+        used, client = list(self.work.used), await self.world.client("settler")
+        await self._stop_following(used, client, there)
+        for one, _ in used:
+            if one.process.alive:
+                one.kill()
+        topics = self.work.client(client)
+        await client.run(self._judge_logs(client, topics, there), "makes checkpoints")
+        await client.run(self._clean(client), "cleans")
+        await client.run(self._judge_ledgers(topics, there), "looks")
+        self.world.ghost.meet("topics came to rest")
+
+    async def _stop_following(
+        self, used: list[tuple[Client, TopicClient]], client: Client, there: list[LogGhost]
+    ) -> None:
+        """Every process closes what it has, each topic changes once, and no watch is left."""
+        for one, topics in used:
+            if one.process.alive:
+                await asyncio.gather(one.run(topics.close(), "closes"), return_exceptions=True)
+        admin = TopicAdmin(self.work.client(client))
+        for log in there:
+            await client.run(admin.grow(log.name, len(log.state.partitions) + 1), "grows")
+        await asyncio.sleep(TOLD_S)
+        heads = [paths.topic_head(log.topic_id) for log in there]
+        left = [f"{one.name}: {path}" for one, _ in used for path in one.session.watched()]
+        left = [watch for watch in left if watch.partition(": ")[2] in heads]
+        invariants.watches_come_back_to_the_baseline(self.world.ghost, left)
+
+    # -- cleaning ------------------------------------------------------------------------------
+
+    async def _clean(self, client: Client) -> None:
+        """Pass after pass, until some change nothing and nobody is taken to be at work."""
+        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+        deadline, calm, left = self.world.loop.now + CLEANED_S, 0, ""
+        while calm < AT_REST and self.world.loop.now < deadline:
+            await asyncio.sleep(PASS_S)
+            report = await janitor.clean(force=True)
+            opened = self._opened()
+            left = f"{report}, {len(opened)} intents are open"
+            done = report.condemned or report.closed or report.deleted or report.topics
+            calm = 0 if done or opened else calm + 1
+        self.world.trace.note(client.name, f"cleaned: {left}")
+        invariants.cleaning_ends(self.world.ghost, left, calm == AT_REST)
+
+    def _opened(self) -> list[str]:
+        """The intents that are open."""
+        store, found = self.world.store, []
+        for name in store.peek_children(paths.INTENTS):
+            node = store.peek(paths.intent(name))
+            if node is not None and decode_intent(node.value).state is IntentState.OPEN:
+                found.append(name)
+        return found
+
+    # -- what is left --------------------------------------------------------------------------
+
+    async def _judge_logs(self, client: Client, topics: TopicClient, there: list[LogGhost]) -> None:
+        """A checkpoint more, and of the log that is left which a fold needs."""
+        for log in there:
+            try:
+                record = await topics.checkpoints.make(log.topic_id)
+            except LedgerError as error:  # a bookie that is not whole any more takes no copy
+                self.work.met(client, "last checkpoint", error)
+                continue
+            previous = 0 if record is None else record.previous
+            left = self.world.store.peek_children(paths.topic_log(log.topic_id))
+            numbers = sorted(int(name) for name in left)
+            span = (previous, log.state.next)
+            invariants.a_log_is_its_tail(
+                self.world.ghost, log.topic_id, numbers, span, LOG_NODES_MAX
+            )
+
+    async def _judge_ledgers(self, topics: TopicClient, there: list[LogGhost]) -> None:
+        needed: dict[int, str] = {}
+        for log in there:
+            needed |= await self._needed(topics, log)
+        now_ms = EPOCH_MS + int(self.world.loop.now * 1000)
+        for ledger_id, ledger in self.world.ghost.ledgers.items():
+            if ledger.deleted or not ledger.record.intent:
+                continue
+            invariants.no_task_ledger_stays_open(
+                self.world.ghost,
+                ledger_id,
+                ledger.record.state is not LedgerState.CLOSED and not self._undecidable(ledger),
+            )
+            kept = ledger_id in needed or not ledger.closed
+            since = self.work.ghost.logs.get(ledger.record.topic)
+            if since is not None and since.deleted_ms is not None:
+                kept = kept or now_ms < since.deleted_ms + since.policies.delete_delay_ms
+            if self.world.store.peek(paths.topic(ledger.record.topic)) is None:
+                self.world.ghost.meet("ledger kept, its topic is wholly gone")
+                continue
+            invariants.nothing_unreferred_is_left(self.world.ghost, ledger_id, kept)
+
+    async def _needed(self, topics: TopicClient, log: LogGhost) -> dict[int, str]:
+        """The ledgers that a topic names, or did until less than its delete delay ago."""
+        folded, newest = await topics.log(log.topic_id).fold_from_checkpoint()
+        found = dict.fromkeys(checkpoint.chunk_ledgers(folded), "chunk")
+        previous = 0
+        if newest is not None:
+            previous = newest.record.previous
+            found |= dict.fromkeys(checkpoint.chunk_ledgers(newest.root.state), "chunk")
+            found |= dict.fromkeys((*newest.record.root_ledgers(), *newest.root.before), "root")
+        rows = folded.ledgers(await topics.chunks.load(folded.chunks()))
+        bodies = [one for one, last in folded.bodies.items() if last >= previous]
+        found |= dict.fromkeys(rows, "rows") | dict.fromkeys(bodies, "body")
+        now_ms = EPOCH_MS + int(self.world.loop.now * 1000)
+        for state in (log.state, folded):
+            for ledger_id, dropped_ms in state.dropped.items():
+                if now_ms < dropped_ms + log.policies.delete_delay_ms:
+                    found[ledger_id] = "dropped"
+        folder = paths.subscriptions(log.topic_id)
+        for name in self.world.store.peek_children(folder):
+            node = self.world.store.peek(f"{folder}/{name}")
+            assert node is not None
+            cursor = decode_subscription(node.value).ledger_id
+            if cursor is not None:
+                found[cursor] = "cursor"
+        return found
