@@ -78,14 +78,20 @@ class TopicRest:
 
     async def _clean(self, client: Client) -> None:
         """Pass after pass, until some change nothing and nobody is taken to be at work."""
-        janitor = Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+        rng = self.world.loop.random_for("topic rest")
+        janitors = [
+            Janitor(client.session, client.ledgers, client.rng, lease_s=LEASE_S)
+            for _ in range(rng.choice((1, 2)))
+        ]
+        if len(janitors) > 1:
+            self.world.ghost.meet("two janitors at once")
         deadline, calm, left = self.world.loop.now + CLEANED_S, 0, ""
         while calm < AT_REST and self.world.loop.now < deadline:
             await asyncio.sleep(PASS_S)
-            report = await janitor.clean(force=True)
+            reports = await asyncio.gather(*(one.clean(force=True) for one in janitors))
             opened = self._opened()
-            left = f"{report}, {len(opened)} intents are open"
-            done = report.condemned or report.closed or report.deleted or report.topics
+            left = f"{reports[0]}, {len(opened)} intents are open"
+            done = any(r.condemned or r.closed or r.deleted or r.topics for r in reports)
             calm = 0 if done or opened else calm + 1
         self.world.trace.note(client.name, f"cleaned: {left}")
         invariants.cleaning_ends(self.world.ghost, left, calm == AT_REST)

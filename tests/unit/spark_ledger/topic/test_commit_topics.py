@@ -85,6 +85,24 @@ def test_a_replay_that_chooses_other_topics_changes_nothing_anywhere():
     play(act)
 
 
+def test_one_app_id_and_version_is_done_once_for_each_target_that_the_user_named():
+    """As in foreachBatch, which writes two topics with the same txnAppId and txnVersion."""
+
+    async def act(stage):
+        ids = await topics(stage, 2)
+        kinds = []
+        for topic_id in [*ids, ids[0]]:
+            intent = await stage.client.intents.open_batch_intent("app", "run-1", topic_id)
+            txn = TxnKey("app", topic_id, 7, "run-1")
+            by_topic = results(intent, len(kinds), [topic_id])
+            kinds.append((await stage.client.commit_topics(by_topic, txn, intent.id)).kind)
+        return kinds, [rows_of(stage, topic_id) for topic_id in ids]
+
+    kinds, rows = play(act)
+    assert kinds == [CommitKind.COMMITTED, CommitKind.COMMITTED, CommitKind.ALREADY]
+    assert rows == [{("app", 7): 1}, {("app", 7): 1}]
+
+
 def test_topics_that_get_no_rows_have_no_number_but_are_checked():
     async def act(stage):
         a, b = await topics(stage, 2)
