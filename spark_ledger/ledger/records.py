@@ -8,6 +8,7 @@ errors of spark_ledger.errors.
 """
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_ledger.errors import (
@@ -15,6 +16,7 @@ from spark_ledger.errors import (
     LedgerNotClosed,
     NoSuchLedger,
     RecordTooBig,
+    TopicDeleted,
     Unavailable,
     UnsupportedFormat,
 )
@@ -22,9 +24,13 @@ from spark_ledger.ledger.transitions import Done, Move, Refused
 from spark_ledger.metadata import ledger_listing, ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import (
+    ANY_VERSION,
     VALUE_BYTES_MAX,
     BadVersion,
+    Check,
+    Create,
     MetadataStore,
+    MultiFailed,
     NodeExists,
     NoNode,
     OutcomeUnknown,
@@ -89,16 +95,19 @@ class LedgerRecords:
             raise UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}") from damage
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
-        """Make the record. A lost answer is told by the record's creator token.
+        """Make the record; one that is made for a topic only while there is a node of the topic,
+        so that who removes the topic's node and then lists its ledgers has all there will be. A
+        lost answer is told by the record's creator token.
 
-        Raises LedgerError if another ledger has the id, RecordTooBig, OutcomeUnresolved,
-        Unavailable; IdSpent if the answer was lost and there is no record: it may have been made,
-        closed and deleted by others meanwhile, and bookies may have met and forgotten it.
+        Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
+        OutcomeUnresolved, Unavailable; IdSpent if the answer was lost and there is no record: it
+        may have been made, closed and deleted by others meanwhile, and bookies may have met and
+        forgotten it.
         """
-        path, value = paths.ledger(record.ledger_id), _encoded(record, NEW_RECORD_BYTES_MAX)
+        value = _encoded(record, NEW_RECORD_BYTES_MAX)
         unknown = False
         try:
-            await self.metadata.create(path, value, parents=True)
+            await self._make(record, value)
             return VersionedRecord(record, 0)
         except NodeExists:
             pass
@@ -188,6 +197,25 @@ class LedgerRecords:
             raise Unavailable(str(broken)) from None
         except StoreError as failure:
             raise _unavailable("the ledgers cannot be listed", failure) from failure
+
+    async def _make(self, record: LedgerRecord, value: bytes) -> None:
+        """Raises NodeExists, OutcomeUnknown, TopicDeleted, StoreError."""
+        path = paths.ledger(record.ledger_id)
+        if not record.topic:
+            return await self.metadata.create(path, value, parents=True)
+        operations = (Check(paths.topic(record.topic), ANY_VERSION), Create(path, value))
+        while True:
+            try:
+                return await self.metadata.multi(operations)
+            except MultiFailed as failure:
+                if not isinstance(failure.cause, NoNode):
+                    raise failure.cause from None
+                if failure.index == 0:
+                    raise TopicDeleted(
+                        f"there is no topic {record.topic} to make a ledger for"
+                    ) from None
+            with suppress(NodeExists, OutcomeUnknown):
+                await self.metadata.create(path.rpartition("/")[0], parents=True)
 
     async def _reread(self, ledger_id: int, unknown: bool) -> VersionedRecord:
         """The record after a sync. Raises OutcomeUnresolved for Unavailable when a write with an

@@ -1,8 +1,12 @@
-"""What is left of a deleted topic in the metadata store, taken away piece by piece.
+"""What is left of a deleted topic in the metadata store, taken away piece by piece: its tree, then
+the node that says that it was deleted.
 
-Always true: the node that says that the topic was deleted goes last, so that a removal that ended
-early is gone on with; at most NODES_PER_CALL nodes go in one call. Nobody needs them: the topic
-takes no commit, its ledgers are gone, and who still has its id hears that there is no such topic.
+Always true: the topic's own node goes last of its tree, and after it no ledger is made for the
+topic (ledger/records.py). A ledger made just before may be known to nobody yet: so the node that
+says that the topic was deleted goes only when a listing of ledgers that began without a tree found
+none of them, and a removal that ended early is gone on with. At most NODES_PER_CALL nodes go in one
+call. Nobody needs them: the topic takes no commit, its ledgers are gone, and who still has its id
+hears that there is no such topic.
 """
 
 from spark_ledger.metadata import paths
@@ -11,13 +15,21 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, NotEmpty, Outcome
 NODES_PER_CALL = 5_000
 
 
-async def remove_topic(store: MetadataStore, topic_id: str) -> bool:
-    """Remove the nodes of a topic; whether all of them are gone. False: call it again.
+async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
+    """Remove the topic's node and all below it; whether all is gone. False: call it again.
 
     Raises StoreUnavailable.
     """
-    left = await _remove(store, paths.topic(topic_id), NODES_PER_CALL)
-    return left > 0 and await _delete(store, paths.topic_deleted(topic_id))
+    return await _remove(store, paths.topic(topic_id), NODES_PER_CALL) > 0
+
+
+async def forget(store: MetadataStore, topic_id: str) -> None:
+    """Remove what says that the topic was deleted, if the store answers. For a topic whose tree
+    was gone before its ledgers were listed, none of which is left.
+
+    Raises StoreUnavailable.
+    """
+    await _delete(store, paths.topic_deleted(topic_id))
 
 
 async def _remove(store: MetadataStore, path: str, budget: int) -> int:

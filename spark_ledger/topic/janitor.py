@@ -19,8 +19,7 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState
-from spark_ledger.topic import garbage, ledger_removal, records, staleness
-from spark_ledger.topic.deleted_topics import remove_topic
+from spark_ledger.topic import deleted_topics, garbage, ledger_removal, records, staleness
 from spark_ledger.topic.garbage import (
     Fate,
     IntentSeen,
@@ -52,7 +51,7 @@ class CleanReport:
     `kept` are ledgers that a topic refers to, `waiting` those that will go or may, each with why,
     `unclosed` those that could not be closed. `refused` says why the ledgers to which nothing
     refers were not deleted, `alarm` why silent writers were not condemned. `topics` are the deleted
-    topics of which nothing is left."""
+    topics whose trees it took."""
 
     dry_run: bool
     condemned: tuple[str, ...] = ()
@@ -107,11 +106,12 @@ class Janitor:
         """
         with reachable("cleaning"):
             await self._check_cluster()
+            bare = await self._references.bare()  # before any listing of what it may own
             intents = await self._all_intents()
             silence = await self._silence(intents, condemn)
             if not dry_run:
                 intents = await self._condemn(intents, silence.condemn)
-            a_pass = await self._look(intents, silence.condemn)
+            a_pass = await self._look(intents, silence.condemn, bare)
             report = CleanReport(dry_run, silence.condemn, alarm=silence.alarm)
             report = await self._close(a_pass, report)
             await self._learn_of_closed(a_pass)
@@ -185,18 +185,20 @@ class Janitor:
             for intent in intents
         ]
 
-    async def _look(self, intents: Sequence[Intent], stale: Sequence[str]) -> "_Pass":
+    async def _look(
+        self, intents: Sequence[Intent], stale: Sequence[str], bare: frozenset[str]
+    ) -> "_Pass":
         """Who there is and what, after what was condemned is. In a dry run the stale are taken as
         condemned."""
         seen = {
             intent.id: IntentSeen(intent.id, intent.record.kind, _goes_on(intent, stale))
             for intent in intents
         }
-        deleted = await self._references.deleted()
-        found = await self._inventory.look(intents)
+        deleted = await self._references.deleted() | dict.fromkeys(bare, LONG_AGO_MS)
+        found = await self._inventory.look(intents, every=bool(bare))
         now_ms = await store_now_ms(self.store)
         by_id = {intent.id: intent for intent in intents}
-        return _Pass(now_ms, by_id, seen, {one.id: one for one in found}, deleted)
+        return _Pass(now_ms, by_id, seen, {one.id: one for one in found}, deleted, bare)
 
     # -- closing ------------------------------------------------------------------------------
 
@@ -304,7 +306,8 @@ class Janitor:
         return went
 
     async def _remove_topics(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
-        """Of topics deleted long enough ago, that have no ledger any more, their trees."""
+        """Of topics deleted long enough ago, that have no ledger any more, their trees; what had
+        no tree when this pass began is forgotten."""
         having = {one.topic for one in a_pass.ledgers.values()}
         removed = []
         for topic_id, deleted_ms in a_pass.deleted.items():
@@ -314,8 +317,11 @@ class Janitor:
             delay_ms = 0 if policies is None else policies.delete_delay_ms
             if a_pass.now_ms < deleted_ms + delay_ms:
                 continue
-            if report.dry_run or await remove_topic(self.store, topic_id):
-                removed.append(topic_id)
+            if topic_id not in a_pass.bare:
+                if report.dry_run or await deleted_topics.remove_tree(self.store, topic_id):
+                    removed.append(topic_id)
+            elif not report.dry_run:
+                await deleted_topics.forget(self.store, topic_id)
         return replace(report, topics=tuple(removed))
 
     def _session_changed(self, state: SessionState) -> None:
@@ -324,13 +330,15 @@ class Janitor:
 
 @dataclass(slots=True)
 class _Pass:
-    """What one pass knows, by id. `assumed` are ledgers that a dry run takes as closed."""
+    """What one pass knows, by id. `bare` are deleted topics that had no tree when it began,
+    `assumed` ledgers that a dry run takes as closed."""
 
     now_ms: int
     by_id: Mapping[str, Intent]
     intents: dict[str, IntentSeen]
     ledgers: dict[int, LedgerSeen]
     deleted: dict[str, int]
+    bare: frozenset[str]
     assumed: dict[int, None] = field(default_factory=dict)
 
     def topics_of_open(self) -> list[str]:

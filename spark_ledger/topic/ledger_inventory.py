@@ -64,10 +64,13 @@ class LedgerInventory:
     _blocks: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     _met: dict[int, None] = field(default_factory=dict)
 
-    async def look(self, intents: Sequence[Intent]) -> list[LedgerSeen]:
+    async def look(self, intents: Sequence[Intent], *, every: bool = False) -> list[LedgerSeen]:
         """The ledgers of these intents, by intent and id; `stuck` are those that were in recovery
-        at the last look, too. Raises StoreError, and errors.UnsupportedFormat for a record that
-        cannot be read."""
+        at the last look, too. `every`: look at all ids of ended intents now. Raises StoreError, and
+        errors.UnsupportedFormat for a record that cannot be read."""
+        if every:
+            for ended in self._ended.values():
+                ended.looked_s = None
         ids = {intent.id for intent in intents}
         self._ended = {id_: one for id_, one in self._ended.items() if id_ in ids}
         opened = {intent.id for intent in intents if intent.open}

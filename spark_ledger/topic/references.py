@@ -62,6 +62,12 @@ class References:
         found = zip(names, nodes, strict=True)
         return {name: node.created_ms for name, node in found if node is not None}
 
+    async def bare(self) -> frozenset[str]:
+        """The topics that were deleted and have no tree any more: no ledger is made for them."""
+        names = list(await self.deleted())
+        trees = await asyncio.gather(*(read(self.store, paths.topic(name)) for name in names))
+        return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
+
     async def policies(self, topic_id: str) -> TopicPolicies | None:
         """The topic's policies; None if there is no such topic, or none that can be read."""
         node = await read(self.store, paths.topic(topic_id))

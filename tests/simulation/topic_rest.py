@@ -140,9 +140,6 @@ class TopicRest:
             since = self.work.ghost.logs.get(ledger.record.topic)
             if since is not None and since.deleted_ms is not None:
                 kept = kept or now_ms < since.deleted_ms + since.policies.delete_delay_ms
-            if self.world.store.peek(paths.topic(ledger.record.topic)) is None:
-                self.world.ghost.meet("ledger kept, its topic is wholly gone")
-                continue
             invariants.nothing_unreferred_is_left(self.world.ghost, ledger_id, kept)
 
     async def _needed(self, topics: TopicClient, log: LogGhost) -> dict[int, str]:

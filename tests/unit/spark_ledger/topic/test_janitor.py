@@ -7,8 +7,9 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
+from spark_ledger.topic import deleted_topics
 from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.deleted_topics import remove_topic
+from spark_ledger.topic.deleted_topics import remove_tree
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
@@ -462,11 +463,11 @@ def test_of_a_deleted_topic_ledgers_and_nodes_go_after_its_delete_delay():
         assert (early.deleted, early.topics, exists(stage, wrote)) == ((), (), True)
         await asyncio.sleep(100)
         report = await janitor.clean()
-
         assert (report.deleted, report.topics) == ((ledger_of(wrote),), (stage.topic.id,))
         assert stage.world.store.peek(tree) is None
-        assert stage.world.store.peek_children(paths.TOPICS_DELETED) == []
+
         assert (await janitor.clean()).topics == ()
+        assert stage.world.store.peek_children(paths.TOPICS_DELETED) == []
 
     play(act)
 
@@ -509,11 +510,44 @@ def test_a_ledger_of_a_topic_that_nobody_knows_is_kept():
     async def act(stage):
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
         wrote = await stage.written(intent, [b"a"])
-        await remove_topic(stage.client.store, stage.topic.id)
+        await remove_tree(stage.client.store, stage.topic.id)
 
         report = await (await janitor_of(stage)).clean(condemn=[intent.id])
 
         assert (report.deleted, list(report.waiting)) == ((), [ledger_of(wrote)])
+
+    play(act)
+
+
+def test_a_ledger_made_for_a_topic_while_a_pass_takes_its_tree_is_deleted_too(monkeypatch):
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        ids = [await stage.client.intents.ledger_id(intent) for _ in range(2)]
+        await stage.client.topics.delete("t")
+        janitor = await janitor_of(stage)
+        await janitor.clean(condemn=[intent.id])
+        made = []
+
+        async def make(ledger_id):
+            return await stage.client.ledgers.create(
+                3, 3, 2, ledger_id=ledger_id, intent=intent.id, topic=stage.topic.id
+            )
+
+        async def made_just_before(store, topic_id):
+            made.append(await make(ids[0]))
+            return await remove_tree(store, topic_id)
+
+        await asyncio.sleep(stage.topic.policies.delete_delay_ms / 1000)
+        monkeypatch.setattr(deleted_topics, "remove_tree", made_just_before)
+        taken = await janitor.clean()
+        monkeypatch.undo()
+        with pytest.raises(errors.TopicDeleted):
+            await make(ids[1])
+        reports = [await janitor.clean() for _ in range(2)]
+
+        assert [report.deleted for report in reports] == [(made[0].ledger_id,), ()]
+        assert [one.topics for one in (taken, *reports)] == [(stage.topic.id,), (), ()]
+        assert stage.world.store.peek_children(paths.TOPICS_DELETED) == []
 
     play(act)
 
