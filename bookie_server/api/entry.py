@@ -18,7 +18,7 @@ from disk, and again by the reader.
 All integers are little-endian; ledger, entry, LAC and the cumulative counts are signed 64-bit (-1
 is "none"), the rest unsigned 32-bit. Cumulative counts include this entry. The identity of an
 entry is (ledger, entry, cumulative bytes, cumulative rows, payload length, payload CRC): LAC and
-flags are no part of it, for a recovery write-back carries a LAC of its own (design: hazard 41).
+flags are no part of it, for a recovery write-back carries a LAC of its own (hazard 41).
 """
 
 import struct
