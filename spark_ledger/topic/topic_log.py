@@ -58,6 +58,7 @@ class TopicLog:
         self._looked_at = 0
         self._offered: TopicState | None = None
         self._trimmed = 0
+        self._decoded: tuple[bytes, Root] | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -222,7 +223,10 @@ class TopicLog:
 
     async def _root(self, stored: StoredRoot) -> Root:
         value = stored if isinstance(stored, bytes) else await read_blob(self._ledgers, stored)
-        return checkpoint.decode_root(value)
+        known = self._decoded
+        if known is None or known[0] != value:  # who looks often mostly finds the same
+            known = self._decoded = (value, checkpoint.decode_root(value))
+        return known[1]
 
     async def _get(self, path: str, watch: Watcher | None = None) -> Versioned:
         try:
