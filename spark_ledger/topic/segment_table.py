@@ -42,6 +42,8 @@ _COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
 )
 JOINED_MAX = 4096  # segments of a stretch that is made by joining
 OBJECTS_AT_ONCE = 1024
+ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
+BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
 SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
 
 
@@ -184,7 +186,8 @@ class SegmentTable:
     def encode(self) -> bytes:
         """An Arrow IPC stream of one batch, its buffers compressed by zstd."""
         sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        many = len(self) > ROWS_ALONE_MAX
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=many)
         with pa.ipc.new_stream(sink, SCHEMA, options=options) as stream:
             stream.write_batch(self.batch)
         return bytes(sink.getvalue())
@@ -193,7 +196,8 @@ class SegmentTable:
     def decode(cls, value: Any) -> "SegmentTable":
         """What `encode` made. Raises errors.UnsupportedFormat for anything else."""
         try:
-            with pa.ipc.open_stream(pa.py_buffer(value)) as stream:
+            options = pa.ipc.IpcReadOptions(use_threads=len(value) > BYTES_ALONE_MAX)
+            with pa.ipc.open_stream(pa.py_buffer(value), options=options) as stream:
                 batch = stream.read_next_batch()
             return cls(
                 pa.RecordBatch.from_arrays([batch.column(n) for n in SCHEMA.names], schema=SCHEMA)
