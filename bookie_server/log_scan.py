@@ -140,7 +140,7 @@ def _filler(view: memoryview, at: int, base: int) -> int:
     if view[at]:
         return at
     stop = min(len(view), at + BLOCK_BYTES - (base + at) % BLOCK_BYTES)
-    gap = view[at:stop]
+    gap = bytes(view[at:stop])  # a view would be compared item by item
     return stop if gap == bytes(len(gap)) else at
 
 

@@ -68,14 +68,14 @@ class LedgerRecord:
         if not self.ensemble_size >= self.write_quorum >= self.ack_quorum >= 1:
             raise BadLedgerRecord(f"E >= Qw >= Qa >= 1 does not hold: {quorums}")
         firsts = [fragment.first_entry for fragment in self.fragments]
-        if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
+        if firsts != [0] and (not firsts or firsts[0] != 0 or firsts != sorted(set(firsts))):
             raise BadLedgerRecord(f"first entries of fragments must rise from 0: {firsts}")
         for fragment in self.fragments:
             members = fragment.ensemble
             if not len(set(members)) == len(members) == self.ensemble_size:
                 raise BadLedgerRecord(f"an ensemble needs {self.ensemble_size} different bookies")
         ends = (self.last_entry, self.length_bytes, self.rows)
-        if (self.state is LedgerState.CLOSED) != all(end is not None for end in ends):
+        if (self.state is LedgerState.CLOSED) != (None not in ends):
             raise BadLedgerRecord(f"state {self.state.value} with end {ends}")
 
     @property

@@ -414,4 +414,4 @@ def _encoded(columns: dict[str, list[int]]) -> bytes:
 def _decoded(stream: memoryview) -> dict[str, list[int]]:
     with pa.ipc.open_stream(pa.py_buffer(stream)) as opened:
         batch = opened.read_next_batch()
-    return {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    return {name: as_numpy(batch.column(name)).tolist() for name in batch.schema.names}
