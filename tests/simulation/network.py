@@ -209,6 +209,7 @@ class SimNetwork:
         finally:
             timer.cancel()
             self._under_way.pop(call, None)
+            del call  # or an error would hold, by this frame, the future that holds it
 
     # -- streams -------------------------------------------------------------------------------
 

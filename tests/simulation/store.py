@@ -351,6 +351,7 @@ class SimSession:
             return await request.answer
         finally:
             self._requests.pop(request, None)
+            del request  # or an error would hold, by this frame, the future that holds it
 
     def _send(self, request: _Request) -> None:
         """Put the request on the wire; while disconnected it waits for the connection."""
@@ -392,7 +393,7 @@ class SimSession:
         try:
             outcome = request.action()
         except StoreError as error:
-            outcome = error
+            outcome = error.with_traceback(None)  # as from a wire; it would hold itself in a cycle
         request.dropped = True  # decided: never again
         loop = asyncio.get_running_loop()
         self._last_answer = max(self._last_answer, _now() + self._delay())
