@@ -69,6 +69,34 @@ def test_a_topic_is_the_same_from_its_checkpoint_and_the_commits_after_it():
     play(act)
 
 
+def test_a_root_is_decoded_once_until_there_is_another(monkeypatch):
+    decoded = []
+    decode_root = checkpoint.decode_root
+
+    def counted(value):
+        decoded.append(value)
+        return decode_root(value)
+
+    async def act(stage):
+        intent = await stage.intent()
+        await commits(stage, intent, 2)
+        await stage.client.checkpoints.make(stage.topic.id, intent.id)
+        log = (await stage.another()).log(stage.topic.id)
+        monkeypatch.setattr(checkpoint, "decode_root", counted)
+
+        first, again = await log.checkpointed(), await log.checkpointed()
+        looked = len(decoded)
+        await commits(stage, intent, 2)
+        await stage.client.checkpoints.make(stage.topic.id, intent.id)
+        newer = await log.checkpointed()
+
+        assert first.root == again.root and first.root.state.next == 2
+        assert newer.root.state.next == 4
+        assert looked == 1
+
+    play(act)
+
+
 def test_what_was_in_commits_is_read_from_a_ledger_after_a_checkpoint():
     async def act(stage):
         intent = await stage.intent()
