@@ -380,11 +380,15 @@ class TopicTerminated(LedgerError):
 
 
 class CommitOverTooManyTopics(LedgerError):
-    """One commit holds all topics of a batch or none: there is a limit. Nothing was written."""
+    """One commit holds all topics of a batch or none: there is a limit. No row was written; the
+    topics that its tasks had made by then are there, empty."""
 
     error_class = "LEDGER_OPTION.TOO_MANY_TOPICS"
     sql_state = "54000"
-    remedy = "Write fewer topics in one batch, or one topic with more partitions."
+    remedy = (
+        "Write fewer topics in one batch, or one topic with more partitions; topics that this"
+        " write made are there, empty."
+    )
 
 
 class CommitTooBig(LedgerError):

@@ -265,9 +265,14 @@ def _at_time(place: AtTime, known: Ends, found: ByPartition) -> Positions:
 
 def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis: int) -> int:
     if place.missing == "error":
+        where = f"{place.option} is {timestamps.as_text(millis)} ({millis}) for partition"
+        if ends.starts[partition] == ends.ends[partition]:
+            raise TimestampNotFound(
+                f"{where} {partition} of topic {topic!r}, which has no row at all",
+                "Say where to begin there: startingOffsetsByTimestampStrategy=latest or earliest.",
+            )
         raise TimestampNotFound(
-            f"{place.option} is {timestamps.as_text(millis)} ({millis}) for partition {partition} "
-            f"of topic {topic!r}, which has no row committed then or later"
+            f"{where} {partition} of topic {topic!r}, which has no row committed then or later"
         )
     return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
 

@@ -18,6 +18,7 @@ from spark_ledger.metadata.store import Check, StoreError
 from spark_ledger.topic import records, retention, seek_target
 from spark_ledger.topic.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.cursor_marks import GRACE_MS
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.seek_target import End, SeekTarget
@@ -177,9 +178,11 @@ class TopicAdmin:
         if held:
             partition, offset = min(held.items())
             raise errors.SubscriptionBusy(
-                f"a subscription of topic '{info.name}' needs partition {partition} from offset"
-                f" {offset} on, {points[partition]} was asked for",
-                "Trim less, delete the subscription or move it on, or force it.",
+                f"subscription {holds.by[partition]!r} of topic '{info.name}' holds partition"
+                f" {partition} from offset {offset} on, the lowest at which it stood in the last"
+                f" {GRACE_MS // 60_000} minutes; {points[partition]} was asked for",
+                "Trim less, wait until what it has read is that long ago, delete it, or force it.",
+                subscription=holds.by[partition],
                 partition=partition,
                 offset=offset,
             )

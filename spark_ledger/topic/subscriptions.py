@@ -77,11 +77,12 @@ class SubscriptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """From which offset on each partition is held by some subscription; one left out is not held.
-    A trim made from them must have `check` in its multi."""
+    """From which offset on each partition is held by some subscription, and by which; one left out
+    is not held. A trim made from them must have `check` in its multi."""
 
     offsets: Mapping[int, int]
     check: Check
+    by: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,15 +316,18 @@ class Subscriptions:
         errors.TopicNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         held: dict[int, int] = {}
+        by: dict[int, str] = {}
         with reachable(f"reading the subscriptions of topic {topic_id}"):
             await self.store.sync(nodes.folder)
             version = await nodes.ensure_folder()  # before the records: see Holds.check
             names = await nodes.names()
             found = await _each(names, lambda name: self._held(nodes, name, now_ms, grace_ms))
-        for record, lowest in (one for one in found if one is not None):
+        there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
+        for name, record, lowest in there:
             for p, offset in moves.held(record, lowest, partitions).items():
-                held[p] = min(offset, held.get(p, offset))
-        return Holds(held, Check(nodes.folder, version))
+                if p not in held or offset < held[p]:
+                    held[p], by[p] = offset, name
+        return Holds(held, Check(nodes.folder, version), by)
 
     async def _held(
         self, nodes: SubscriptionNodes, name: str, now_ms: int, grace_ms: int

@@ -189,6 +189,14 @@ def test_a_partition_without_such_a_row_is_an_error_that_says_when_and_where():
         offsets.resolve(place, T, {"t": {0: 7}})
 
 
+def test_of_a_partition_without_any_row_it_is_said_that_no_time_can_help():
+    place = parse_time("2024-05-01", "startingTimestamp", "error")
+    empty = {"t": TopicEnds("id", (0, 3), (9, 3))}
+    says = r"partition 1 of topic 't', which has no row at all\. Say where to begin there: .*latest"
+    with pytest.raises(TimestampNotFound, match=says):
+        offsets.resolve(place, empty, {"t": {0: 7}})
+
+
 def test_times_name_every_partition_that_is_read_and_no_other():
     place = parse_times('{"t":{"0":1}}', "startingOffsetsByTimestamp", "error")
     with pytest.raises(OffsetsNotAssigned, match="misses partition 1"):

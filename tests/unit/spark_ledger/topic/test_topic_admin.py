@@ -104,8 +104,10 @@ def test_what_a_subscription_needs_goes_only_by_force():
         admin = await filled(stage)
         await subscribed(stage, "s", 12)
 
-        with pytest.raises(errors.SubscriptionBusy, match="partition 0 from offset 12 on"):
+        with pytest.raises(errors.SubscriptionBusy, match="partition 0 from offset 12 on") as busy:
             await admin.trim("t", {0: 20})
+        assert "subscription 's' of topic" in str(busy.value)
+        assert "in the last 60 minutes; 20 was asked for" in str(busy.value)
         assert starts(await admin.describe("t")) == [0]
         await admin.trim("t", {0: 12})
         await admin.trim("t", {0: 20}, force=True)
