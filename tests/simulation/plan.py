@@ -20,9 +20,10 @@ OVER_BY = 2
 LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
-ALSO = ("sources",)
+ALSO = ("sources", "janitors", "growth", "overwrites")
 """What more may happen to topics in a run: queries that read them go on where they saved that they
-were (topic_source.py)."""
+were (topic_source.py); two janitors clean at once, topics get more partitions (topic_upkeep.py);
+each batch of a query takes the place of all rows (topic_work.py)."""
 
 
 @dataclass(frozen=True)

@@ -154,10 +154,11 @@ class Scenario:
         self.live, self.source = live, TopicSource(work)
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
             ("reader", 1, work.read_often),
-            ("janitor", 1, upkeep.clean),
+            ("janitor", upkeep.janitors, upkeep.clean),
             ("maintainer", upkeep.maintainers, upkeep.maintain),
             ("deleter", 1, upkeep.recreate),
             ("follower", work.followers, partial(follow_often, work)),
+            ("grower", int("growth" in self.plan.also), upkeep.grow),
             ("source", int("sources" in self.plan.also), self.source.read_on),
         ]
         supervised = [

@@ -136,6 +136,10 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("drill with a hung bookie", "everything was tried while one bookie hung"),
     ("commit: LedgerFenced", "a commit whose intent was condemned was refused"),
     ("janitor deleted", "a janitor deleted what no commit names"),
+    ("two janitors at work during the chaos", "a pass began while another's was under way"),
+    ("rows in a partition that came later", "a commit has rows for one that its topic grew by"),
+    ("rows replaced", "a batch took the place of all rows of its topic"),
+    ("row read that was taken away before", "who had folded before it was given the row"),
 )
 """(name, what happened)."""
 

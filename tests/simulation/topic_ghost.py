@@ -14,7 +14,16 @@ from typing import Any
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
 from spark_ledger.topic import checkpoint, checkpoint_record, commit_draft, records, state
-from spark_ledger.topic.actions import Append, OpenLive, Overwrite, SealLive, Trim
+from spark_ledger.topic.actions import (
+    Append,
+    Grow,
+    OpenLive,
+    Overwrite,
+    SealLive,
+    Trim,
+    adds_rows,
+    dropped_of,
+)
 from spark_ledger.topic.checkpoint_record import CheckpointRecord
 from spark_ledger.topic.commit_payloads import POINTER_BYTES_MAX
 from spark_ledger.topic.intervals import Chunk
@@ -70,6 +79,8 @@ class LogGhost:
     name: str
     policies: TopicPolicies
     state: TopicState
+    made_with: int = 1
+    """So many partitions."""
     shapes: list[Shape] = field(default_factory=list)
     """By the number of commits: the shape after so many."""
     commits: dict[int, Commit] = field(default_factory=dict)
@@ -92,6 +103,12 @@ class LogGhost:
     """When it was told to somebody that the topic is deleted."""
     ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
     """By subscription and partition: it needs no row below, at most; none while it may not be."""
+
+    def grown(self, partitions: int) -> None:
+        """A subscription is at the first row of what comes: nobody may take that away."""
+        for ceiling in self.ceilings.values():
+            for p in range(len(self.state.partitions), partitions if ceiling else 0):
+                ceiling.setdefault(p, 0)
 
     def starts(self) -> list[tuple[int, int]]:
         """Each partition with the first offset that it keeps."""
@@ -213,7 +230,7 @@ class TopicJudge:
             known.policies = record.policies
             return
         empty = state.empty(topic_id, record.partitions)
-        log = LogGhost(topic_id, record.name, record.policies, empty)
+        log = LogGhost(topic_id, record.name, record.policies, empty, record.partitions)
         log.shapes.append(shape_of(empty))
         self._ghost.logs[topic_id] = log
 
@@ -276,6 +293,8 @@ class TopicJudge:
                 self._rows_come(
                     log, commit, action.segments, max(before.commit_ms, node.created_ms)
                 )
+            if isinstance(action, Grow):
+                log.grown(action.partitions)
             if isinstance(action, OpenLive):
                 log.lives[action.ledger_id] = written.time
             if isinstance(action, SealLive) and action.segment is not None:
@@ -283,7 +302,10 @@ class TopicJudge:
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
                     self._named(segment.ledger_id, segment.last_entry)
+            if isinstance(action, Overwrite):
+                self._rows_replaced(log, number, commit)
         log.state = state.apply(before, number, commit, node.created_ms)
+        self._ledgers_let_go(log, before, commit)
         log.shapes.append(shape_of(log.state))
         if log.short is not None:
             log.short = state.apply(log.short, number, commit, node.created_ms)
@@ -299,10 +321,35 @@ class TopicJudge:
         assert attempts is not None
         ends = log.state.end_offsets()
         for segment, attempt in zip(segments, attempts, strict=True):
+            if segment.partition >= log.made_with:
+                self._world.ghost.meet("rows in a partition that came later")
             self._ghost.committed[attempt] = None
             spans = log.spans.setdefault(segment.partition, [])
             spans.append(Span(ends[segment.partition], attempt, commit_ms))
             ends[segment.partition] += segment.rows
+
+    def _rows_replaced(self, log: LogGhost, number: int, commit: Commit) -> None:
+        """By an overwrite, whose run began with its first intent."""
+        self._world.ghost.meet("rows replaced")
+        begun = self._ghost.begun_at[commit.run_id]
+        foreign = [
+            other
+            for other, one in log.commits.items()
+            if one.app_id != commit.app_id and any(map(adds_rows, one.actions))
+        ]
+        since = [other for other in foreign if log.logged_at[other] > begun]
+        invariants.an_overwrite_takes_what_it_knew(self._world.ghost, log.topic_id, number, since)
+
+    def _ledgers_let_go(self, log: LogGhost, before: TopicState, commit: Commit) -> None:
+        """Those to which nothing refers after the commit: it names them, so that the delete delay
+        begins."""
+        if not any(isinstance(action, Overwrite | Trim) for action in commit.actions):
+            return
+        lost = {*before.ledgers()} - {*log.state.ledgers()}
+        named = {one for action in commit.actions for one in dropped_of(action)}
+        invariants.what_a_commit_takes_away_it_names(
+            self._world.ghost, log.topic_id, sorted(lost - named)
+        )
 
     def _rows_sealed(self, log: LogGhost, segment: Segment, commit_ms: int) -> None:
         name = live_name(segment.ledger_id)

@@ -78,6 +78,16 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("t", (4, 2), (4, 1)),
     ),
     (
+        *("T1", I.an_overwrite_takes_what_it_knew),
+        lambda g, x: ("t", 5, []),
+        lambda g, x: ("t", 5, [3]),
+    ),
+    (
+        *("T4", I.what_a_commit_takes_away_it_names),
+        lambda g, x: ("t", []),
+        lambda g, x: ("t", [7]),
+    ),
+    (
         *("T1", I.a_commit_goes_when_two_checkpoints_have_it),
         lambda g, x: (1, 2),
         lambda g, x: (2, 2),

@@ -112,6 +112,8 @@ class TopicSource:
             self.world.ghost.meet("source batch done again")
         self._may_die(client, all_of_it)
         end_at = {int(p): at for p, at in json.loads(progress.begun)[TOPIC].items()}
+        if max(end_at) >= len(state.partitions):  # an earlier run knew of more partitions
+            state = await topics.log(log.topic_id).fold(fresh=True)
         start = {p: start.get(p, 0) for p in end_at}
         await self._read(topics, log, state, start, end_at, progress)
         self._may_die(client, all_of_it)

@@ -22,6 +22,7 @@ from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
 LEASE_S = 20.0
+PARTITIONS_MAX = 8
 
 
 class TopicUpkeep:
@@ -35,6 +36,8 @@ class TopicUpkeep:
         self.churn = work.plan.churn
         if self.churn:
             self.maintainers = 2
+        self.janitors = 2 if "janitors" in work.plan.also else 1
+        self._cleaning = 0
         self.recreations = rng.choice((0, 0, 0, 1, 2))
         self._end = self.world.loop.now + work.plan.chaos_s
 
@@ -103,6 +106,22 @@ class TopicUpkeep:
                 return
             await asyncio.sleep(1)
 
+    async def grow(self, client: Client) -> None:
+        """Give topics more partitions under everybody's hands."""
+        admin = TopicAdmin(self.work.client(client))
+        while client.process.alive and self.world.loop.now < self._end:
+            await asyncio.sleep(client.rng.uniform(0.05, 0.3) * self.work.plan.chaos_s)
+            logs = [log for log in self.work.ghost.logs.values() if not log.state.deleted]
+            logs = [log for log in logs if len(log.state.partitions) < PARTITIONS_MAX]
+            if not logs:
+                continue
+            log = client.rng.choice(logs)
+            try:
+                await admin.grow(log.name, len(log.state.partitions) + client.rng.choice((1, 1, 2)))
+                self.world.ghost.meet("topic grown")
+            except (LedgerError, StoreError) as error:
+                self.work.met(client, "grow", error)
+
     # -- deleted and made again ------------------------------------------------------------------
 
     async def recreate(self, client: Client) -> None:
@@ -137,11 +156,16 @@ class TopicUpkeep:
             )
             intents = self.world.store.peek_children(paths.INTENTS)
             condemn = [client.rng.choice(intents)] if intents and client.rng.random() < 0.3 else []
+            self._cleaning += 1
+            if self._cleaning > 1:
+                self.world.ghost.meet("two janitors at work during the chaos")
             try:
                 report = await janitor.clean(condemn=condemn, force=True)
             except LedgerError as error:
                 self.work.met(client, "clean", error)
                 continue
+            finally:
+                self._cleaning -= 1
             self.world.trace.note(client.name, f"cleaned: {report}")
             self.world.ghost.meet("janitor pass")
             if report.deleted:

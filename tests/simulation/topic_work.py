@@ -22,6 +22,7 @@ from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
@@ -60,6 +61,7 @@ class TopicWork:
         self.targets = {
             q: self.rng.choice((ANY, ANY, TOPIC)) if wide else TOPIC for q in self.queries
         }
+        self.overwriters = self._draw_overwriters()
         self.limits = draw_limits(world.loop.random_for("topic limits"))
         self._attempts = 0
         self._runs = 0
@@ -67,6 +69,15 @@ class TopicWork:
         """Every process that uses topics, alive or not."""
         self._gone = False
         self._made = asyncio.Lock()
+
+    def _draw_overwriters(self) -> list[str]:
+        """The queries that overwrite: one, or all. They write to one topic, as in production."""
+        if "overwrites" not in self.plan.also:
+            return []
+        rng = self.world.loop.random_for("topic overwrites")
+        found = rng.choice((self.queries[:1], self.queries))
+        self.targets |= dict.fromkeys(found, TOPIC)
+        return found
 
     # -- the query -------------------------------------------------------------------------------
 
@@ -146,9 +157,12 @@ class TopicWork:
         topics, tasks = self.client(driver), self.client(executor)
         target, checkpoint = self.targets[query], self.ghost.next_version
         infos = [await topics.topics.open(name) for name in self.names]
+        replaced = [infos[0].id] if query in self.overwriters else []
         while self._unfinished(query):
             version = checkpoint[query]
-            intent = await topics.intents.open_query_intent(query, f"run-{run}", target)
+            intent = await topics.intents.open_query_intent(
+                query, f"run-{run}", target, overwrites=replaced
+            )
             some = infos[:1]
             if target == ANY:
                 some = self.rng.sample(infos, self.rng.randint(1, len(infos)))
@@ -156,8 +170,13 @@ class TopicWork:
             txn = TxnKey(query, target, version, f"run-{run}")
             if self.rng.random() < 0.3:
                 results = await self._as_named_now(topics, infos, results)
+            if replaced and self.rng.random() < 0.1:  # complete mode has nothing to tell
+                self.ghost.expected[intent.id, version, infos[0].id] = []
+                results = {infos[0].id: []}
             try:
-                outcome = await topics.commit_topics(results, txn, intent.id)
+                outcome = await topics.commit_topics(
+                    results, txn, intent.id, overwrite=intent.record.snapshots.keys()
+                )
             except errors.LedgerFenced as error:
                 self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
@@ -235,7 +254,12 @@ class TopicWork:
             counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
             self.ghost.rows_of[name], self.ghost.topic_of[name] = sum(counts), info.id
             writer = tasks.task_writer(
-                info, intent, task_index=index, attempt=attempt, settings=settings
+                info,
+                intent,
+                task_index=index,
+                attempt=attempt,
+                partitions=await self._partitions_now(tasks, info),
+                settings=settings,
             )
             written = 0
             for count in counts:
@@ -247,6 +271,15 @@ class TopicWork:
                 await asyncio.sleep(rng.choice((0, 0.05, 0.2 if self.plan.churn else 1.0)))
             found.append((await writer.finish(), name))
         return found
+
+    async def _partitions_now(self, tasks: TopicClient, info: TopicInfo) -> int | None:
+        """How many partitions the topic has, as far as this process knows; None if nobody makes it
+        grow. The driver that commits may have seen fewer."""
+        if "growth" not in self.plan.also:
+            return None
+        with reachable(f"reading topic '{info.name}'"):
+            state = await tasks.log(info.id).fold()
+        return len(state.partitions)
 
     def _judge_commit(self, key: tuple[str, int], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""
@@ -274,8 +307,20 @@ class TopicWork:
             await asyncio.sleep(client.rng.uniform(0.5, 5))
             try:
                 await self.read_all(topics, fresh=client.rng.random() < 0.5)
+                if self.overwriters:
+                    await self._read_late(client, topics)
             except (LedgerError, StoreError) as error:  # a fold's errors are the store's
                 self.met(client, "read topic", error)
+
+    async def _read_late(self, client: Client, topics: TopicClient) -> None:
+        """The rows of a state that is old by then: what was replaced since is read as it was, as
+        long as its ledgers are there."""
+        log = self.ghost.named(TOPIC)
+        if log is None:
+            return
+        state = await topics.log(log.topic_id).fold()
+        await asyncio.sleep(client.rng.uniform(0, 6))
+        await self._read_topic(topics, state)
 
     async def read_all(
         self, topics: TopicClient, *, fresh: bool
@@ -332,6 +377,8 @@ class TopicWork:
         )
         invariants.every_row_read_was_committed(ghost, attempt in self.ghost.committed, value)
         span = log.span_at(partition, offset)
+        if offset < log.state.partitions[partition].start_offset:
+            ghost.meet("row read that was taken away before")
         wanted = "nobody" if span is None else span.attempt
         invariants.a_row_is_where_its_commit_put_it(ghost, place, attempt, wanted)
 

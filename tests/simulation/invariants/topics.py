@@ -34,6 +34,16 @@ def a_fold_is_that_of_all_commits_ever(ghost: Ghost, commits: int, found: Any, w
 
 
 @invariant("T1")
+def an_overwrite_takes_what_it_knew(
+    ghost: Ghost, topic_id: str, number: int, since: list[int]
+) -> None:
+    """An overwrite takes away rows that were there when its run began, and that query's own, but
+    none that others added since (hazard 9)."""
+    what = f"commit {number} of {topic_id} overwrites what came after its run began"
+    require(not since, "T1", f"{what}: commits {since[:5]}")
+
+
+@invariant("T1")
 def a_checkpoint_only_rises(
     ghost: Ghost, topic_id: str, was: tuple[int, int], now: tuple[int, int]
 ) -> None:
@@ -110,6 +120,12 @@ def what_a_commit_names_is_there(ghost: Ghost, ledger_id: int, deleted: bool) ->
     """No ledger reachable from a fold is ever deleted, before or after its commit: one with rows
     that are kept, a body, a chunk, a root."""
     require(not deleted, "T4", f"ledger {ledger_id} is in a commit and was deleted")
+
+
+@invariant("T4")
+def what_a_commit_takes_away_it_names(ghost: Ghost, topic_id: str, unnamed: list[int]) -> None:
+    """A ledger of which a commit takes the last rows is named by it as dropped (hazard 9)."""
+    require(not unnamed, "T4", f"ledgers {unnamed} lost all rows in {topic_id}, and none says so")
 
 
 @invariant("T5")

@@ -27,6 +27,7 @@ from spark_ledger.topic.compactor import _Encoding
 from spark_ledger.topic.cursor import Cursor
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.records import IntentState
+from spark_ledger.topic.state import NEVER, TopicState
 from spark_ledger.topic.subscription_nodes import SubscriptionNodes
 from spark_ledger.topic.topic_log import TopicLog
 from tests.simulation.mutants.mutant import Mutant
@@ -54,6 +55,7 @@ SLOW = {**CHURN, "faults": ("slow store", "pause")}
 MISSED = {**CHURN, "faults": ("missed watches",)}
 CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
 SOURCES = {**LONG, "also": ("sources",)}
+OVERWRITES = {**CHURN, "also": ("overwrites",)}
 LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 BEHIND = {**LONG, "faults": ("lagging store", "slow store")}
 
@@ -191,6 +193,16 @@ def believes_that_it_is_there(check: Any) -> Any:
     return careless
 
 
+def knows_of_no_others(last_foreign: Any) -> Any:
+    """An overwrite takes away whatever is there."""
+    return lambda self, app_id: NEVER
+
+
+def counts_no_versions(later_versions: Any) -> Any:
+    """What no topic refers to is not waited for while its query is at work."""
+    return 0
+
+
 def goes_back_without_a_word(touch: Any) -> Any:
     """No trim that was planned before hears of it."""
     return lambda self: Check(self.folder, ANY_VERSION)
@@ -306,6 +318,14 @@ MUTANTS = (
     Mutant(
         *("saved position is the last row read", "invariant 32", offsets, "decode"),
         *(goes_on_with_the_last_row, SOURCES),
+    ),
+    Mutant(
+        *("overwrite of what came since", "hazard 9", TopicState, "last_foreign"),
+        *(knows_of_no_others, OVERWRITES),
+    ),
+    Mutant(
+        *("ledgers of the batch under way deleted", "hazard 5", garbage, "LATER_VERSIONS"),
+        *(counts_no_versions, OVERWRITES),
     ),
     Mutant(
         *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, BEHIND),
