@@ -1,5 +1,10 @@
 """The `spark-ledger` command: nouns and the bare verbs, put together."""
 
+from typing import Annotated
+
+import typer
+
+from spark_ledger import __version__
 from spark_ledger.cli import bookie, cluster, ledger, subscription, topic
 from spark_ledger.cli.common import App
 
@@ -14,6 +19,23 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(bookie.app, name="bookie")
+
+
+def _tell(version: bool) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_tell),
+    ] = False,
+) -> None:
+    """What comes before the noun."""
+
 
 if __name__ == "__main__":
     app()

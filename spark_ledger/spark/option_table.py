@@ -31,7 +31,7 @@ SPARKS_OWN = frozenset(
         "_asyncprogresstrackingoverridesinksupportcheck",
     }
 )
-"""Options of Spark itself that reach a source or sink; they are left alone."""
+"""Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 DURABILITIES = ("synced", "page-cache")
@@ -58,6 +58,7 @@ class Use(Enum):
 
 
 READ = (Use.BATCH_READ, Use.STREAM_READ)
+STREAMS = (Use.STREAM_READ, Use.STREAM_WRITE)
 WRITE = (Use.BATCH_WRITE, Use.STREAM_WRITE)
 _FOR = {
     READ: "a read",

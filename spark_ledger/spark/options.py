@@ -13,6 +13,7 @@ from typing import Any
 
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import (
+    LedgerError,
     OffsetsStartAfterEnd,
     OptionConflict,
     OptionInvalid,
@@ -26,6 +27,7 @@ from spark_ledger.spark.option_table import (
     PAYLOAD_FORMATS,
     READ_OPTIONS,
     SPARKS_OWN,
+    STREAMS,
     WRITE_OPTIONS,
     Option,
     Use,
@@ -35,6 +37,8 @@ from spark_ledger.spark.option_table import (
 from spark_ledger.spark.places import AtSubscription, AtTime, Place
 from spark_ledger.topic.names import parse_topic
 
+NEAR = 0.7
+"""How like a known option's name one must be to be taken for a misspelt one."""
 ANY_TOPIC = "*"
 """The target of a write whose rows name their topics."""
 WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metadata"})
@@ -295,9 +299,10 @@ def _selected(given: _Given) -> tuple[tuple[str, ...], Mapping[str, tuple[int, .
 
 
 def _topics(named: str) -> tuple[str, ...]:
-    topics = [parse_topic(name.strip()).short for name in named.split(",") if name.strip()]
-    if not topics:
-        raise OptionInvalid(f"no topic is named in {named!r}", "Name a topic.")
+    names = [name.strip() for name in named.split(",")]
+    if not all(names):
+        raise OptionInvalid(f"a topic's name is empty in {named!r}", "Name topics as 'a,b'.")
+    topics = [parse_topic(name).short for name in names]
     if len(set(topics)) != len(topics):
         raise OptionInvalid(f"a topic is named twice in {named!r}", "Name each topic once.")
     return tuple(topics)
@@ -365,7 +370,7 @@ def _checked(options: Mapping[str, str], use: Use) -> _Given:
         if key.lower() in by_name:
             option, name = by_name[key.lower()]
             used.setdefault(option.name, []).append((name, text.strip()))
-        elif key.lower() not in SPARKS_OWN:
+        elif use not in STREAMS or key.lower() not in SPARKS_OWN:
             raise _unknown(key.lower(), known, use)
     texts = {name: _one_text(name, ways) for name, ways in used.items()}
     values = {}
@@ -396,7 +401,11 @@ def _way(option: str) -> str:
     return "the path of load(), save() or start()" if option == "path" else f"option {option}"
 
 
-def _unknown(lower: str, known: Iterable[Option], use: Use) -> OptionUnknown:
+def _unknown(lower: str, known: Iterable[Option], use: Use) -> LedgerError:
+    if lower == "paths":
+        return OptionInvalid(
+            "the path of load() is a list", "Name several topics in one text: load('a,b')."
+        )
     names = {name.lower(): name for one in known for name in one.names if name != "path"}
     for option in (*READ_OPTIONS, *WRITE_OPTIONS):
         if lower in (name.lower() for name in option.names):
@@ -404,11 +413,11 @@ def _unknown(lower: str, known: Iterable[Option], use: Use) -> OptionUnknown:
                 f"{option.name} belongs to {belongs_to(option.uses)}; this is {use.value}",
                 "Leave the option out.",
             )
-    if lower == "paths":
+    if lower in SPARKS_OWN:
         return OptionUnknown(
-            "the path of load() is a list", "Name several topics in one text: load('a,b')."
+            f"{lower!r} belongs to a streaming query; this is {use.value}", "Leave the option out."
         )
-    near = difflib.get_close_matches(lower, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(lower, names, n=1, cutoff=NEAR)
     if near:
         remedy = f"Did you mean {names[near[0]]}?"
     else:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFunction
 
 from spark_ledger.config import resolve_service_url
-from spark_ledger.errors import OptionInvalid
+from spark_ledger.errors import OptionConflict, OptionInvalid
 from spark_ledger.spark import listings
 from spark_ledger.spark.session import check_session
 
@@ -48,7 +48,12 @@ def _of_topics(url: str, view: str) -> type:
     class Listing:
         """The view of a topic, of all of them where none is named."""
 
-        def eval(self, topic: pa.Array | None = None) -> Iterator[pa.Table]:
+        def eval(self, topic: pa.Array | None = None, *more: pa.Array) -> Iterator[pa.Table]:
+            if more:
+                raise OptionInvalid(
+                    f"{PREFIX}{view} has {1 + len(more)} arguments",
+                    "Name one topic, or none for all of them.",
+                )
             named = None if topic is None else topic[0].as_py()
             if not isinstance(named, str | None):
                 raise OptionInvalid(f"topic is {named}, no text", "Give its name as 'flights'.")
@@ -61,7 +66,11 @@ def _of_cluster(url: str, view: str) -> type:
     class Listing:
         """The view of the cluster."""
 
-        def eval(self) -> Iterator[pa.Table]:
+        def eval(self, *arguments: pa.Array) -> Iterator[pa.Table]:
+            if arguments:
+                raise OptionInvalid(
+                    f"{PREFIX}{view} has {len(arguments)} arguments", "It takes none."
+                )
             yield listings.table(url, view)
 
     return Listing
@@ -73,16 +82,14 @@ def _reading(url: str) -> type:
 
         @staticmethod
         def analyze(
-            topic: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
+            placed: AnalyzeArgument | None = None, **arguments: AnalyzeArgument
         ) -> AnalyzeResult:
-            if topic is not None:
-                arguments["topic"] = topic
+            arguments = _with_topic(placed, arguments)
             given = {name: _constant(name, one) for name, one in arguments.items()}
             return AnalyzeResult(_source(url, given).schema())
 
-        def eval(self, topic: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
-            if topic is not None:
-                arguments["topic"] = topic
+        def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
+            arguments = _with_topic(placed, arguments)
             source = _source(url, {name: _option(one) for name, one in arguments.items()})
             reader = source.reader(source.schema())
             for partition in reader.partitions():
@@ -91,6 +98,15 @@ def _reading(url: str) -> type:
                     yield from zip(*columns, strict=True)
 
     return ReadLedger
+
+
+def _with_topic(placed: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, with the one that was given by its place. Raises OptionConflict."""
+    if placed is None:
+        return arguments
+    if "topic" in arguments:
+        raise OptionConflict("read_ledger has a topic by its place and another by name")
+    return {**arguments, "topic": placed}
 
 
 def _source(url: str, options: dict[str, str]) -> Any:

@@ -48,6 +48,9 @@ def test_a_function_takes_the_topic_by_place_or_name(spark, functions, topics, t
         PySparkException, match=r"LEDGER_OPTION\.INVALID_VALUE\] topic is 1, no text"
     ):
         spark.sql("SELECT * FROM ledger_topics(1)").collect()
+    for call in ("ledger_topics('a', 'b')", "ledger_bookies('a')"):
+        with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.INVALID.* has [12] arguments"):
+            spark.sql(f"SELECT * FROM {call}").collect()
 
 
 def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
@@ -64,6 +67,8 @@ def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
     assert spark.sql(f"SELECT rows FROM {listed}").collect() == [(10,)]
     with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.UNKNOWN"):
         spark.sql(f"SELECT * FROM read_ledger(topic => '{topic}', nothing => '1')").collect()
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.CONFLICT"):
+        spark.sql(f"SELECT * FROM read_ledger('{topic}', topic => 'another')").collect()
 
 
 def test_a_temporary_view_keeps_its_options_and_is_read_and_written(

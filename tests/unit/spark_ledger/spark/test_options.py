@@ -449,3 +449,24 @@ def test_a_schema_mode_needs_typed_values():
 def test_every_refusal_is_an_error_of_ours_with_a_class_and_a_remedy():
     with pytest.raises(LedgerError, match=r"^\[LEDGER_OPTION.UNKNOWN\] .*\?$"):
         read(minPartition="3")
+
+
+@pytest.mark.parametrize("named", ["a,,b", "a,", ",a", " , "])
+def test_an_empty_name_among_topics_is_refused(named):
+    with pytest.raises(OptionInvalid, match="name is empty"):
+        options.stream_read_options({"subscribe": named})
+
+
+@pytest.mark.parametrize("use", Use, ids=lambda use: use.name)
+def test_what_spark_itself_is_told_of_a_stream_is_left_alone_there_and_refused_in_a_batch(use):
+    given = {"topic": "t", "checkpointLocation": "/somewhere"}
+    if use in option_table.STREAMS:
+        PARSERS[use](given)
+        return
+    with pytest.raises(OptionUnknown, match=f"belongs to a streaming query; this is {use.value}"):
+        PARSERS[use](given)
+
+
+def test_a_path_that_is_a_list_is_a_wrong_value():
+    with pytest.raises(OptionInvalid, match="is a list"):
+        options.batch_read_options({"paths": '["a","b"]'})
