@@ -17,7 +17,7 @@ from spark_ledger.spark.options import stream_read_options
 from spark_ledger.spark.schema import DEFAULT_SCHEMA
 from spark_ledger.spark.source import LedgerStreamReader
 from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.deleted_topics import remove_topic
+from spark_ledger.topic.deleted_topics import remove_tree
 from tests.spark.by_hand import Cluster, Owner
 from tests.spark.topics import wait_until
 
@@ -243,7 +243,7 @@ def test_a_topic_deleted_while_others_are_read_is_told_or_left_out_with_its_rows
     poll(strict, start)
     info = by_hand.run(by_hand.client.topics.delete(gone))
     if not whole:
-        by_hand.run(remove_topic(by_hand.client.store, info.id))
+        by_hand.run(remove_tree(by_hand.client.store, info.id))
     by_hand.write(here, range(5, 9))
     wait_until(lambda: poll(lossy, start) is not start and gone not in poll(lossy, start), 60)
     end = poll(lossy, start)
@@ -266,7 +266,7 @@ def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
     by_hand.write(f"{topic}-b", range(5, 9))
     gone = by_hand.run(by_hand.client.topics.delete(f"{topic}-b"))
     if not whole:
-        by_hand.run(remove_topic(by_hand.client.store, gone.id))
+        by_hand.run(remove_tree(by_hand.client.store, gone.id))
     run._topics._scan = found = Future()
     found.set_result([gone])  # as if it was looked for just before
     assert poll(run, end) is end
