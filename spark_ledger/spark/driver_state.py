@@ -5,10 +5,12 @@ very same object while nothing changed; `fresh_ends` begins with a sync, so a us
 wrote. A commit over several of the topics is in the ends of all or of none; an end never goes
 back, whether its rows are in a live segment or in a commit by now. A topic keeps the id it was
 found with; topics that a pattern matches later are found by looking again every RESCAN_S, in the
-background. One of them that is deleted before it was seen in `ends` was never there.
+background. One of them that is deleted before it was seen in `ends` was never there. Of one that is
+gone and is no loss it is looked for another of its name: at once, and every RESCAN_S from then on.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import StructType
 
 from spark_ledger.client.loop import background_loop
-from spark_ledger.errors import TopicDeleted, TopicNotFound
+from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated
 from spark_ledger.spark import collector, planning
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.limits import CurveOf
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 RESCAN_S = 10.0
 NOTHING_SEEN = -1
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class View:
@@ -63,6 +67,7 @@ class TopicsRead:
         self.cluster = blocking.topics(options.service_url)
         collector.set_aside(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
+        self._left_out: dict[str, TopicInfo] = {}
         self._client = self.cluster.client
         self._live = LiveEnds(self._client.ledgers)
         self._planner = planning.Planner(self._client, self._live, options)
@@ -78,7 +83,7 @@ class TopicsRead:
         self.cluster.run(self._follow_all())
 
     def ends(self) -> Ends:
-        """From memory. Raises Unavailable when that is too old; TopicDeleted."""
+        """From memory. Raises Unavailable when that is too old; TopicDeleted, TopicRecreated."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
         try:
@@ -89,12 +94,13 @@ class TopicsRead:
         same = seen.live_changes == changes and len(states) == len(seen.states)
         if same and all(seen.states.get(name) is one for name, one in states.items()):
             return seen.ends
-        if not agree(states.values()):
+        if any(one.deleted for one in states.values()) or not agree(states.values()):
             return self.fresh_ends()
         return self._seen(states, changes)
 
     def fresh_ends(self) -> Ends:
-        """With all that was committed before this call, and all that bookies say is confirmed."""
+        """With all that was committed before this call, and all that bookies say is confirmed.
+        Raises Unavailable, TopicDeleted, TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
     def positions(self, place: Place, known: Ends) -> Positions:
@@ -158,18 +164,33 @@ class TopicsRead:
         self.infos = dict(sorted(self.infos.items()))
 
     def _look_for_topics(self) -> None:
-        """Take what was found; look again if it is time. Waits for the first fold of new ones."""
-        if self.options.pattern is None:
-            return
+        """Take what was found; look again if it is time. Waits for the first fold of new ones.
+        Raises TopicRecreated."""
         if self._scan is not None and self._scan.done():
             scan, self._scan = self._scan, None
             if scan.exception() is None:
-                self._take(scan.result())
-                self.cluster.run(self._follow_all())
+                self._take_found(scan.result())
+        if self.options.pattern is None and not self._left_out:
+            return
         now_s = time.monotonic()
         if self._scan is None and now_s - self._scanned_s >= RESCAN_S:
             self._scanned_s = now_s
-            self._scan = background_loop().submit(self._matching(fresh=False))
+            named = self.options.pattern is None
+            looking = self._namesakes(fresh=False) if named else self._matching(fresh=False)
+            self._scan = background_loop().submit(looking)
+
+    def _take_found(self, found: Sequence[TopicInfo]) -> None:
+        if self.options.pattern is None:
+            _check_same(self._left_out, found)
+        else:
+            self._take(found)
+            self.cluster.run(self._follow_all())
+
+    async def _namesakes(self, *, fresh: bool) -> list[TopicInfo]:
+        """What has the names of the topics that are left out."""
+        topics, names = self._client.topics, list(self._left_out)
+        found = await asyncio.gather(*(topics.find(name, fresh=fresh) for name in names))
+        return [info for info in found if info is not None]
 
     # -- how far they go ------------------------------------------------------------------------
 
@@ -181,8 +202,8 @@ class TopicsRead:
         for name, one in zip(new, made, strict=True):
             if isinstance(one, TopicFollower):
                 self._followers[name] = one
-            elif isinstance(one, TopicDeleted | TopicNotFound) and not self._is_loss(name):
-                del self.infos[name]
+            elif isinstance(one, TopicDeleted | TopicNotFound):
+                await self._leave_out([name])
             else:
                 raise one
         self._followers = {name: self._followers[name] for name in self.infos}
@@ -192,50 +213,63 @@ class TopicsRead:
             self._take(await self._matching(fresh=True))
             if self._followers is not None:
                 await self._follow_all()
+        else:
+            _check_same(self._left_out, await self._namesakes(fresh=True))
         states = await self._folded()
         await self._live.look(_lives(states))
         return self._seen(states, self._live.changes)
 
     async def _folded(self) -> dict[str, TopicState]:
         """The topics' states, those without that are gone with all they had, if that is no loss;
-        else raises TopicDeleted."""
+        else raises TopicDeleted; TopicRecreated."""
         while True:
             logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
             try:
                 folded = await fold_agreeing(list(logs.values()))
-                return dict(zip(logs, folded, strict=True))
             except (TopicDeleted, TopicNotFound):
                 gone = [name for name, log in logs.items() if await _is_gone(log)]
-            for name in filter(self._is_loss, gone):
-                raise _deleted(name, self.infos[name].id)
-            self._forget(gone)
+            else:
+                states = dict(zip(logs, folded, strict=True))
+                gone = [name for name, one in states.items() if one.deleted]
+                if not gone:
+                    return states
+            await self._leave_out(gone)
 
-    def _is_loss(self, name: str) -> bool:
-        """Whether it is an error that the topic is gone."""
-        wanted = self.options.pattern is None or name in self._view.ends
-        return wanted and self.options.fail_on_data_loss
+    async def _leave_out(self, gone: Sequence[str]) -> None:
+        """Go on without topics that are gone. Raises, for those that are wanted, TopicRecreated if
+        the name is another topic's by now, TopicDeleted if that is a loss."""
+        for name in gone:
+            info = self.infos[name]
+            if self.options.pattern is None or name in self._view.ends:
+                namesake = await self._client.topics.find(name)
+                _check_same({name: info}, [] if namesake is None else [namesake])
+                if self.options.fail_on_data_loss:
+                    raise _deleted(name, info.id)
+                _log.warning(
+                    "topic %r (id %s) was deleted: as failOnDataLoss is false, it is left out",
+                    name,
+                    info.id,
+                )
+                self._left_out[name] = info
+        self._forget(gone)
 
     def _forget(self, names: Iterable[str]) -> None:
-        """Topics that were deleted: one that takes such a name is found by a pattern."""
+        """Topics that are gone: one that takes such a name is found by a pattern."""
         for name in names:
             self.infos.pop(name, None)
             if self._followers is not None:
                 self._followers.pop(name, None)
 
     def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
-        """Remember what was seen. Gone topics are left out if that is no loss."""
-        gone = [name for name, one in states.items() if one.deleted and not self._is_loss(name)]
-        left = {name: state for name, state in states.items() if name not in gone}
-        self._forget(states.keys() - left.keys())
-        ends = {name: self._ends_of(name, state) for name, state in left.items()}
-        self._view = View(left, ends, changes)
+        """Remember what was seen."""
+        ends = {name: self._ends_of(name, state) for name, state in states.items()}
+        self._view = View(states, ends, changes)
         if self._followers is not None:
-            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(left))
+            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(states))
         return ends
 
     def _ends_of(self, name: str, state: TopicState) -> TopicEnds:
-        if state.deleted:
-            raise _deleted(name, state.topic_id)
+        assert not state.deleted, f"topic {name!r} is gone"
         assigned = None if self.options.assigned is None else self.options.assigned[name]
         before = self._view.ends.get(name)
         known = () if before is None else before.ends
@@ -250,6 +284,18 @@ class TopicsRead:
 
 def _deleted(name: str, topic_id: str) -> TopicDeleted:
     return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", topic=name)
+
+
+def _check_same(known: Mapping[str, TopicInfo], found: Iterable[TopicInfo]) -> None:
+    """Raises TopicRecreated for a topic found by a known one's name that is another."""
+    for info in found:
+        name = info.name.short
+        if name in known and known[name].id != info.id:
+            raise TopicRecreated(
+                f"topic {name!r} with id {known[name].id} was deleted;"
+                f" the topic of that name now has id {info.id}",
+                topic=name,
+            )
 
 
 async def _is_gone(log: TopicLog) -> bool:

@@ -10,6 +10,7 @@ from spark_ledger.errors import (
     RowsTrimmed,
     SubscriptionBusy,
     TopicDeleted,
+    TopicRecreated,
     Unavailable,
 )
 from spark_ledger.metadata.store import StoreUnavailable
@@ -253,6 +254,54 @@ def test_a_topic_deleted_while_others_are_read_is_told_or_left_out_with_its_rows
     assert read(again, start, poll(again, start)) == list(range(5, 9))
     with pytest.raises(TopicDeleted, match=f"topic '{gone}' .* was deleted"):
         wait_until(lambda: poll(strict, start) is None, 10)
+
+
+def delete(by_hand, topic) -> str:
+    """Returns the id it had."""
+    return by_hand.run(by_hand.client.topics.delete(topic)).id
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+@pytest.mark.parametrize("named_by", ["subscribe", "subscribePattern"])
+def test_a_running_source_whose_topic_is_made_again_says_so_whatever_may_be_lost(
+    by_hand, source, topic, strict, named_by
+):
+    by_hand.write(topic, range(5))
+    run = source(**{named_by: topic, "failOnDataLoss": strict})
+    start = run.initialOffset()
+    end = poll(run, start)
+    poll(run, end)
+    old = delete(by_hand, topic)
+    by_hand.write(topic, range(5, 9))
+    new = by_hand.info(topic).id
+    told = f"topic '{topic}' with id {old} was deleted; the topic of that name now has id {new}"
+    with pytest.raises(TopicRecreated, match=told):
+        wait_until(lambda: poll(run, end) is not end, 10)
+
+
+def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_made_again(
+    by_hand, source, topic, monkeypatch, caplog
+):
+    monkeypatch.setattr("spark_ledger.spark.driver_state.RESCAN_S", 0.1)
+    by_hand.write(topic, range(5))
+    run = source(subscribe=topic, failOnDataLoss="false")
+    start = run.initialOffset()
+    end = poll(run, start)
+    old = delete(by_hand, topic)
+
+    def warnings() -> list[str]:
+        assert poll(run, end) is end
+        said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        return [text for text in said if old in text]
+
+    wait_until(warnings, 10)
+    wait_until(lambda: poll(run, end) is end and run._topics._scan is not None, 10)
+    assert warnings() == [
+        f"topic '{topic}' (id {old}) was deleted: as failOnDataLoss is false, it is left out"
+    ]
+    by_hand.write(topic, range(5, 9))
+    with pytest.raises(TopicRecreated, match=f"of that name now has id {by_hand.info(topic).id}"):
+        wait_until(lambda: poll(run, end) is not end, 10)
 
 
 @pytest.mark.parametrize("whole", [True, False])
