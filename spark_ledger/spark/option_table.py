@@ -39,7 +39,9 @@ ROUTINGS = ("hash", "roundRobin", "single", "column", "spark")
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
 """Those whose rows have the payload's own columns in place of `value`."""
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
-SCHEMA_MODES = ("validate", "evolve", "none")
+NO_SCHEMA = "none"
+"""The schemaMode that neither registers nor compares columns, and writes bytes beside them."""
+SCHEMA_MODES = ("validate", "evolve", NO_SCHEMA)
 LISTINGS = (
     *("topics", "partitions", "segments", "ledgers"),
     *("subscriptions", "lag", "commits", "bookies"),
@@ -388,7 +390,8 @@ WRITE_OPTIONS = (
         Choice(SCHEMA_MODES),
         "validate",
         "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
-        "`evolve` it where that is compatible, or `none`: compare and register nothing",
+        "`evolve` it where that is compatible, or `none`: compare and register nothing; "
+        "of `binary` and `string`: `none` writes to a topic that has a schema all the same",
     ),
     Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
 )

@@ -24,6 +24,7 @@ from spark_ledger.errors import (
 from spark_ledger.spark import places
 from spark_ledger.spark.limits import Limits
 from spark_ledger.spark.option_table import (
+    NO_SCHEMA,
     PAYLOAD_FORMATS,
     READ_OPTIONS,
     SPARKS_OWN,
@@ -274,6 +275,8 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
 def _schema_mode(given: _Given) -> str:
     given.excludes("mergeSchema", ["schemaMode"])
     for name in ("schemaMode", "mergeSchema"):
+        if given[name] == NO_SCHEMA:
+            continue  # bytes may go to a topic with a schema
         given.needs(name, "valueFormat")
         if given.has(name) and given["valueFormat"] not in PAYLOAD_FORMATS:
             raise OptionConflict(

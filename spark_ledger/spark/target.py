@@ -3,12 +3,20 @@ come.
 
 Always true: a topic that is there keeps its partitions and policies, whatever the options say:
 other quorums hold for the ledgers of this write only, another number of partitions is an error;
-rows are routed over the partitions that the topic has now.
+rows are routed over the partitions that the topic has now. Bytes go to no topic that has a schema,
+for none of its readers could read them beside columns, unless the user says so.
 """
 
 from dataclasses import dataclass, replace
 
-from spark_ledger.errors import OptionConflict, OptionInvalid, TopicDeleted, TopicTerminated
+from spark_ledger.errors import (
+    OptionConflict,
+    OptionInvalid,
+    SchemaIncompatible,
+    TopicDeleted,
+    TopicTerminated,
+)
+from spark_ledger.spark.option_table import NO_SCHEMA
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.policies import TopicPolicies
@@ -63,6 +71,30 @@ def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
         )
 
 
+async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
+    """Whether the topic takes bytes, if that is what the options write to it: the topic of bad
+    records gets nothing else. One read of the metadata store, none for typed values. It does not
+    wait for a replica that lags: look the topic up first. Raises SchemaIncompatible."""
+    name = topic.info.name.short
+    bad = name == options.bad_records_topic
+    if options.schema_mode == NO_SCHEMA or (options.typed and not bad):
+        return
+    head = (await client.schemas.of(topic.info, fresh=False)).head
+    if not head.current:
+        return
+    remedy = "Name another topic for badRecordsTopic."
+    if not bad:
+        remedy = (
+            "Write columns with valueFormat=arrow or valueFormat=json, or write bytes all the same"
+            " with schemaMode=none."
+        )
+    raise SchemaIncompatible(
+        f"topic '{name}' has a schema (version {head.current}), and the values to be written are"
+        " bytes: with both no reader could read all of it",
+        remedy,
+    )
+
+
 async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopic | None:
     """The topic if it is there. Raises TopicTerminated, TopicDeleted for one that was just now."""
     info = await client.topics.find(name, fresh=fresh)
@@ -80,7 +112,8 @@ async def find_or_make(
     client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
 ) -> WrittenTopic:
     """The topic as it is, or made: with the options' quorums and durability, and their partitions
-    but for the one of bad records, which has one. Raises as look_up and check_fits."""
+    but for the one of bad records, which has one. Raises as look_up, check_fits and
+    check_values."""
     found = await look_up(client, name, fresh=fresh)
     if found is None:
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
@@ -90,4 +123,5 @@ async def find_or_make(
         raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
     if name == options.topic:
         check_fits(options, found)
+    await check_values(client, options, found)
     return found

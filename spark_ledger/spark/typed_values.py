@@ -40,6 +40,7 @@ from pyspark.sql.types import (
 )
 
 from spark_ledger.errors import OptionConflict, SchemaIncompatible, SchemaTypeMismatch
+from spark_ledger.spark.option_table import NO_SCHEMA
 from spark_ledger.spark.schema import entry_columns
 from spark_ledger.topic import json_values, schema_rules
 from spark_ledger.topic.message_batch import VALUE, column_of
@@ -51,8 +52,6 @@ from spark_ledger.topic.slice_reader import Rows
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
 TYPED_FORMATS = (ARROW, SCHEMA)
-NO_SCHEMA = "none"
-"""The schemaMode that neither registers nor compares columns."""
 SparkSchema: TypeAlias = StructType
 """For those who name Spark's schema in an annotation without loading Spark."""
 

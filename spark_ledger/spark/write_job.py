@@ -11,7 +11,13 @@ from pyspark.sql.types import StructType
 
 from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaNotRegistered
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.target import WrittenTopic, check_fits, look_up, policies_of
+from spark_ledger.spark.target import (
+    WrittenTopic,
+    check_fits,
+    check_values,
+    look_up,
+    policies_of,
+)
 from spark_ledger.spark.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.written import WritePlan, payload_of, plan_write
 from spark_ledger.topic.client import TopicClient
@@ -52,12 +58,13 @@ class WriteJob:
 
 async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:
     """The topics that the options name and that are there, by name; none is made, a schema may be
-    registered. Raises as target.look_up and check_fits, and as ValueWriter.version."""
+    registered. Raises as target.look_up, check_fits, check_values, and ValueWriter.version."""
     options, found = job.options, {}
     for name in (options.topic, options.bad_records_topic):
         topic = None if name is None else await look_up(client, name, fresh=fresh)
         if name is not None and topic is not None:
             found[name] = topic
+            await check_values(client, options, topic)
     if options.topic is None:
         return found
     target = found.get(options.topic)

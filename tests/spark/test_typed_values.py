@@ -6,6 +6,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
 from spark_ledger.topic.slice_reader import Rows
+from tests.spark.scene import error_of
 
 SIMPLE = """
     CAST(id % 2 = 0 AS BOOLEAN) AS b, CAST(id AS INT) AS i32, id * 1000000007 AS i64,
@@ -88,3 +89,24 @@ def test_spark_reads_the_json_that_is_written_and_its_own_json_is_read(spark):
     options += " 'timestampNTZFormat', 'yyyy-MM-dd HH:mm:ss.SSSSSS')"
     theirs = written.selectExpr(f"to_json(struct(*), {options}) AS value")
     assert theirs.mapInArrow(parse, offered).orderBy("id").collect() == expected
+
+
+def test_bytes_for_a_topic_with_a_schema_are_refused_and_nothing_of_the_write_is_there(
+    spark, topics, topic
+):
+    columns = spark.range(5).selectExpr("id")
+    topics.write(columns, topic, valueFormat="arrow")
+    plain = spark.range(3).selectExpr("string(id) AS value")
+    named = plain.selectExpr("value", f"'{topic}' AS topic")
+    options = {"serviceUrl": topics.service_url}
+    by_column = named.write.format("ledger").mode("append").options(**options)
+    for write in (lambda: topics.write(plain, topic), by_column.save):
+        said = error_of(write)
+        assert "[LEDGER_SCHEMA.INCOMPATIBLE]" in said
+        assert f"topic '{topic}' has a schema (version 1)" in said
+        assert "schemaMode=none" in said
+    found = topics.read(topic, valueFormat="arrow").select("id")
+    assert found.orderBy("id").collect() == columns.collect()
+    topics.write(plain, topic, schemaMode="none")
+    said = error_of(topics.read(topic, valueFormat="arrow").select("id").collect)
+    assert "offsets 5 to" in said and "the values are bytes" in said

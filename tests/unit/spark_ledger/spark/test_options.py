@@ -446,6 +446,12 @@ def test_a_schema_mode_needs_typed_values():
         write(schemaMode="evolve", mergeSchema="true", valueFormat="arrow")
 
 
+def test_bytes_may_say_that_no_schema_counts():
+    assert write().schema_mode == "validate"
+    assert write(schemaMode="none").schema_mode == "none"
+    assert write(schemaMode="none", valueFormat="string").schema_mode == "none"
+
+
 def test_every_refusal_is_an_error_of_ours_with_a_class_and_a_remedy():
     with pytest.raises(LedgerError, match=r"^\[LEDGER_OPTION.UNKNOWN\] .*\?$"):
         read(minPartition="3")

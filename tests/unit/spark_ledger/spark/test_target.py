@@ -7,9 +7,17 @@ from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 
 from spark_ledger import errors
 from spark_ledger.errors import OptionConflict, OptionInvalid, OptionMissing
+from spark_ledger.metadata import paths
 from spark_ledger.spark import write_job
 from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.target import WrittenTopic, check_fits, find_or_make, look_up, policies_of
+from spark_ledger.spark.target import (
+    WrittenTopic,
+    check_fits,
+    check_values,
+    find_or_make,
+    look_up,
+    policies_of,
+)
 from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.topic.admin import TopicAdmin
 from spark_ledger.topic.names import parse_topic
@@ -119,6 +127,57 @@ def test_columns_that_do_not_fit_the_topics_schema_are_refused_before_any_row_is
         absent = replace(options(valueFormat="schema"), topic="new")
         with pytest.raises(errors.SchemaNotRegistered, match="'new' is not there"):
             await write_job.check(stage.client, WriteJob.of(absent, TYPED), fresh=True)
+
+    play(act)
+
+
+@pytest.mark.parametrize("kind", [{}, {"valueFormat": "binary"}, {"valueFormat": "string"}])
+def test_bytes_are_refused_where_there_is_a_schema_unless_the_write_says_otherwise(kind):
+    async def act(stage):
+        bytes_to_t = options(**kind)
+        await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+        typed = WriteJob.of(options(valueFormat="arrow"), TYPED)
+        await write_job.check(stage.client, typed, fresh=True)
+        says = r"topic .t. has a schema \(version 1\).*valueFormat=arrow.*schemaMode=none"
+        with pytest.raises(errors.SchemaIncompatible, match=says):
+            await write_job.check(stage.client, WriteJob.of(bytes_to_t, PLAIN), fresh=True)
+        by_column = replace(bytes_to_t, topic=None)  # found in a task
+        with pytest.raises(errors.SchemaIncompatible, match="topic 't' has a schema"):
+            await find_or_make(stage.client, by_column, "t")
+        anyway = options(schemaMode="none", **kind)
+        await write_job.check(stage.client, WriteJob.of(anyway, PLAIN), fresh=True)
+        assert (await find_or_make(stage.client, anyway, "t")).info == stage.topic
+        await write_job.check(stage.client, typed, fresh=True)
+
+    play(act)
+
+
+def test_bad_records_are_bytes_and_go_to_no_topic_with_a_schema():
+    async def act(stage):
+        typed = options(valueFormat="arrow")
+        await write_job.check(stage.client, WriteJob.of(typed, TYPED), fresh=True)
+        aside = replace(typed, topic="new", bad_records_topic="t")
+        with pytest.raises(errors.SchemaIncompatible, match="another topic for badRecordsTopic"):
+            await write_job.check(stage.client, WriteJob.of(aside, TYPED), fresh=True)
+
+    play(act)
+
+
+def test_whether_a_topic_takes_bytes_costs_one_read_and_nothing_for_columns(monkeypatch):
+    async def act(stage):
+        found = await look_up(stage.client, "t", fresh=True)
+        asked, get = [], stage.client.store.get
+
+        async def noted(path, *rest):
+            asked.append(path)
+            return await get(path, *rest)
+
+        monkeypatch.setattr(stage.client.store, "get", noted)
+        await check_values(stage.client, options(), found)
+        assert asked == [paths.topic_schema(found.info.id)]
+        await check_values(stage.client, options(valueFormat="json"), found)
+        await check_values(stage.client, options(schemaMode="none"), found)
+        assert len(asked) == 1
 
     play(act)
 
