@@ -197,7 +197,7 @@ class TopicsRead:
     async def _follow_all(self) -> None:
         assert self._followers is not None
         new = [name for name in self.infos if name not in self._followers]
-        following = (self._client.follow(self.infos[name].id) for name in new)
+        following = (self._client.follow(self.infos[name].id, name) for name in new)
         made = await asyncio.gather(*following, return_exceptions=True)
         for name, one in zip(new, made, strict=True):
             if isinstance(one, TopicFollower):

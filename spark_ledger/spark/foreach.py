@@ -34,6 +34,7 @@ from spark_ledger.spark.write_tasks import (
     TaskProperties,
     forget,
     heartbeats,
+    naming_deleted,
     query_intent,
     topic_of,
 )
@@ -127,20 +128,24 @@ class _ForeachTask:
 
     def commit(self, part: Part) -> None:
         try:
-            results: dict[str, list[TaskResult]] = {}
-            for result in self.writers.finish():
-                results.setdefault(result.topic_id, []).append(result)
-            self._cluster.run(
-                commit_part(
-                    self._cluster.client,
-                    results,
-                    self._intent,
-                    part,
-                    user_metadata=self._options.user_metadata or "",
-                )
-            )
+            with naming_deleted(self._cluster):
+                self._commit(part)
         finally:
             self._beating.close()
+
+    def _commit(self, part: Part) -> None:
+        results: dict[str, list[TaskResult]] = {}
+        for result in self.writers.finish():
+            results.setdefault(result.topic_id, []).append(result)
+        self._cluster.run(
+            commit_part(
+                self._cluster.client,
+                results,
+                self._intent,
+                part,
+                user_metadata=self._options.user_metadata or "",
+            )
+        )
 
     def abort(self) -> None:
         forget(self._intent)

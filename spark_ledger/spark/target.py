@@ -102,7 +102,7 @@ async def look_up(client: TopicClient, name: str, *, fresh: bool) -> WrittenTopi
         return None
     state = await client.log(info.id).fold(fresh=fresh)
     if state.deleted:
-        raise TopicDeleted(f"topic '{name}' was deleted", topic=name)
+        raise TopicDeleted(f"topic '{name}' (id {info.id}) was deleted", topic=name)
     if state.terminated:
         raise TopicTerminated(f"topic '{name}' takes no more rows", topic=name)
     return WrittenTopic(info, len(state.partitions))

@@ -10,13 +10,14 @@ may be why the other failed (an intent that was condemned meanwhile, a topic tha
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from spark_ledger.errors import TopicDeleted, Unavailable
 from spark_ledger.spark import collector
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.kept import Kept
@@ -38,6 +39,9 @@ HEARTBEAT_S = 60.0
 """How often an intent in use is shown to be; the janitor's lease is many times as long."""
 TOPIC_S = 10.0
 """How long a query's tasks go by what a topic was like: then they see that it has grown."""
+WRITE_AGAIN = (
+    "Write again, or restart the query from the same checkpoint: the topic is made again then."
+)
 
 
 @dataclass
@@ -106,7 +110,7 @@ def write_rows(
     def find(name: str) -> WrittenTopic:
         return (known or {}).get(name) or topic_of(cluster, job.options, name, intent.run_id)
 
-    with heartbeats(cluster, intent):
+    with naming_deleted(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)
         try:
             for batch in batches:
@@ -127,8 +131,20 @@ def commit_rows(
     A topic that is replaced is so even if there are no rows, and one that the option names is
     there after a write without rows. Raises as TopicClient.commit_topics.
     """
-    cluster, options = blocking.topics(job.options.service_url), job.options
+    cluster = blocking.topics(job.options.service_url)
     collector.set_aside(Moment.CONNECTED)
+    with naming_deleted(cluster):
+        return _commit_rows(cluster, job.options, intent, version, written, last)
+
+
+def _commit_rows(
+    cluster: BlockingTopics,
+    options: WriteOptions,
+    intent: Intent,
+    version: int,
+    written: Sequence[Written],
+    last: bool,
+) -> CommitOutcome:
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     for message in written:
@@ -191,6 +207,21 @@ def forget(intent: Intent) -> None:
 def _forget(which: Callable[[Intent], bool]) -> None:
     _intents.forget(which)
     _topics.forget(lambda _: True)
+
+
+@contextmanager
+def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
+    """A topic that was deleted meanwhile is told by its name and id, with what a writer does."""
+    try:
+        yield
+    except TopicDeleted as error:
+        what, name, topic_id = error.what, None, error.facts.get("topic_id")
+        if isinstance(topic_id, str):
+            with suppress(Unavailable):
+                name = cluster.run(cluster.client.topics.name_of(topic_id))
+        if name is not None:
+            what = f"topic '{name}' (id {topic_id}) was deleted"
+        raise TopicDeleted(what, WRITE_AGAIN, **error.facts) from None
 
 
 @contextmanager

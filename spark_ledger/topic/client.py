@@ -107,11 +107,12 @@ class TopicClient:
             self._logs[topic_id] = TopicLog(self.store, topic_id, self.ledgers)
         return self._logs[topic_id]
 
-    async def follow(self, topic_id: str) -> TopicFollower:
-        """The topic's follower, started; one for each topic. A failed start is tried again."""
+    async def follow(self, topic_id: str, name: str | None = None) -> TopicFollower:
+        """The topic's follower, started; one for each topic. A failed start is tried again. Its
+        errors call the topic by its name if that is given."""
         task = self._followers.get(topic_id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._start_follower(topic_id))
+            task = asyncio.get_running_loop().create_task(self._start_follower(topic_id, name))
             self._followers[topic_id] = task
         return await asyncio.shield(task)
 
@@ -283,8 +284,8 @@ class TopicClient:
         await self.chunks.close()
         await self.cache.close()
 
-    async def _start_follower(self, topic_id: str) -> TopicFollower:
-        follower = TopicFollower(self.log(topic_id))
+    async def _start_follower(self, topic_id: str, name: str | None) -> TopicFollower:
+        follower = TopicFollower(self.log(topic_id), name)
         await follower.start()
         return follower
 

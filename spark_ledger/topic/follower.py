@@ -24,8 +24,12 @@ _PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUna
 class TopicFollower:
     """`state` may be called from any thread; the rest belongs to the loop."""
 
-    def __init__(self, log: TopicLog) -> None:
+    def __init__(self, log: TopicLog, name: str | None = None) -> None:
+        """`name` is what errors call the topic beside its id."""
         self.log = log
+        self._named = f"topic {log.topic_id}"
+        if name is not None:
+            self._named = f"topic {name!r} (id {log.topic_id})"
         self._changed = asyncio.Event()
         self._armed = False
         self._latest: tuple[TopicState, float] | None = None
@@ -42,9 +46,7 @@ class TopicFollower:
         try:
             state = await self._read(fresh=True)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            raise errors.Unavailable(
-                f"topic {self.log.topic_id} cannot be read: {error}"
-            ) from error
+            raise errors.Unavailable(f"{self._named} cannot be read: {error}") from error
         self._task = self._loop.create_task(self._follow())
         return state
 
@@ -57,7 +59,7 @@ class TopicFollower:
         state, confirmed_s = self._latest
         if self._loop.time() - confirmed_s > UNCONFIRMED_S_MAX:
             raise errors.Unavailable(
-                f"topic {self.log.topic_id} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
+                f"{self._named} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
             )
         return state
 

@@ -30,7 +30,7 @@ def check(state: TopicState, app_id: str, actions: tuple[Action, ...]) -> None:
     ValueError for what never held.
     """
     if state.deleted:
-        raise errors.TopicDeleted(f"topic {state.topic_id} was deleted")
+        raise errors.TopicDeleted(f"topic {state.topic_id} was deleted", topic_id=state.topic_id)
     if state.min_writer > WRITER_VERSION:
         raise errors.UnsupportedFormat(
             f"topic {state.topic_id} needs writer version {state.min_writer}, this is version"

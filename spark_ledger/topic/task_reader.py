@@ -88,7 +88,9 @@ async def _newest(client: TopicClient, task: ReadTask) -> tuple[TopicState, Tabl
     for tries in range(FOLDS_MAX):
         state = await client.log(task.topic_id).fold(fresh=True)
         if state.deleted:
-            raise errors.TopicDeleted(f"topic {task.topic!r} was deleted", topic=task.topic)
+            raise errors.TopicDeleted(
+                f"topic {task.topic!r} (id {task.topic_id}) was deleted", topic=task.topic
+            )
         asked = {task.partition: _committed(state.partitions[task.partition], task)}
         try:
             return await client.readable(state, asked)

@@ -145,7 +145,7 @@ class TopicLog:
             await self.store.sync(self._head_path)
             node = await self._get(self._head_path)
         if head.life is TopicLife.DELETED:
-            raise errors.TopicDeleted(f"topic {self.topic_id} was deleted")
+            raise errors.TopicDeleted(f"topic {self.topic_id} was deleted", topic_id=self.topic_id)
         raise errors.UnsupportedFormat(f"topic {self.topic_id} cannot be folded: {problem}")
 
     async def _folded(self, head: Head, *, look: bool) -> TopicState:

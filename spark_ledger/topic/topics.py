@@ -93,6 +93,12 @@ class Topics:
                 await self.store.sync(topic.path)
             return await self._find(topic)
 
+    async def name_of(self, topic_id: str) -> TopicName | None:
+        """The name that the topic has or had; None if nothing is left of the topic."""
+        with reachable(f"looking for the name of topic {topic_id}"):
+            node = await read(self.store, paths.topic(topic_id))
+        return None if node is None else parse_topic(records.decode_topic(node.value).name)
+
     async def list(self) -> list[TopicInfo]:
         """Every topic, by full name."""
         found = []

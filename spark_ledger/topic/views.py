@@ -21,12 +21,10 @@ from spark_ledger.metadata.store import NoNode
 from spark_ledger.topic import actions, segment_columns
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.lag import PartitionLag, topic_lag
-from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.records import Commit, decode_topic
+from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segment_columns import OffsetRange
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
-from spark_ledger.topic.store_calls import read as read_node
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
@@ -356,8 +354,8 @@ async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
 
 async def _name_of(client: TopicClient, topic_id: str) -> str:
     """The topic's name, or its id if nothing is left of it."""
-    node = await read_node(client.store, paths.topic(topic_id))
-    return topic_id if node is None else parse_topic(decode_topic(node.value).name).short
+    name = await client.topics.name_of(topic_id)
+    return topic_id if name is None else name.short
 
 
 def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:

@@ -1,5 +1,6 @@
 """What a Python worker that writes keeps from task to task, and when it looks again."""
 
+import traceback
 import uuid
 
 import pyarrow as pa
@@ -85,6 +86,24 @@ def test_a_batch_repeated_after_its_topic_was_made_anew_is_in_the_new_one(job):
     assert commit(job, "run-4", 6).kind is CommitKind.ALREADY
     commit(job, "run-4", 7)
     assert rows_of(job) == 2 * ROWS.num_rows
+
+
+def test_a_topic_deleted_under_a_query_is_named_and_a_restart_goes_on_in_one_made_again(job):
+    name = job.options.topic
+    commit(job, "run", 6)
+    topics = blocking.topics(job.options.service_url).client.topics
+    intent, written = write(job)
+    gone = background_loop().run(topics.delete(name))
+    with pytest.raises(errors.TopicDeleted) as caught:
+        commit_rows(job, intent, 7, [written], last=False)
+    assert str(caught.value) == (
+        f"[LEDGER_DATA_LOSS.TOPIC_DELETED] topic '{name}' (id {gone.id}) was deleted. Write again,"
+        " or restart the query from the same checkpoint: the topic is made again then."
+    )
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "new checkpoint" not in shown, "what a reader does is not told beside it"
+    commit(job, "run-2", 7)
+    assert rows_of(job) == ROWS.num_rows
 
 
 def test_a_task_that_fails_leaves_no_ledger_open(job):

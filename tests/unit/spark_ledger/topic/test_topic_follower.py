@@ -59,13 +59,14 @@ def test_an_idle_topic_is_read_again_every_ten_seconds_under_one_watch():
 def test_a_state_that_could_not_be_confirmed_for_long_is_an_error_until_the_store_is_back():
     async def act(stage):
         reader = await stage.another()
-        follower = await reader.follow(stage.topic.id)
+        follower = await reader.follow(stage.topic.id, "t")
         reader.store.suspend(60)
         await asyncio.sleep(5)
         follower.state()
 
         await asyncio.sleep(50)
-        with pytest.raises(errors.Unavailable, match="could not be read for 30 s"):
+        said = rf"topic 't' \(id {stage.topic.id}\) could not be read for 30 s"
+        with pytest.raises(errors.Unavailable, match=said):
             follower.state()
 
         await asyncio.sleep(60)
