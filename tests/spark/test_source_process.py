@@ -304,6 +304,19 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
         wait_until(lambda: poll(run, end) is not end, 10)
 
 
+def test_a_target_of_available_now_does_not_leave_out_a_topic_that_is_made_again(
+    by_hand, source, topic
+):
+    by_hand.write(topic, range(5))
+    run = source(subscribe=topic, failOnDataLoss="false")
+    run.initialOffset()
+    delete(by_hand, topic)
+    run.prepareForTriggerAvailableNow()
+    by_hand.write(topic, range(5, 9))
+    with pytest.raises(TopicRecreated):
+        run.prepareForTriggerAvailableNow()
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_topic_that_goes_while_a_pattern_finds_it_does_not_end_the_query(
     by_hand, source, topic, whole
