@@ -249,6 +249,34 @@ class LedgerStore:
 
     # -- choosing an ensemble -----------------------------------------------------------------
 
+    async def check_registered(self, ensemble_size: int, what: str) -> None:
+        """Whether there are so many bookies now, writable or not; `what` is to have ledgers of
+        them. Asks the metadata store only if memory knows of fewer.
+
+        Raises NotEnoughBookies, Unavailable.
+        """
+        if len(self._registered()) >= ensemble_size:
+            return
+        with self._while_open():
+            try:
+                await self._directory.refresh()
+            except StoreError as failure:
+                raise Unavailable(f"the bookies cannot be listed: {failure!r}") from failure
+        there = len(self._registered())
+        if there < ensemble_size:
+            remedy = f"Start {ensemble_size - there} more"
+            if there:
+                remedy += f", or choose an ensemble size of {there} or less"
+            raise NotEnoughBookies(
+                f"{what} would need {ensemble_size} bookies, and {there} are registered",
+                f"{remedy}.",
+                needed=ensemble_size,
+                registered=there,
+            )
+
+    def _registered(self) -> set[str]:
+        return {one.id for one in (*self._directory.writable(), *self._directory.readonly())}
+
     async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
         """A bookie for each slot, preferably such that answered lately.
 

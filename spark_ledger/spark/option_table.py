@@ -311,7 +311,8 @@ WRITE_OPTIONS = (
         WRITE,
         Whole(),
         None,
-        "bookies over which a ledger of this write is striped",
+        "bookies over which a ledger of this write is striped; "
+        "a topic is not made with more than are registered",
         default_says="the topic's, else 3",
     ),
     Option(

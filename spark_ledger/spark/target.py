@@ -71,6 +71,15 @@ def check_fits(options: WriteOptions, topic: WrittenTopic) -> None:
         )
 
 
+async def check_bookies(client: TopicClient, options: WriteOptions, name: str) -> None:
+    """Whether there are as many bookies as the options say that a new topic's ledgers need.
+    Raises NotEnoughBookies, OptionInvalid."""
+    policies_of(options)
+    asked = options.ensemble_size or options.write_quorum
+    if asked:
+        await client.ledgers.check_registered(asked, f"a ledger of topic '{name}'")
+
+
 async def check_values(client: TopicClient, options: WriteOptions, topic: WrittenTopic) -> None:
     """Whether the topic takes bytes, if that is what the options write to it: the topic of bad
     records gets nothing else. One read of the metadata store, none for typed values. It does not
@@ -112,11 +121,12 @@ async def find_or_make(
     client: TopicClient, options: WriteOptions, name: str, *, fresh: bool = False
 ) -> WrittenTopic:
     """The topic as it is, or made: with the options' quorums and durability, and their partitions
-    but for the one of bad records, which has one. Raises as look_up, check_fits and
-    check_values."""
+    but for the one of bad records, which has one. Raises as look_up, check_fits,
+    check_bookies and check_values."""
     found = await look_up(client, name, fresh=fresh)
     if found is None:
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
+        await check_bookies(client, options, name)
         await client.topics.create(name, partitions, policies_of(options), exist_ok=True)
         found = await look_up(client, name, fresh=True)
     if found is None:

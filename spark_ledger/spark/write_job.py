@@ -13,10 +13,10 @@ from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaNotRegistere
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.spark.target import (
     WrittenTopic,
+    check_bookies,
     check_fits,
     check_values,
     look_up,
-    policies_of,
 )
 from spark_ledger.spark.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.written import WritePlan, payload_of, plan_write
@@ -58,7 +58,7 @@ class WriteJob:
 
 async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str, WrittenTopic]:
     """The topics that the options name and that are there, by name; none is made, a schema may be
-    registered. Raises as target.look_up, check_fits, check_values, and ValueWriter.version."""
+    registered. Raises as target.look_up and its checks, and as ValueWriter.version."""
     options, found = job.options, {}
     for name in (options.topic, options.bad_records_topic):
         topic = None if name is None else await look_up(client, name, fresh=fresh)
@@ -73,7 +73,7 @@ async def check(client: TopicClient, job: WriteJob, *, fresh: bool) -> dict[str,
         if job.values is not None:
             await job.values.version(client.schemas, target.info)
         return found
-    policies_of(options)
+    await check_bookies(client, options, options.topic)
     if options.value_format == SCHEMA:
         raise SchemaNotRegistered(f"topic '{options.topic}' is not there, and has no schema")
     return found

@@ -20,7 +20,8 @@ from spark_ledger.topic.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.cursor_marks import GRACE_MS
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.names import parse_topic
+from spark_ledger.topic.policies import ENSEMBLE_SIZE, TopicPolicies, changed
 from spark_ledger.topic.seek_target import End, SeekTarget
 from spark_ledger.topic.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.store_calls import reachable
@@ -85,8 +86,16 @@ class TopicAdmin:
     async def create(
         self, name: str, partitions: int = 1, policies: Mapping[str, Any] | None = None
     ) -> TopicInfo:
-        """Raises errors.TopicExists, errors.BadConfig."""
-        return await self._client.topics.create(name, partitions, TopicPolicies(**(policies or {})))
+        """Raises errors.TopicExists, errors.BadConfig, errors.NotEnoughBookies when an ensemble
+        size is given and fewer bookies are registered."""
+        wanted = TopicPolicies(**(policies or {}))
+        if policies and ENSEMBLE_SIZE in policies:
+            try:
+                await self._check_bookies(name, wanted.ensemble_size)
+            except errors.NotEnoughBookies:
+                if await self._client.topics.find(name) is None:
+                    raise
+        return await self._client.topics.create(name, partitions, wanted)
 
     async def list(self) -> "list[TopicInfo]":
         return await self._client.topics.list()
@@ -116,8 +125,19 @@ class TopicAdmin:
         return info
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
-        """Raises errors.BadConfig. See Topics.change_policies."""
+        """Raises errors.BadConfig, errors.NotEnoughBookies as `create`. See
+        Topics.change_policies."""
+        if ENSEMBLE_SIZE in changes:
+            before = (await self._client.topics.open(name)).policies
+            wanted = changed(before, changes)
+            if wanted.ensemble_size != before.ensemble_size:
+                await self._check_bookies(name, wanted.ensemble_size)
         return await self._client.topics.change_policies(name, changes)
+
+    async def _check_bookies(self, name: str, ensemble_size: int) -> None:
+        """Only of a size that is given: the default is nobody's choice."""
+        what = f"a ledger of topic '{parse_topic(name).short}'"
+        await self._client.ledgers.check_registered(ensemble_size, what)
 
     async def grow(self, name: str, partitions: int) -> TopicInfo:
         """Give the topic so many partitions, more than it has. Rows stay where they are; which

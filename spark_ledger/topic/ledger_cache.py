@@ -17,9 +17,13 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic import records
 from spark_ledger.topic.intents import Intent, Intents
+from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.store_calls import read
 
 IDLE_S = 30.0
 IDLE_LEDGERS_MAX = 16
@@ -130,6 +134,32 @@ class LedgerCache:
         except asyncio.CancelledError:  # it may be made all the same, and nobody knows of it
             self._aside(self._recover_quietly(ledger_id))
             raise
+        except errors.NotEnoughBookies as failure:
+            raise await self._with_policy(failure, key) from failure
+
+    async def _with_policy(
+        self, failure: errors.NotEnoughBookies, key: LedgerKey
+    ) -> errors.NotEnoughBookies:
+        """The failure with who asks for so many bookies, where fewer are writable; how to ask for
+        fewer only if there never were so many: one that is down is to be started."""
+        listed, size = failure.facts.get("writable"), key.policies.ensemble_size
+        if not isinstance(listed, list) or len(listed) >= size:
+            return failure
+        with suppress(StoreError, errors.UnsupportedFormat):
+            known = await self._ledgers.cluster.directory.known()
+            node = await read(self._ledgers.metadata, paths.topic(key.topic_id))
+            if node is None:
+                return failure
+            topic = records.decode_topic(node.value)
+            name, other = parse_topic(topic.name).short, topic.policies.ensemble_size
+            why, fewer = f"policy ensemble_size of topic '{name}' is {size}", "write with fewer"
+            if size != other:
+                why = f"this write asks for {size}, policy ensemble_size of '{name}' is {other}"
+            elif 0 < known < size:
+                fewer = _fewer(name, key.policies, known)
+            remedy = failure.remedy if known >= size else f"Start the missing bookies, or {fewer}."
+            return errors.NotEnoughBookies(f"{failure.what}; {why}", remedy, **failure.facts)
+        return failure
 
     def _close_older_runs(self, key: LedgerKey, app_id: str) -> None:
         for ledger in list(self._idle):
@@ -164,3 +194,11 @@ class LedgerCache:
             return
         except (errors.LedgerError, StoreError) as error:
             _log.info("ledger %d stays open: %s", ledger_id, error)
+
+
+def _fewer(name: str, policies: TopicPolicies, bookies: int) -> str:
+    """The command by which a topic's ledgers need no more than so many bookies."""
+    write = min(policies.write_quorum, bookies)
+    ack = min(policies.ack_quorum, write)
+    command = f"spark-ledger topic set {name} ensemble_size={bookies}"
+    return f"{command} write_quorum={write} ack_quorum={ack}"

@@ -19,6 +19,7 @@ DELETE_DELAY_MS = 24 * 3600 * 1000
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 TEXTS = ("durability",)
+ENSEMBLE_SIZE = "ensemble_size"
 
 
 @dataclass(frozen=True, slots=True)

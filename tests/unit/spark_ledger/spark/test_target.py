@@ -89,6 +89,23 @@ def test_a_topic_is_made_once_and_then_seen_as_it_has_grown():
     play(act)
 
 
+@pytest.mark.parametrize("given", [{"ensembleSize": "9"}, {"writeQuorum": "9"}])
+def test_no_topic_is_made_with_an_ensemble_larger_than_the_bookies_there_are(given):
+    async def act(stage):
+        for name in ("topic", "bad_records_topic"):
+            wanted = replace(options(**given), **{name: "new"})
+            with pytest.raises(errors.NotEnoughBookies) as caught:
+                await find_or_make(stage.client, wanted, "new")
+            assert "topic 'new' would need 9 bookies, and 4 are registered" in str(caught.value)
+            assert "Start 5 more, or choose an ensemble size of 4 or less." in str(caught.value)
+        job = WriteJob.of(replace(options(**given), topic="new"), PLAIN)
+        with pytest.raises(errors.NotEnoughBookies):
+            await write_job.check(stage.client, job, fresh=True)
+        assert [info.name.short for info in await stage.client.topics.list()] == ["t"]
+
+    play(act)
+
+
 def test_the_topic_of_bad_records_has_one_partition():
     async def act(stage):
         wanted = options(partitions="4", badRecordsTopic="bad")

@@ -2,14 +2,17 @@
 
 import asyncio
 
+import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic.actions import OpenLive
 from spark_ledger.topic.admin import TopicAdmin, retain
+from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.seek_target import CommittedSince
 from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.task_writer import TaskSettings
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -40,6 +43,59 @@ def test_a_topic_is_described_with_what_it_has():
         assert (facts.rows, facts.commits, facts.terminated, one.live) == (30, 3, False, False)
         assert (len(facts.ledgers), facts.reclaimable) == (1, ())
         assert facts.bytes == one.bytes > 0
+
+    play(act)
+
+
+def test_a_topic_gets_no_ensemble_larger_than_the_bookies_that_are_registered():
+    async def act(stage):
+        admin, too_many = TopicAdmin(stage.client), {"ensemble_size": 5}
+        with pytest.raises(errors.NotEnoughBookies, match="'n' would need 5 bookies, and 4 are"):
+            await admin.create("n", policies=too_many)
+        with pytest.raises(errors.NotEnoughBookies, match="'t' would need 5 bookies, and 4 are"):
+            await admin.change_policies("t", too_many)
+        with pytest.raises(errors.TopicExists):
+            await admin.create("t", policies=too_many)
+        assert [info.name.short for info in await admin.list()] == ["t"]
+        assert (await admin.describe("t")).info.policies.ensemble_size == 3
+        await admin.change_policies("t", {"ensemble_size": 4})
+        assert (await admin.create("n", policies={"ensemble_size": 4})).policies.ensemble_size == 4
+
+    play(act)
+
+
+def test_a_write_that_lacks_bookies_names_the_policy_and_how_to_change_it():
+    async def act(stage):
+        policies = TopicPolicies(9, 6, 2)
+        stage.topic = await stage.client.topics.create("big", policies=policies)
+        intent = await stage.intent()
+        with pytest.raises(errors.NotEnoughBookies) as caught:
+            await stage.written(intent, [b"x"])
+        said = str(caught.value)
+        assert "needs 9 writable bookies, there are 4" in said
+        assert "policy ensemble_size of topic 'big' is 9" in said
+        command = "spark-ledger topic set big ensemble_size=4 write_quorum=4 ack_quorum=2"
+        assert command in said
+        settings = TaskSettings(inline_bytes_max=0, policies=TopicPolicies(7, 3, 2))
+        writer = stage.client.task_writer(stage.topic, intent, task_index=1, settings=settings)
+        with pytest.raises(errors.NotEnoughBookies, match="this write asks for 7, policy"):
+            await writer.write(None, pa.array([b"x"]))
+            await writer.finish()
+
+    play(act)
+
+
+def test_a_write_that_lacks_a_bookie_which_is_down_is_not_told_to_ask_for_fewer():
+    async def act(stage):
+        stage.topic = await stage.client.topics.create("all", policies=TopicPolicies(4, 3, 2))
+        await stage.world.nodes[0].stop()
+        directory = stage.client.ledgers.cluster.directory
+        while len(directory.writable()) == 4:
+            await directory.refresh()
+            await asyncio.sleep(0.1)
+        with pytest.raises(errors.NotEnoughBookies, match="topic 'all' is 4") as caught:
+            await stage.written(await stage.intent(), [b"x"])
+        assert "topic set" not in str(caught.value)
 
     play(act)
 
