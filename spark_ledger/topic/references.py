@@ -53,9 +53,7 @@ class References:
 
     async def deleted(self) -> dict[str, int]:
         """The topics that were deleted and are not wholly gone, with when (the store's clock)."""
-        if await read(self.store, paths.TOPICS_DELETED) is None:
-            return {}
-        names = await self.store.children(paths.TOPICS_DELETED)
+        names = await self._marked()
         nodes = await asyncio.gather(
             *(read(self.store, paths.topic_deleted(name)) for name in names)
         )
@@ -64,9 +62,14 @@ class References:
 
     async def bare(self) -> frozenset[str]:
         """The topics that were deleted and have no tree any more: no ledger is made for them."""
-        names = list(await self.deleted())
+        names = await self._marked()
         trees = await asyncio.gather(*(read(self.store, paths.topic(name)) for name in names))
         return frozenset(name for name, tree in zip(names, trees, strict=True) if tree is None)
+
+    async def _marked(self) -> list[str]:
+        if await read(self.store, paths.TOPICS_DELETED) is None:
+            return []
+        return await self.store.children(paths.TOPICS_DELETED)
 
     async def policies(self, topic_id: str) -> TopicPolicies | None:
         """The topic's policies; None if there is no such topic, or none that can be read."""
