@@ -145,6 +145,8 @@ class BookieGhost:
     """By ledger: the moment from which it says that it has everything again."""
     compared: dict[int, int] = field(default_factory=dict)
     """Those that were cleared before it last lost a directory."""
+    told_to_clear: dict[int, None] = field(default_factory=dict)
+    """Those that it may have cleared, though it has not answered: it may have been killed."""
 
 
 @dataclass

@@ -85,7 +85,7 @@ class Observers:
         the messages and need not decode them once more."""
 
         async def answer(method: str, request: bytes) -> bytes:
-            listening = _Listening(bookie)
+            listening = _Listening(bookie, self.ghost)
             told = await handle_bytes(listening, method, request)  # type: ignore[arg-type]
             self.heard = listening.messages  # None when it was no request at all
             return told
@@ -532,16 +532,19 @@ def _decoded(exchange: Exchange) -> tuple[m.Request, m.Response]:
 class _Listening:
     """A Bookie to handle_bytes; it keeps the messages of the one request it is given."""
 
-    __slots__ = ("_bookie", "messages")
+    __slots__ = ("_bookie", "_ghost", "messages")
 
-    def __init__(self, bookie: Any) -> None:
+    def __init__(self, bookie: Any, ghost: Ghost) -> None:
         self._bookie = bookie
+        self._ghost = ghost
         self.messages: tuple[m.Request, m.Response] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bookie, name)
 
     async def handle(self, request: m.Request) -> m.Response:
+        if isinstance(request, m.ClearLimboRequest) and request.clear:
+            self._ghost.bookie(request.bookie_id).told_to_clear[request.ledger_id] = None
         response: m.Response = await self._bookie.handle(request)
         self.messages = (request, response)
         return response

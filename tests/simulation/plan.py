@@ -20,10 +20,11 @@ OVER_BY = 2
 LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
-ALSO = ("sources", "janitors", "growth", "overwrites")
+ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
 """What more may happen to topics in a run: queries that read them go on where they saved that they
-were (topic_source.py); two janitors clean at once, topics get more partitions (topic_upkeep.py);
-each batch of a query takes the place of all rows (topic_work.py)."""
+were (topic_source.py); two janitors clean at once, topics get more partitions, topics are deleted
+and made again over and over (topic_upkeep.py); each batch of a query takes the place of all rows
+(topic_work.py). With the share of the runs with topics in which each does."""
 
 
 @dataclass(frozen=True)
@@ -152,5 +153,5 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         tight=rng.random() < 0.35,
         large=rng.choice(LARGE),  # drawn late, as what follows: older seeds draw what they drew
         churn=topics and rng.random() < 0.2,
-        also=tuple(name for name in ALSO if topics and rng.random() < 0.4),
+        also=tuple(name for name, share in ALSO.items() if topics and rng.random() < share),
     )

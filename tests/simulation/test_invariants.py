@@ -439,12 +439,13 @@ def test_who_started_without_a_directory_may_not_know_what_it_held_but_denies_no
             I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger_id, 0, status)
 
 
-def test_what_a_closed_ledger_does_not_want_on_a_bookie_is_not_brought_back_to_it():
+@pytest.mark.parametrize("way", ["compared", "told_to_clear"])
+def test_what_a_closed_ledger_does_not_want_on_a_bookie_is_not_brought_back_to_it(way):
     ghost, ledger = history()
     bookie = ghost.bookie("a")
     end = {"last_entry": 8, "length_bytes": 8, "rows": 8}
     ledger.record = replace(ledger.record, state=LedgerState.CLOSED, **end)
-    bookie.compared[ledger.ledger_id] = 1
+    getattr(bookie, way)[ledger.ledger_id] = 1
     I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 9, "NO_SUCH_ENTRY")
     with pytest.raises(Violation):
         I.an_acknowledged_add_survives_a_crash(ghost, bookie, ledger.ledger_id, 8, "NO_SUCH_ENTRY")

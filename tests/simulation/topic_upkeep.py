@@ -126,9 +126,13 @@ class TopicUpkeep:
 
     async def recreate(self, client: Client) -> None:
         """Delete a topic under everybody's hands and make another one of its name, once or twice
-        (hazard 36)."""
-        for _ in range(self.recreations):
-            await asyncio.sleep(client.rng.uniform(0.2, 0.6) * self.work.plan.chaos_s)
+        or over and over (hazard 36)."""
+        often = "replacements" in self.work.plan.also
+        for _ in range(10 if often else self.recreations):
+            rest = client.rng.uniform(0.02, 0.2) if often else client.rng.uniform(0.2, 0.6)
+            await asyncio.sleep(rest * self.work.plan.chaos_s)
+            if often and self.world.loop.now >= self._end:
+                return
             log = self.work.ghost.named(client.rng.choice((*self.work.names, LIVE)))
             if log is None:
                 continue

@@ -153,12 +153,12 @@ def _is_over(bookie: BookieGhost, ledger: LedgerGhost | None) -> bool:
 
 def _released(bookie: BookieGhost, ledger: LedgerGhost, entry_id: int) -> bool:
     """Whether the ledger is closed and the bookie is in no fragment of it (what it has is collected
-    as over-replicated), or was compared and cleared there and the entry is not one of those that
-    its record wants there."""
+    as over-replicated), or was compared and cleared there (or may have been, before a kill) and the
+    entry is not one of those that its record wants there."""
     if ledger.closed and not _named(bookie, ledger):
         return True
-    compared = ledger.ledger_id in bookie.cleared or ledger.ledger_id in bookie.compared
-    if not compared or ledger.record.last_entry is None:
+    ways = (bookie.cleared, bookie.compared, bookie.told_to_clear)
+    if not any(ledger.ledger_id in way for way in ways) or ledger.record.last_entry is None:
         return False
     kept = entries_kept(ledger.record, bookie.bookie_id, ledger.record.last_entry)
     return not any(

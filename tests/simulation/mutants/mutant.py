@@ -15,7 +15,7 @@ from tests.simulation.scenario import SeedFailed, run_seed
 SEEDS_FILE = Path(__file__).with_name("seeds.json")
 DEFECTS = ("no defect", "only known errors")
 """Violations that are no invariants: an exception that nobody expected."""
-SEEDS_MAX = 100  # tried when a mutant's own seed does not catch it any more
+SEEDS_MAX = 200  # tried when a mutant's own seed does not catch it any more
 
 
 @dataclass(frozen=True)

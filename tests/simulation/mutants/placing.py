@@ -45,7 +45,9 @@ ROTTEN = {
 }
 BEREFT = {
     **PLACED,
-    "faults": ("lost directory", "slow disk", "kill"),
+    "quorum": (5, 5, 5),
+    "bookies": 5,
+    "faults": ("lost directory", "kill"),
     "directories": 2,
     "between_s": 0.3,
     "chaos_s": 18.0,

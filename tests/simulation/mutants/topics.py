@@ -56,6 +56,7 @@ MISSED = {**CHURN, "faults": ("missed watches",)}
 CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
 SOURCES = {**LONG, "also": ("sources",)}
 OVERWRITES = {**CHURN, "also": ("overwrites",)}
+REPLACEMENTS = {**CHURN, "also": ("replacements",)}
 LAGGING = {**LONG, "faults": ("lagging store", "pause")}
 BEHIND = {**LONG, "faults": ("lagging store", "slow store")}
 
@@ -297,11 +298,11 @@ MUTANTS = (
     ),
     Mutant(
         *("rows of a deleted topic for its namesake", "hazard 36", client, "ordered_segments"),
-        *(accepts_rows_of_a_namesake, CHURN),
+        *(accepts_rows_of_a_namesake, REPLACEMENTS),
     ),
     Mutant(
         *("commit to a deleted topic", "hazard 36", guards, "check"),
-        *(believes_that_it_is_there, CHURN),
+        *(believes_that_it_is_there, REPLACEMENTS),
     ),
     Mutant(
         *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_entries"),
