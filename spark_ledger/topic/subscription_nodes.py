@@ -5,6 +5,7 @@ with whatever else must hold; a lost answer is resolved by sync and reading the 
 record names its owner's random token and its epoch, so equal bytes under the next version are ours.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ from spark_ledger.topic.subscription_records import Positions, SubscriptionRecor
 
 NEW = -1  # the version of a record that is not there yet
 NAME_CHARS_MAX = 255
+NEAREST_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,19 @@ class SubscriptionNodes:
             return None
         record = subscription_records.decode_subscription(node.value)
         return Seen(name, record, node.version, node.created_ms)
+
+    async def get(self, name: str) -> Seen:
+        """As `read`. Raises errors.SubscriptionNotFound, which tells near names."""
+        seen = await self.read(name)
+        if seen is None:
+            raise await self.not_found(name)
+        return seen
+
+    async def not_found(self, name: str) -> errors.SubscriptionNotFound:
+        nearest = difflib.get_close_matches(name, await self.names(), n=NEAREST_MAX)
+        hint = f"; near to it: {', '.join(sorted(nearest))}" if nearest else ""
+        told = f"there is no subscription '{name}'{hint}"
+        return errors.SubscriptionNotFound(told, subscription=name)
 
     async def marks(self, name: str) -> list[Mark]:
         """As they were made; none of a subscription that is going."""

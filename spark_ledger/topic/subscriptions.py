@@ -232,8 +232,10 @@ class Subscriptions:
         with reachable(f"deleting subscription '{name}'"):
             for tries in range(TRIES_MAX):
                 seen = await nodes.read(name)
-                if seen is None and tries:
-                    return
+                if seen is None:
+                    if tries:
+                        return
+                    raise await nodes.not_found(name)
                 seen = await self._free(seen, name, force)
                 gone = False
                 try:
@@ -258,7 +260,7 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"seeking subscription '{name}'"):
             for tries in range(TRIES_MAX):
-                seen = await self._free(await nodes.read(name), name, force)
+                seen = await self._free(await nodes.get(name), name, force)
                 resolved = await self._resolve(topic_id, target)
                 positions = _fitting({**await self._position(nodes, seen), **resolved})
                 marks = await nodes.marks(name)
@@ -292,7 +294,7 @@ class Subscriptions:
         owner: what that writes just now may be missing. Raises errors.SubscriptionNotFound."""
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"reading subscription '{name}'"):
-            seen = _there(await nodes.read(name), name)
+            seen = await nodes.get(name)
             return await self._position(nodes, seen)
 
     async def lag(
@@ -418,12 +420,11 @@ class Subscriptions:
         except errors.LedgerFenced:
             return None
 
-    async def _free(self, seen: Seen | None, name: str, force: bool) -> Seen:
+    async def _free(self, seen: Seen, name: str, force: bool) -> Seen:
         """It, if it may be taken from its owner."""
-        found = _there(seen, name)
-        if not force and await self._alive(found.record):
-            raise moves.busy(name, found.record)
-        return found
+        if not force and await self._alive(seen.record):
+            raise moves.busy(name, seen.record)
+        return seen
 
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fence and delete a ledger that the record does not name any more."""
@@ -463,7 +464,7 @@ class Subscriptions:
                 )
                 return moves.later(seen.record.floor, {} if last is None else last.positions)
             except errors.NoSuchLedger:  # its owner went on to another, or it is lost
-                again = _there(await nodes.read(seen.name), seen.name)
+                again = await nodes.get(seen.name)
                 if again.record.ledger_id == seen.record.ledger_id:
                     break
                 seen = again
@@ -517,9 +518,3 @@ def _info(seen: Seen, positions: Positions) -> SubscriptionInfo:
         record.ledger_id,
         positions,
     )
-
-
-def _there(seen: Seen | None, name: str) -> Seen:
-    if seen is None:
-        raise errors.SubscriptionNotFound(f"there is no subscription '{name}'", subscription=name)
-    return seen

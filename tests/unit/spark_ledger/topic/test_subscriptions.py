@@ -279,6 +279,17 @@ def test_a_subscription_that_is_not_there_is_said_to_be_missing():
     play(act)
 
 
+def test_a_subscription_that_is_not_there_is_answered_with_those_of_like_names():
+    async def act(stage):
+        some, topic_id = await of(stage), stage.topic.id
+        for name in ("nightly-1", "nightly-2", "else"):
+            await some.create(topic_id, name)
+        with pytest.raises(errors.SubscriptionNotFound, match=r": nightly-1, nightly-2\."):
+            await some.positions(topic_id, "nightly")
+
+    play(act)
+
+
 def test_a_deleted_topic_gets_no_subscription():
     async def act(stage):
         await stage.client.topics.delete("t")
