@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.decay import rot
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import ANY
-from tests.simulation.world import Client
+from tests.simulation.world import BookieNode, Client
 
 if TYPE_CHECKING:
     from tests.simulation.chaos import Chaos
@@ -222,6 +222,12 @@ def _one_of(rng: random.Random, disks: Sequence[SimDisk]) -> SimDisk:
     return disks[0] if len(disks) == 1 else rng.choice(disks)
 
 
+def _would_doubt(chaos: "Chaos", node: BookieNode) -> bool:
+    """A start without one of several ledger directories does not know what that holds: a forged
+    entry that comes then, however late, cannot be told from one that was lost."""
+    return "forgery" in chaos.plan.faults and len(node.ledger_disks) > 1
+
+
 @event("disk error")
 def disk_error(chaos: "Chaos", rng: random.Random) -> str:
     """The next sync or write of one bookie's journal or ledger disk fails: it exits, or goes on
@@ -235,6 +241,8 @@ def disk_error(chaos: "Chaos", rng: random.Random) -> str:
     if node is None:
         return ""
     faults = _one_of(rng, node.journal_disks if journal else node.ledger_disks).faults
+    if not journal and _would_doubt(chaos, node):
+        return ""
     if sync:
         faults.sync_fails = 1
     else:
@@ -250,6 +258,8 @@ def disk_full(chaos: "Chaos", rng: random.Random) -> str:
     node = rng.choice(chaos.world.nodes)
     disk = _one_of(rng, rng.choice((node.journal_disks, node.ledger_disks)))
     left, seconds, back_s = rng.choice((0, 4_000, 40_000)), rng.uniform(1, 15), _back_s(rng)
+    if disk in node.ledger_disks and _would_doubt(chaos, node):
+        return ""
     disk.fill_up(left)
 
     def space() -> None:

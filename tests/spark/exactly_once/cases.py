@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 
 from tests.crash.procfs import python_workers
+from tests.processes import eventually
 from tests.spark.exactly_once.query import Query
 from tests.spark.exactly_once.world import World
 from tests.spark.exactly_once.zookeeper_proxy import is_commit
@@ -204,8 +205,9 @@ def ledgers_fenced_during_tasks(world: World) -> None:
     with query.gate(f"half-{query.next_step}-1-0") as gate:
         step = query.feed(big=True)
         world.driver.wait_at(gate)
-        fenced = world.onlooker.fence(world.topic_id(query))
-    assert fenced, "the tasks had written nothing yet"
+        topic_id = world.topic_id(query)
+        fenced = eventually(lambda: bool(world.onlooker.fence(topic_id)))
+    assert fenced, "the tasks have written nothing"
     world.until_done(query, step)
 
 
