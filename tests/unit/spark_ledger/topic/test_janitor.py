@@ -521,6 +521,7 @@ def test_a_ledger_of_a_topic_that_nobody_knows_is_kept():
 
 def test_a_ledger_made_for_a_topic_while_a_pass_takes_its_tree_is_deleted_too(monkeypatch):
     async def act(stage):
+        await delayed(stage)
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
         ids = [await stage.client.intents.ledger_id(intent) for _ in range(2)]
         await stage.client.topics.delete("t")
@@ -537,7 +538,7 @@ def test_a_ledger_made_for_a_topic_while_a_pass_takes_its_tree_is_deleted_too(mo
             made.append(await make(ids[0]))
             return await remove_tree(store, topic_id)
 
-        await asyncio.sleep(stage.topic.policies.delete_delay_ms / 1000)
+        await asyncio.sleep(DELAY_S)
         monkeypatch.setattr(deleted_topics, "remove_tree", made_just_before)
         taken = await janitor.clean()
         monkeypatch.undo()
