@@ -29,6 +29,7 @@ def ruff(*arguments: str) -> list[str]:
 
 TWO = ["-n", "2"]
 TWO_FILES = [*TWO, "--dist", "loadfile"]  # what a file has set up serves all its tests
+CLASSES = ["-m", "tests.class_archives"]  # what every JVM of these steps would load and check anew
 STEPS: dict[str, list[list[str]]] = {
     "lint": [ruff("check", "--quiet")],
     "format": [ruff("format", "--check", "--quiet")],
@@ -41,8 +42,8 @@ STEPS: dict[str, list[list[str]]] = {
         [*PYTEST, *TWO_FILES, "-m", "not alone", "tests/integration"],
         [*PYTEST, "-m", "alone", "tests/integration"],
     ],
-    "spark": [[*PYTEST, *TWO_FILES, "tests/spark"]],
-    "crash": [[*PYTEST, *TWO_FILES, "-m", "not chaos", "tests/crash"]],
+    "spark": [CLASSES, [*PYTEST, *TWO_FILES, "tests/spark"]],
+    "crash": [CLASSES, [*PYTEST, *TWO_FILES, "-m", "not chaos", "tests/crash"]],
 }
 """The runs of each step, one after the other."""
 

@@ -7,14 +7,11 @@ import pytest
 
 from spark_ledger import worker_python
 from spark_ledger.local import LocalCluster
+from tests import jvm
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
-# A JVM that lives for minutes earns back neither what its second compiler nor what its collector's
-# threads take from a small machine; a fifth of what starting Spark costs is checking its classes.
-JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-UNCHECKED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-for _options in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
-    os.environ.setdefault(_options, f"{JVM} {UNCHECKED}")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", jvm.OPTIONS)
 
 
 @pytest.fixture(scope="session")

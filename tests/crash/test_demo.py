@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import jvm
 from tests.crash.procfs import command_line, processes
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
@@ -18,7 +19,7 @@ GONE_S = 30
 
 def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
     """A mark in the environment is inherited by every process that the demo starts."""
-    environment = dict(os.environ, DEMO_MARK=str(output))
+    environment = dict(os.environ, DEMO_MARK=str(output), SPARK_SUBMIT_OPTS=jvm.options("delta"))
     return subprocess.Popen(
         [*DEMO, "--output", str(output), *arguments],
         env=environment,

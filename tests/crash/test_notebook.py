@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import jvm
 from tests.crash.test_demo import assert_nothing_left
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ SAID = "20500 flights went to a topic, to Delta and back, each of them once"
 
 def run(folder: Path, *command: str) -> str:
     """What it said; every process that it starts is marked with the folder."""
-    environment = dict(os.environ, DEMO_MARK=str(folder))
+    environment = dict(os.environ, DEMO_MARK=str(folder), SPARK_SUBMIT_OPTS=jvm.options("delta"))
     environment.pop("LEDGER_SERVICE_URL", None)
     done = subprocess.run(
         [sys.executable, *command],

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyspark
 
 from spark_ledger.spark.worker_python import worker_python
+from tests import jvm
 from tests.processes import eventually
 from tests.spark.exactly_once.driver_process import DriverProcess
 from tests.spark.exactly_once.query import Query
@@ -30,7 +31,7 @@ CONF = {
     "spark.speculation.minTaskRuntime": "100ms",
     "spark.speculation.efficiency.enabled": "false",
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.executor.extraJavaOptions": jvm.options(),
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
 }
@@ -93,7 +94,7 @@ def _start(log: Path, what: str, *given: str) -> "subprocess.Popen[bytes]":
     environment = dict(
         os.environ,
         SPARK_DAEMON_MEMORY="256m",
-        SPARK_DAEMON_JAVA_OPTS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        SPARK_DAEMON_JAVA_OPTS=jvm.options(),
         SPARK_LOCAL_DIRS=str(log.parent),
         SPARK_NO_DAEMONIZE="1",
         PYSPARK_PYTHON=worker_python(),
