@@ -222,6 +222,7 @@ def test_closing_a_client_ends_what_other_threads_wait_for_and_says_so(cluster):
     client = LedgerClient(cluster.service_url)
     writer = client.create_ledger(3, 3, 2)
     writer.append(b"first")
+    other = client.create_ledger(3, 3, 2)  # to open the same would fence the append
     reader = client.open_ledger(writer.ledger_id, recover=False)
     met = []
 
@@ -235,7 +236,7 @@ def test_closing_a_client_ends_what_other_threads_wait_for_and_says_so(cluster):
         lambda: list(reader.tail(5)),
         lambda: reader.read_when_confirmed(5, 60),
         lambda: writer.append(b"second"),
-        lambda: client.open_ledger(writer.ledger_id),
+        lambda: client.open_ledger(other.ledger_id),
     )
     with hung(cluster.bookies[0]), hung(cluster.bookies[1]):
         threads = [threading.Thread(target=met_by, args=[work]) for work in works]
