@@ -278,17 +278,18 @@ class Bookie:
         self.replies.take(bytes_max, caller)  # nobody knows better before it is read
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
-            found = await self._look(request.ledger_id, ids, max(bytes_max, 1))
+            places = request.places and not request.fence
+            found = await self._look(request.ledger_id, ids, max(bytes_max, 1), places=places)
         finally:
             self.replies.give_back(bytes_max, caller)
         return self._read_response(request, ids, handle, found)
 
-    async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int) -> Range:
+    async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, places: bool) -> Range:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
         before: then it is looked up again. Raises DiskFailed."""
         while True:
             doubt = self._storage.limbo(ledger_id)
-            found = await self._storage.read(ledger_id, ids, max_bytes)
+            found = await self._storage.read(ledger_id, ids, max_bytes, places=places)
             now = self._storage.limbo(ledger_id)
             if worse(doubt, now) == now:
                 return found
@@ -306,6 +307,8 @@ class Bookie:
                 results.append(absent)
             elif isinstance(entry, Undeliverable):
                 results.append(_UNDELIVERABLE)
+            elif isinstance(entry, m.EntryPlace):
+                results.append(m.EntryResult(Status.OK, place=entry))
             else:
                 results.append(m.EntryResult(Status.OK, entry))
         whole = found.known_through >= request.spans[-1][1]

@@ -172,6 +172,12 @@ class BookieConfig(Settings):
         ge=0,
         description="Most bytes read beyond what a sequential reader asked for; 0: no read-ahead.",
     )
+    place_bytes_min: int = Field(
+        _STORAGE.place_bytes_min,
+        ge=0,
+        description="Readers on this host are told where entries of so many bytes lie, and read"
+        " them there themselves; 0: never.",
+    )
     gc_interval_s: float = Field(
         _STORAGE.gc_interval_s,
         gt=0,

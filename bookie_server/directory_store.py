@@ -37,13 +37,14 @@ class JournalDirectory:
 @dataclass(frozen=True, slots=True)
 class LedgerDirectory:
     """A folder for entry logs, with the index that was opened in it. `file_system`: see
-    disk_monitor.DirectoryState."""
+    disk_monitor.DirectoryState. `path`: where processes of this host find it, if they can."""
 
     id: str
     disk: Disk
     index: EntryIndex
     name: str = "ledger"
     file_system: str = ""
+    path: str = ""
 
 
 class Directories(NamedTuple):
@@ -62,6 +63,7 @@ class DirectoryStore:
     def __init__(self, directory: LedgerDirectory, logs: EntryLogs, placed_log: PlacedLog) -> None:
         self.id = directory.id
         self.disk = directory.disk
+        self.path = directory.path
         self.index = directory.index
         self.logs = logs
         self.placed_log = placed_log

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer, EntryHeader
 from bookie_server.api.entry_ids import EntryIds
+from bookie_server.api.messages import EntryPlace
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.entry_index import LedgerState
 from bookie_server.journal_format import Record
@@ -28,7 +29,8 @@ class Undeliverable(NamedTuple):
     entry_bytes: int
 
 
-Found = Buffer | Undeliverable
+Delivered = Buffer | Undeliverable
+Found = Delivered | EntryPlace
 
 
 class Range(NamedTuple):
@@ -160,9 +162,12 @@ class StorageEngine(Protocol):
         """Which of the entries are here, as cache and index say; no log is read. Raises DiskFailed
         when an index cannot be read."""
 
-    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+    async def read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
+    ) -> Range:
         """Those of the entries that are stored, each checked; stops after the entry that brings
-        the bytes to `max_bytes`. Raises DiskFailed when an index cannot be read."""
+        the bytes to `max_bytes`. With `places` large ones may be told by where they lie, unread.
+        Raises DiskFailed when an index cannot be read."""
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]

@@ -9,6 +9,8 @@ Always true:
 - an entry is called undeliverable only when no place where it lies now delivers it: one whose log
   went while it was read may have been compacted, and is looked up once more; one that lies in
   several directories is read from each of them;
+- what is told by its place is unread and unchecked: whoever reads it there checks it, and asks
+  for its bytes where it is not what it should be;
 - read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
   only where it is reading just what the request needs. What it finds bad it leaves to who asks for
   it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
@@ -26,11 +28,18 @@ from typing import Any, NamedTuple, Protocol
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds, neat
+from bookie_server.api.messages import EntryPlace
 from bookie_server.bad_entries import BadEntries
 from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.engine import Found, Range, Undeliverable
+from bookie_server.engine import Delivered, Found, Range, Undeliverable
 from bookie_server.entry_index import EntryIndex, Location
-from bookie_server.entry_log import BadEntryLog, EntryLogs, held_bytes, runs
+from bookie_server.entry_log import (
+    RECORD_HEADER_BYTES,
+    BadEntryLog,
+    EntryLogs,
+    held_bytes,
+    runs,
+)
 from bookie_server.lanes import in_recovery
 from bookie_server.read_ahead import Ahead, ReadAhead
 from bookie_server.read_cache import ReadCache
@@ -54,6 +63,10 @@ class Store(Protocol):
 
     @property
     def logs(self) -> EntryLogs: ...
+
+    @property
+    def path(self) -> str:
+        """Where processes of this host find it; empty if they cannot."""
 
 
 class _Place(NamedTuple):
@@ -84,6 +97,7 @@ class EntryReader:
         self._bad_entries = BadEntries()
         self._run_bytes_max = min(RUN_BYTES_MAX, config.read_cache_bytes // 16 or RUN_BYTES_MAX)
         self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
+        self._place_bytes_min = config.place_bytes_min
         self._bringing: dict[asyncio.Task[None], None] = {}
         self._moves = 0
 
@@ -125,8 +139,11 @@ class EntryReader:
     def hits(self) -> int:
         return self._read_cache.hits
 
-    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
-        """Those of the entries that are stored, each checked. There is one id at least.
+    async def read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
+    ) -> Range:
+        """Those of the entries that are stored, each checked; with `places` the large ones that are
+        in no memory by where they lie. There is one id at least.
 
         Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
         index cannot be read.
@@ -136,14 +153,15 @@ class EntryReader:
             await ahead.arrives(entry_ids[0])
         while True:
             moves = self._moves
-            answer = await self._read(ledger_id, entry_ids, max_bytes)
+            answer = await self._read(ledger_id, entry_ids, max_bytes, places)
             if moves == self._moves:
                 break
-        if isinstance(entry_ids, range):
+        told = any(isinstance(entry, EntryPlace) for entry in answer.entries.values())
+        if isinstance(entry_ids, range) and not told:
             self._go_ahead(ledger_id, entry_ids[0], answer.known_through)
         return answer
 
-    async def _read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+    async def _read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, tell: bool) -> Range:
         found: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
         left, through = max_bytes, entry_ids[-1]
         missing = entry_ids if len(found) < len(entry_ids) else ()
@@ -154,6 +172,10 @@ class EntryReader:
         if missing and left > 0:
             places, through = await self._look_up(ledger_id, missing, left)
             places = [place for place in places if place.location.entry_id not in found]
+            if tell:
+                told = self._told(places)
+                found.update(told)
+                places = [place for place in places if place.location.entry_id not in told]
             found.update(await self._fetch(ledger_id, places))
         return _cut(found, through, max_bytes)
 
@@ -162,7 +184,7 @@ class EntryReader:
     ) -> dict[int, EntryHeader | Undeliverable]:
         """Headers of those of the entries that are stored. An answer taken while a flush ended
         may miss an entry that moved. Raises DiskFailed when an index cannot be read."""
-        found: dict[int, Found] = {}
+        found: dict[int, Delivered] = {}
         for entry_id in dict.fromkeys(entry_ids):
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
                 found[entry_id] = entry
@@ -272,9 +294,18 @@ class EntryReader:
         found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
         return [_Place(store, location) for store, location in found if location is not None]
 
+    def _told(self, places: Sequence[_Place]) -> dict[int, EntryPlace]:
+        """Those of the entries that their reader is to read himself."""
+        least = self._place_bytes_min
+        return {
+            place.location.entry_id: _told(place)
+            for place in places
+            if place.store.path and place.location.entry_bytes >= least > 0
+        }
+
     # -- what lies there ----------------------------------------------------------------------
 
-    async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Found]:
+    async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Delivered]:
         """The entries at the places: those in the read cache from there, those that are just
         being read ahead when they have arrived, the others by many reads of the disk at once."""
         found, absent = self._among(ledger_id, places)
@@ -305,19 +336,19 @@ class EntryReader:
 
     def _among(
         self, ledger_id: int, places: Sequence[_Place]
-    ) -> tuple[dict[int, Found], list[_Place]]:
+    ) -> tuple[dict[int, Delivered], list[_Place]]:
         """The entries that are in the read cache, and the places of the others."""
         ids = [place.location.entry_id for place in places]
-        found: dict[int, Found] = dict(self._read_cache.among(ledger_id, ids))
+        found: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
         return found, [place for place in places if place.location.entry_id not in found]
 
     async def _read_run(
         self, store: Store, run: Sequence[Location], *, uses: int = 1
-    ) -> dict[int, Found]:
+    ) -> dict[int, Delivered]:
         """One read of the disk. What is good is kept in the read cache."""
         ledger_id = run[0].ledger_id
         ticket = self._read_cache.begin(ledger_id)
-        found: dict[int, Found] = {}
+        found: dict[int, Delivered] = {}
         good: dict[int, Buffer] = {}
         try:
             for location, entry in zip(run, await store.logs.read_run(run), strict=True):
@@ -334,7 +365,7 @@ class EntryReader:
             self._read_cache.end(ticket)
         return found
 
-    async def _look_again(self, place: _Place, error: Exception) -> Found | None:
+    async def _look_again(self, place: _Place, error: Exception) -> Delivered | None:
         """Compaction, recovery or deletion may have moved the entry since it was looked up, and
         another directory may hold it too; None: it was deleted."""
         ledger_id, entry_id = place.location.ledger_id, place.location.entry_id
@@ -374,14 +405,23 @@ async def _of_index(
     return await index.among(ledger_id, entry_ids, max_bytes)
 
 
-async def _all(reads: Sequence[Coroutine[Any, Any, dict[int, Found]]]) -> list[dict[int, Found]]:
+async def _all(
+    reads: Sequence[Coroutine[Any, Any, dict[int, Delivered]]],
+) -> list[dict[int, Delivered]]:
     if len(reads) == 1:
         return [await reads[0]]
     return list(await asyncio.gather(*reads))
 
 
 def _size(entry: Found) -> int:
-    return entry.entry_bytes if isinstance(entry, Undeliverable) else len(entry)
+    return entry.entry_bytes if isinstance(entry, Undeliverable | EntryPlace) else len(entry)
+
+
+def _told(place: _Place) -> EntryPlace:
+    store, location = place
+    file = store.logs.path(location.log_id)
+    position = location.position + RECORD_HEADER_BYTES
+    return EntryPlace(store.path, file, position, location.entry_bytes)
 
 
 def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:

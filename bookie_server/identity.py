@@ -17,9 +17,10 @@ from uuid import UUID, uuid5
 
 from crc32c import crc32c
 
+from bookie_server.api.messages import IDENTITY_FILE
 from bookie_server.disk import Disk, NoSuchFile
 
-FILE = "bookie.identity"
+FILE = IDENTITY_FILE
 LOCK_FILE = "bookie.lock"
 _NEW_FILE = FILE + ".new"
 _MAGIC, _VERSION = "spark-ledger-bookie", "2"

@@ -352,9 +352,11 @@ class LedgerStorage:
         """As `stored`, of the write cache alone."""
         return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
 
-    async def read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int) -> Range:
+    async def read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
+    ) -> Range:
         """See EntryReader.read."""
-        return await self._reader.read(ledger_id, entry_ids, max_bytes)
+        return await self._reader.read(ledger_id, entry_ids, max_bytes, places=places)
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]

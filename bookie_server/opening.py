@@ -92,7 +92,10 @@ class OnDisk:
             try:
                 index = await RocksIndex.open(each.path / INDEX, f"index-{number}")
                 device = str(each.path.stat().st_dev)
-                ledgers.append(LedgerDirectory(directory_id, each.disk, index, each.name, device))
+                path = str(each.path.resolve())
+                ledgers.append(
+                    LedgerDirectory(directory_id, each.disk, index, each.name, device, path)
+                )
             except DiskFull:
                 for opened in ledgers:
                     await opened.index.close()

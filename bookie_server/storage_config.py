@@ -30,6 +30,8 @@ class StorageConfig:
     receive_bytes_max: bytes of requests received and not decided; beyond it the answer is BUSY.
     read_cache_bytes: entries read from the entry logs and kept, read-ahead included; 0: none.
     read_ahead_bytes: most bytes read beyond what a sequential reader asked for; 0: none.
+    place_bytes_min: readers on this host are told where entries of that size lie, and read them
+        there themselves; 0: never.
     gc_interval_s: pause between two passes that reclaim space.
     overreplicated_wait_s: pause between two looks for closed ledgers whose copies are surplus.
     minor_compaction_share: a log with a smaller live share is compacted by a minor compaction.
@@ -66,6 +68,7 @@ class StorageConfig:
     receive_bytes_max: int = 128 * MIB
     read_cache_bytes: int = 48 * MIB
     read_ahead_bytes: int = 4 * MIB
+    place_bytes_min: int = 32 * 1024
     gc_interval_s: float = 60.0
     overreplicated_wait_s: float = 3600.0
     minor_compaction_share: float = 0.2

@@ -123,6 +123,11 @@ class ClientConfig(Settings):
     read_request_bytes: int = Field(
         4 * MIB, gt=0, description="Bytes asked of one bookie in one read request."
     )
+    local_reads: bool = Field(
+        True,
+        description="Large entries of bookies on this host are read from their files, where those"
+        " may be read.",
+    )
     frame_bytes_max: int = Field(
         4 * MIB, gt=0, description="Bytes of adds packed into one message to one bookie."
     )

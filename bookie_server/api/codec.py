@@ -236,6 +236,7 @@ def _encode_read_request(request: m.ReadRequest) -> bytes:
             int_field(6, request.fence),
             bytes_field(7, request.token),
             bytes_field(8, _encode_further(request.last_entry, request.further)),
+            int_field(9, request.places),
         )
     )
 
@@ -276,6 +277,7 @@ def _decode_read_request(data: memoryview) -> m.ReadRequest:
         fence=bool(values.get(6, 0)),
         token=bytes(values.get(7, b"")),
         further=_decode_further(signed(values.get(4, 0)), values[8]) if 8 in values else (),
+        places=bool(values.get(9, 0)),
     )
 
 
@@ -309,6 +311,8 @@ def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
     for result in response.results:
         prefix, length = int_field(1, result.status), len(result.entry)
         prefix += bytes_head(2, length) if length else b""
+        if result.place is not None:
+            prefix += bytes_field(3, _encode_place(result.place))
         out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
     out.append(int_field(6, response.stop))
@@ -335,13 +339,26 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
 
 
 def _decode_entry_result(data: memoryview) -> m.EntryResult:
-    status, entry = Status.OK, memoryview(b"")
+    status, entry, place = Status.OK, memoryview(b""), None
     for number, value in fields_of(data):
         if number == 1:
             status = _STATUSES[value]
         elif number == 2:
             entry = value
-    return m.EntryResult(status, entry)
+        elif number == 3:
+            place = _decode_place(value)
+    return m.EntryResult(status, entry, place)
+
+
+def _encode_place(place: m.EntryPlace) -> bytes:
+    path = bytes_field(1, place.directory.encode()) + bytes_field(2, place.file.encode())
+    return path + int_field(3, place.position) + int_field(4, place.entry_bytes)
+
+
+def _decode_place(data: memoryview) -> m.EntryPlace:
+    values = dict(fields_of(data))
+    directory, file = (text(values.get(number, memoryview(b""))) for number in (1, 2))
+    return m.EntryPlace(directory, file, signed(values.get(3, 0)), values.get(4, 0))
 
 
 # -- the rest, through the generated code -----------------------------------------------------

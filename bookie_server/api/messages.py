@@ -7,9 +7,12 @@ buffers it is made of, and joined once, when the message is encoded.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bookie_server.api.entry import NO_ENTRY, Buffer
+from bookie_server.api.entry import NO_ENTRY, Buffer, Entry
 from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
+
+IDENTITY_FILE = "bookie.identity"
+"""In each directory of a bookie: one line of text, the bookie's id among its words."""
 
 
 class Add(NamedTuple):
@@ -51,6 +54,7 @@ class ReadRequest(NamedTuple):
     fence: bool = False
     token: bytes = b""
     further: Sequence[Span] = ()
+    places: bool = False
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -58,11 +62,24 @@ class ReadRequest(NamedTuple):
         return ((self.first_entry, self.last_entry), *self.further)
 
 
+class EntryPlace(NamedTuple):
+    """Where the bytes of an entry (header and payload) lie: in `file` below the ledger directory
+    `directory` of the bookie's host, from `position` on."""
+
+    directory: str
+    file: str
+    position: int
+    entry_bytes: int
+
+
 class EntryResult(NamedTuple):
-    """Status of one entry of a read and, with OK, its bytes (header and payload)."""
+    """Status of one entry of a read and, with OK, its bytes (header and payload), or its place
+    where the request allows that. `checked` is the entry for who has read and checked it there."""
 
     status: Status
     entry: Buffer = b""
+    place: EntryPlace | None = None
+    checked: Entry | None = None
 
 
 class ReadResponse(NamedTuple):

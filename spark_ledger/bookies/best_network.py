@@ -65,6 +65,11 @@ class BestNetwork:
             self._frames.stream(where, method), lambda: self._grpc.stream(address, method)
         )
 
+    def is_here(self, address: str) -> bool:
+        """See LocalNetwork.is_here."""
+        where = self._frames_at(address)
+        return where is not None and self._frames.is_here(where)
+
     async def close(self) -> None:
         """See Network.close."""
         self._closed = True

@@ -35,6 +35,7 @@ from bookie_server.api.messages import (
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.local_reads import LocalReads
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.bookies.quarantine import Quarantine
 from spark_ledger.bookies.read_stream import ReadStream
@@ -69,6 +70,8 @@ class BookieClient:
         self._call_buffers = scatter or _joining(network)
         self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
+        self._is_here = getattr(network, "is_here", _nowhere)
+        self._local_reads = LocalReads(lambda: asyncio.get_running_loop().time())
         self.quarantine = Quarantine(
             config.quarantine_failures,
             config.quarantine_window_s,
@@ -122,13 +125,23 @@ class BookieClient:
         fence: bool = False,
         token: bytes = b"",
         further: Sequence[Span] = (),
+        local: bool = False,
     ) -> ReadResponse:
         """Entries first..last, both included, and those of `further` spans, which rise, as far as
-        `max_bytes` reach."""
+        `max_bytes` reach. With `local` those that lie on this host may be read there."""
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
+        if local and not fence and self._is_local(bookie_id):
+            told = await self._ask(bookie_id, "Read", request._replace(places=True), ReadResponse)
+            if (response := await self._local_reads.carried_out(request, told)) is not None:
+                return response
         return await self._ask(bookie_id, "Read", request, ReadResponse)
+
+    def _is_local(self, bookie_id: str) -> bool:
+        address = self._directory.address(bookie_id)
+        here = address is not None and self._is_here(address)
+        return here and self._local_reads.may_be_read(bookie_id)
 
     async def read_stream(
         self,
@@ -198,6 +211,7 @@ class BookieClient:
         self._closed = True
         for lane in self._lanes.values():
             lane.close()
+        self._local_reads.close()
         await self._network.close()
 
     async def _ask(
@@ -252,6 +266,11 @@ class BookieClient:
         else:
             self.quarantine.answered(bookie_id)
         return response
+
+
+def _nowhere(_: str) -> bool:
+    """LocalNetwork.is_here of a network that cannot tell."""
+    return False
 
 
 def _joining(network: Network) -> CallBuffers:

@@ -70,6 +70,11 @@ class FrameNetwork:
         """See Network.stream."""
         return FrameStream(lambda: self._connected(address, CONNECT_S), method)
 
+    def is_here(self, address: str) -> bool:
+        """See LocalNetwork.is_here: the two ends of a connection have one address."""
+        peer = self._peers.get(address)
+        return peer is not None and peer.wire is not None and peer.wire.is_here
+
     async def close(self) -> None:
         """See Network.close."""
         self._closed = True
@@ -168,6 +173,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
+        self.is_here = sock.getsockname()[0] == sock.getpeername()[0]
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[Answer]] = {}

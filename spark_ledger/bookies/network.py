@@ -49,6 +49,13 @@ class Network(Protocol):
         """Give connections back; calls under way fail."""
 
 
+class LocalNetwork(Network, Protocol):
+    """One that can tell which bookies run on this host."""
+
+    def is_here(self, address: str) -> bool:
+        """Whether the bookie at the address does, as far as is known by now."""
+
+
 class ScatterNetwork(Network, Protocol):
     """One that sends a request without joining it first."""
 

@@ -63,7 +63,7 @@ def judge(
     if result.status is not Status.OK:
         return testimony(result.status), result.status.name
     try:
-        entry = unpack_entry(result.entry)
+        entry = result.checked or unpack_entry(result.entry)
     except BadEntry as damage:
         return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} {damage}"
     if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):

@@ -141,6 +141,7 @@ class RangeFetch:
             max_bytes=bytes_max,
             token=self._token,
             further=further,
+            local=self._cluster.config.local_reads,
         )
 
     def sort_in(
