@@ -74,7 +74,8 @@ class EntryPlace(NamedTuple):
 
 class EntryResult(NamedTuple):
     """Status of one entry of a read and, with OK, its bytes (header and payload), or its place
-    where the request allows that. `checked` is the entry for who has read and checked it there."""
+    where the request allows that. `checked` is never sent: it is the entry for whoever has read
+    and checked it at its place."""
 
     status: Status
     entry: Buffer = b""

@@ -37,7 +37,11 @@ def read_request(ledger=7, first=0, last=9):
 
 
 def read_response(lac=-1):
-    results = [m.EntryResult(Status.OK, b"x" * 200), m.EntryResult(Status.NO_SUCH_ENTRY)]
+    results = [
+        m.EntryResult(Status.OK, b"x" * 200),
+        m.EntryResult(Status.NO_SUCH_ENTRY),
+        m.EntryResult(Status.OK, place=m.EntryPlace("/ü", "entrylog/1.log", 2**40, 2**31)),
+    ]
     return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why")
 
 
@@ -46,6 +50,7 @@ REQUESTS = [
     m.AddRequest("", []),
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
     read_request(1, 3, 4)._replace(further=[(6, 6), (7, 9), (2**40, 2**63 - 1)]),
+    read_request()._replace(fence=False, places=True),
     m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
     m.ReadLacRequest("b", 1, previous_lac=2**62),
@@ -82,6 +87,9 @@ def plain(value):
     """A message as dictionaries, lists and bytes, whichever code made it."""
     if hasattr(value, "ListFields"):
         return {f.name: plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
+    if isinstance(value, m.EntryResult):
+        place = value.place or m.EntryPlace("", "", 0, 0)
+        return {"status": value.status, "entry": bytes(value.entry), "place": plain(place)}
     if hasattr(value, "_fields"):
         return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, bytes | bytearray | memoryview):
