@@ -132,13 +132,14 @@ class BookieClient:
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
-        if local and not fence and self._is_local(bookie_id):
+        if local and not fence and self.reads_files_of(bookie_id):
             told = await self._ask(bookie_id, "Read", request._replace(places=True), ReadResponse)
             if (response := await self._local_reads.carried_out(request, told)) is not None:
                 return response
         return await self._ask(bookie_id, "Read", request, ReadResponse)
 
-    def _is_local(self, bookie_id: str) -> bool:
+    def reads_files_of(self, bookie_id: str) -> bool:
+        """Whether the bookie is on this host and its files may be readable, as far as is known."""
         address = self._directory.address(bookie_id)
         here = address is not None and self._is_here(address)
         return here and self._local_reads.may_be_read(bookie_id)

@@ -12,6 +12,8 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from ipaddress import ip_address
 from itertools import count
 
 from bookie_server.api import codec
@@ -71,9 +73,12 @@ class FrameNetwork:
         return FrameStream(lambda: self._connected(address, CONNECT_S), method)
 
     def is_here(self, address: str) -> bool:
-        """See LocalNetwork.is_here: the two ends of a connection have one address."""
+        """See LocalNetwork.is_here: the two ends of a connection have one address. What is no
+        number is not known before there is a connection."""
         peer = self._peers.get(address)
-        return peer is not None and peer.wire is not None and peer.wire.is_here
+        if peer is not None and peer.wire is not None:
+            return peer.wire.is_here
+        return _is_own(address)
 
     async def close(self) -> None:
         """See Network.close."""
@@ -173,7 +178,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self.is_here = sock.getsockname()[0] == sock.getpeername()[0]
+        self.is_here = _to_itself(sock)
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self._numbers = count(1)
         self._calls: dict[int, asyncio.Future[Answer]] = {}
@@ -370,6 +375,24 @@ def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
         return codec.encode(m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * adds))
     response: m.Response = m.METHODS[method][1](status=Status.BUSY, retry_after_ms=wait_ms)
     return codec.encode(response)
+
+
+@lru_cache(CONNECTIONS_MAX)
+def _is_own(address: str) -> bool:
+    """Whether a connection to the address would begin at it; nothing is sent to find out."""
+    host, _, port = address.rpartition(":")
+    try:
+        ip = ip_address(host.strip("[]"))
+        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((str(ip), int(port)))
+            return _to_itself(sock)
+    except (OSError, ValueError):
+        return False
+
+
+def _to_itself(sock: socket.socket) -> bool:
+    return bool(sock.getsockname()[0] == sock.getpeername()[0])
 
 
 async def _open(address: str) -> socket.socket:

@@ -128,7 +128,14 @@ class RangeFetch:
         self._turn += 1
         suspects = [*self._cluster.bookies.quarantine.suspects(), self.avoided]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
-        return preference(self.quorum, self._turn, doubtful)
+        return preference(self.quorum, self._turn, doubtful, self.near(ensemble))
+
+    def near(self, ensemble: tuple[str, ...]) -> list[int]:
+        """The slots whose bookies' files may be read here."""
+        if not self._cluster.config.local_reads:
+            return []
+        readable = self._cluster.bookies.reads_files_of
+        return [slot for slot, bookie in enumerate(ensemble) if readable(bookie)]
 
     def overtaken(self, bookie_id: str) -> None:
         """Another replica, asked later, was sooner."""

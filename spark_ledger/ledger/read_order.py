@@ -3,8 +3,9 @@
 Always true: an entry is asked of members of its write set only, of each at most once; of the next
 one only when no answer is expected any more (or the caller expects none in time: then one more,
 and again one more once that one keeps it waiting, too). Slots are
-preferred in one order, in which suspects come last; among the others the order begins at another
-slot each time, so that load is spread, and with few slots that hold everything between them.
+preferred in one order, in which suspects come last and, of the others, those first whose files
+the reader can read; among equals the order begins at another slot each time, so that load is
+spread, and with few slots that hold everything between them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,14 +37,17 @@ class Ask:
     ids: EntryIds
 
 
-def preference(quorum: Quorum, turn: int, suspects: Iterable[int]) -> list[int]:
+def preference(
+    quorum: Quorum, turn: int, suspects: Iterable[int], near: Iterable[int] = ()
+) -> list[int]:
     """All slots, the one to be asked first in front. `turn` is any number; with the next one
-    another slot comes first. `suspects` are the slots to be asked last."""
+    another slot comes first. `suspects` are the slots to be asked last, `near` those to be asked
+    first where they are none."""
     size = quorum.ensemble_size
     cover = quorum.cover(turn % size)
     others = [slot for step in range(size) if (slot := (turn + step) % size) not in cover]
-    last = sum(1 << slot for slot in suspects)
-    return sorted((*cover, *others), key=lambda slot: last >> slot & 1)
+    last, first = sum(1 << slot for slot in suspects), sum(1 << slot for slot in near)
+    return sorted((*cover, *others), key=lambda slot: (last >> slot & 1, ~first >> slot & 1))
 
 
 def first_asks(quorum: Quorum, ids: EntryIds, order: Sequence[int]) -> list[Ask]:

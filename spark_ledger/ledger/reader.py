@@ -46,6 +46,7 @@ __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
+NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
 CHUNKS_AHEAD = 3
 
 
@@ -305,12 +306,14 @@ class LedgerReader:
 
     def _is_long(self, first: int, last: int, ahead_bytes: int) -> bool:
         """Whether the next fragment's part of the range is worth a stream from one bookie: it has
-        them all, and they are more than would be under way at once without it."""
+        them all, they are more than would be under way at once without it, and nobody can read
+        them where they lie."""
         quorum = self._view.quorum
         count = self._fragment_end(first, last) - first + 1
-        return (
-            quorum.write_quorum == quorum.ensemble_size and count * self._entry_bytes > ahead_bytes
-        )
+        if quorum.write_quorum < quorum.ensemble_size or count * self._entry_bytes <= ahead_bytes:
+            return False
+        large = self._entry_bytes >= NEAR_ENTRY_BYTES
+        return not (large and self._fetch.near(self.record.fragment_of(first).ensemble))
 
     async def _long_runs(
         self, first: int, last: int, ahead_bytes: int

@@ -268,3 +268,11 @@ async def test_a_call_that_was_sent_as_frames_is_not_sent_again_over_grpc(frames
         with pytest.raises(CallFailed):
             await call
         assert grpc.calls == []
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [("127.0.0.1:1", True), ("192.0.2.1:1", False), ("name:1", False), ("", False)],
+)
+def test_a_bookie_is_here_if_a_connection_to_it_would_begin_at_its_address(address, here):
+    assert FrameNetwork().is_here(address) is here

@@ -53,6 +53,16 @@ def test_a_long_range_is_divided_as_if_each_entry_had_been_looked_at(quorum):
 
 
 @pytest.mark.parametrize("quorum", SIZES, ids=named)
+def test_bookies_whose_files_can_be_read_come_first_and_those_in_doubt_last_all_the_same(quorum):
+    size = quorum.ensemble_size
+    for turn, near, suspect in itertools.product(range(size), repeat=3):
+        order = preference(quorum, turn, [suspect], [near])
+        assert sorted(order) == list(range(size))
+        assert order[0] == near or suspect in (near, order[0])
+        assert order[-1] == suspect
+
+
+@pytest.mark.parametrize("quorum", SIZES, ids=named)
 def test_who_is_asked_first_changes_from_turn_to_turn(quorum):
     orders = [preference(quorum, turn, []) for turn in range(5, 5 + quorum.ensemble_size)]
     assert sorted(order[0] for order in orders) == list(range(quorum.ensemble_size))
