@@ -35,6 +35,7 @@ from bookie_server.api.messages import (
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.bookies.local_reads import LocalReads
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.bookies.quarantine import Quarantine
@@ -71,7 +72,10 @@ class BookieClient:
         self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
         self._is_here = getattr(network, "is_here", _nowhere)
-        self._local_reads = LocalReads(lambda: asyncio.get_running_loop().time())
+        self._local_reads = LocalReads(
+            lambda: asyncio.get_running_loop().time(),
+            getattr(network, "local_files", None) or HostFiles(),
+        )
         self.quarantine = Quarantine(
             config.quarantine_failures,
             config.quarantine_window_s,

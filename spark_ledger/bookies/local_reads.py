@@ -7,8 +7,7 @@ Always true:
 - a directory counts as the bookie's only where its identity file has the bookie's id: another host
   or container may have another one of that name;
 - after a failure the bookie's files are left alone for RETRY_S; a disk that hangs holds a caller up
-  for LOCAL_S and THREADS threads, no event loop;
-- no file stays open between two reads, so none keeps the space of a log that was removed.
+  for LOCAL_S.
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
@@ -17,27 +16,20 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.entry_ids import ids_in
-from bookie_server.api.messages import (
-    IDENTITY_FILE,
-    EntryPlace,
-    EntryResult,
-    ReadRequest,
-    ReadResponse,
-)
+from bookie_server.api.messages import EntryPlace, EntryResult, ReadRequest, ReadResponse
 from bookie_server.api.status import Status
+from spark_ledger.bookies.network import LocalFiles
 
-THREADS = 4
 LOCAL_S = 1.0
 RETRY_S = 10.0
 GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
 RUN_BYTES_MAX = 4 << 20
-_IDENTITY_BYTES_MAX = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -53,9 +45,9 @@ class _Told(NamedTuple):
 class LocalReads:
     """Of one client; `now` gives seconds."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], files: LocalFiles) -> None:
         self._now = now
-        self._threads: ThreadPoolExecutor | None = None
+        self._files = files
         self._known: dict[tuple[str, str], None] = {}
         self._again_at: dict[str, float] = {}
 
@@ -88,29 +80,25 @@ class LocalReads:
         return response._replace(results=results)
 
     def close(self) -> None:
-        """What is being read is read to its end, for nobody."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        """See LocalFiles.close."""
+        self._files.close()
 
     async def _read(self, bookie_id: str, told: Sequence[_Told]) -> list[Entry]:
         """Raises OSError, BadEntry."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, "local-reads")
-        run_in = asyncio.get_running_loop().run_in_executor
         for directory in dict.fromkeys(each.place.directory for each in told):
             if (bookie_id, directory) not in self._known:
-                await run_in(self._threads, _identify, bookie_id, directory)
+                if bookie_id.encode() not in (await self._files.identity(directory)).split():
+                    raise OSError(f"{directory} belongs to another bookie")
                 self._known[bookie_id, directory] = None
-        reads = [run_in(self._threads, _read_run, run) for run in _runs(told)]
+        reads = [self._read_run(run) for run in _runs(told)]
         return list(chain.from_iterable(await asyncio.gather(*reads)))
 
-
-def _identify(bookie_id: str, directory: str) -> None:
-    """Raises OSError when the directory is not the bookie's."""
-    with open(os.path.join(directory, IDENTITY_FILE), "rb") as file:
-        words = file.read(_IDENTITY_BYTES_MAX).split()
-    if bookie_id.encode() not in words:
-        raise OSError(f"{directory} belongs to another bookie")
+    async def _read_run(self, run: Sequence[_Told]) -> list[Entry]:
+        """One read of the file. Raises OSError, BadEntry (of bytes that end too early, too)."""
+        first, last = run[0].place, run[-1].place
+        length = last.position + last.entry_bytes - first.position
+        path = os.path.join(first.directory, first.file)
+        return await self._files.read(path, first.position, length, partial(_all_checked, run))
 
 
 def _runs(told: Sequence[_Told]) -> Iterator[list[_Told]]:
@@ -134,17 +122,9 @@ def _follows(place: EntryPlace, first: EntryPlace, last: EntryPlace) -> bool:
     )
 
 
-def _read_run(run: Sequence[_Told]) -> list[Entry]:
-    """One read of the file; the payloads are views into what it brought. Raises OSError, BadEntry
-    (of bytes that end too early, too)."""
-    first, last = run[0].place, run[-1].place
-    start, end = first.position, last.position + last.entry_bytes
-    file = os.open(os.path.join(first.directory, first.file), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # or the kernel reads in small pieces
-        data = memoryview(os.pread(file, end - start, start))
-    finally:
-        os.close(file)
+def _all_checked(run: Sequence[_Told], data: memoryview) -> list[Entry]:
+    """The payloads are views into the data. Raises BadEntry."""
+    start = run[0].place.position
     return [_checked(each, data[each.place.position - start :]) for each in run]
 
 
