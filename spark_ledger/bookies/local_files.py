@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from bookie_server.api.messages import IDENTITY_FILE
 
-THREADS = 4
+THREADS = 8
 _IDENTITY_BYTES_MAX = 1024
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ class HostFiles:
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
 
     async def identity(self, directory: str) -> bytes:
         """See LocalFiles.identity."""
@@ -35,11 +36,15 @@ class HostFiles:
         return await self._run(lambda: taken(_read(path, position, length)))
 
     def close(self) -> None:
-        """See LocalFiles.close."""
+        """See LocalFiles.close. What waits for a thread is read all the same: a future that is
+        cancelled here would look to who waits as if he had been."""
+        self._closed = True
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
+        if self._closed:
+            raise OSError("the client was closed")
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, "local-reads")
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
