@@ -17,6 +17,7 @@ EDGES = (
     "bookie_server/opening.py",
     "bookie_server/os_disk.py",
     "bookie_server/disk_threads.py",
+    "spark_ledger/bookies/local_files.py",
     "bookie_server/rocks_index.py",
     "spark_ledger/bookies/grpc_network.py",
     "spark_ledger/ledger/connect.py",

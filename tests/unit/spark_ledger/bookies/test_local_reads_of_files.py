@@ -1,0 +1,501 @@
+"""Entries that a bookie on this host has in its files, through the client, real files and threads.
+
+Whatever is wrong with a file costs one more question: the bookie is asked for the bytes.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
+from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.status import Status, StopReason
+from spark_ledger.bookies import local_files
+from spark_ledger.bookies.bookie_client import BookieClient
+from spark_ledger.bookies.local_reads import LOCAL_S, RETRY_S
+from spark_ledger.bookies.network import CallFailed
+from spark_ledger.config import ClientConfig
+from spark_ledger.errors import ClientClosed
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.range_fetch import Chunk, RangeFetch
+from tests.processes import eventually
+
+BOOKIE, OTHER = "6d0f0b0c-0000-4000-8000-000000000001", "6d0f0b0c-0000-4000-8000-000000000002"
+IDENTITY = f"spark-ledger-bookie 2 {BOOKIE} cluster directory 00000000\n"
+FILE = "entrylog/0000000001.log"
+LEDGER, COUNT, LAC, BEFORE, GAP = 7, 6, 4, 64, 48
+LARGE, SMALL, ABSENT = 5000, 100, 3
+EXIT_S = 30
+HELD_S = 0.5  # more than the event loop may be held up on a busy machine; half of LOCAL_S
+
+
+def entry(entry_id: int, size: int = LARGE, ledger_id: int = LEDGER) -> bytes:
+    payload = bytes([entry_id]) * size
+    header = EntryHeader(ledger_id, entry_id, -1, size, entry_id + 1, size, payload_crc([payload]))
+    return pack_header(header) + payload
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """One whose time a test puts forward."""
+
+    ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead_s
+
+
+class Bookie:
+    """A network with one bookie behind it, which is here and has its entries in one file; entry 0
+    is small, entry ABSENT is not there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / FILE
+        self.entries = {n: entry(n, LARGE if n else SMALL) for n in range(COUNT) if n != ABSENT}
+        self.places: dict[int, m.EntryPlace] = {}
+        self.asked: list[bool] = []
+        """Of each request, whether it was for places."""
+        self.closed = False
+        self.write()
+
+    def write(self) -> None:
+        """As it should be."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / m.IDENTITY_FILE).write_text(IDENTITY)
+        data = bytes(BEFORE)
+        for number, each in self.entries.items():
+            if number:
+                place = m.EntryPlace(str(self.folder), FILE, len(data), len(each))
+                self.places.setdefault(number, place)
+            data += each + bytes(GAP)
+        self.file.write_bytes(data)
+
+    def is_here(self, _: str) -> bool:
+        return True
+
+    def address(self, _: str) -> str:
+        return "here:1"
+
+    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+        await asyncio.sleep(0)
+        if self.closed:
+            raise CallFailed("closed")
+        read = codec.decode_request(method, request)
+        self.asked.append(read.places)
+        results = [self.result(number, read.places) for number in ids_in(read.spans, COUNT)]
+        return codec.encode(m.ReadResponse(Status.OK, results, LAC, StopReason.END_OF_RANGE))
+
+    def result(self, number: int, places: bool) -> m.EntryResult:
+        if number not in self.entries:
+            return m.EntryResult(Status.NO_SUCH_ENTRY)
+        if places and number in self.places:
+            return m.EntryResult(Status.OK, place=self.places[number])
+        return m.EntryResult(Status.OK, self.entries[number])
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Rig:
+    def __init__(self, folder: Path) -> None:
+        self.bookie = Bookie(folder)
+        self.client = BookieClient(self.bookie, self.bookie, ClientConfig())
+
+    async def read(self, first: int = 0, last: int = COUNT - 1, **more) -> m.ReadResponse:
+        more = {"max_bytes": 1 << 20, "local": True, **more}
+        return await self.client.read(BOOKIE, LEDGER, first, last, **more)
+
+    async def asked(self) -> list[bool]:
+        """What a read asks the bookie for, one after the other; its answer is as it should be."""
+        self.bookie.asked.clear()
+        assert said(await self.read()) == said(await self.read(local=False))
+        return self.bookie.asked[:-1]
+
+
+def said(response: m.ReadResponse) -> tuple:
+    """Everything that an answer says."""
+    found = []
+    for result in response.results:
+        assert result.place is None
+        there = result.status is Status.OK
+        one = (result.checked or unpack_entry(result.entry)) if there else None
+        found.append((result.status, one and one.header, one and bytes(one.payload)))
+    return (response.status, found, response.last_add_confirmed, response.stop)
+
+
+def on_this_host(test: Callable, folder: Path) -> None:
+    async def main() -> None:
+        rig = Rig(folder)
+        await test(rig)
+        await rig.client.close()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())
+
+
+def forward(seconds: float) -> None:
+    asyncio.get_running_loop().ahead_s += seconds
+
+
+def open_files() -> list[str]:
+    """What the process has open now that lies in files."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            continue  # the one that lists them
+    return sorted(each for each in found if each.startswith("/"))
+
+
+# -- what is read -----------------------------------------------------------------------------
+
+
+def test_an_answer_out_of_the_files_is_the_one_that_the_bookie_would_send(tmp_path):
+    async def test(rig: Rig) -> None:
+        local, wire = await rig.read(), await rig.read(local=False)
+        assert rig.bookie.asked == [True, False]
+        assert said(local) == said(wire)
+        assert [r.checked is not None for r in local.results] == [
+            number in rig.bookie.places for number in range(COUNT)
+        ]
+        apart = {"further": [(2, 2), (4, 5)]}
+        assert said(await rig.read(0, 0, **apart)) == said(
+            await rig.read(0, 0, local=False, **apart)
+        )
+        assert rig.bookie.asked == [True, False, True, False]
+
+    on_this_host(test, tmp_path)
+
+
+def test_neighbours_are_one_read_of_their_file(tmp_path, monkeypatch):
+    reads = []
+    pread = os.pread
+
+    def counted(file: int, length: int, position: int) -> bytes:
+        reads.append((position, length))
+        return pread(file, length, position)
+
+    async def test(rig: Rig) -> None:
+        await rig.read(1, 1)  # the directory is known then
+        monkeypatch.setattr(local_files.os, "pread", counted)
+        await rig.read()
+        first, last = rig.bookie.places[1], rig.bookie.places[COUNT - 1]
+        length = last.position + last.entry_bytes - first.position
+        assert reads == [(first.position, length)]
+
+    on_this_host(test, tmp_path)
+
+
+def test_no_file_is_open_between_reads_whatever_came_of_them(tmp_path):
+    async def test(rig: Rig) -> None:
+        before = open_files()
+        assert await rig.asked() == [True]
+        assert open_files() == before
+        for harm in (damage, cut, a_folder_instead, gone):
+            harm(rig.bookie)
+            forward(RETRY_S)
+            assert await rig.asked() == [True, False]
+            assert open_files() == before
+
+    on_this_host(test, tmp_path)
+
+
+# -- what is wrong with files -----------------------------------------------------------------
+
+
+def gone(bookie: Bookie) -> None:
+    os.rename(bookie.file, bookie.file.with_suffix(".kept"))
+
+
+def no_directory(bookie: Bookie) -> None:
+    bookie.folder.rename(bookie.folder.with_suffix(".kept"))
+
+
+def no_identity(bookie: Bookie) -> None:
+    (bookie.folder / m.IDENTITY_FILE).unlink()
+
+
+def of_another_bookie(bookie: Bookie) -> None:
+    (bookie.folder / m.IDENTITY_FILE).write_text(IDENTITY.replace(BOOKIE, OTHER))
+
+
+def a_folder_instead(bookie: Bookie) -> None:
+    bookie.file.unlink()
+    bookie.file.mkdir()
+
+
+def a_link_to_nothing(bookie: Bookie) -> None:
+    bookie.file.unlink()
+    bookie.file.symlink_to("nothing")
+
+
+def a_pipe_instead(bookie: Bookie) -> None:
+    bookie.file.unlink()
+    os.mkfifo(bookie.file)
+
+
+def a_pipe_as_identity(bookie: Bookie) -> None:
+    no_identity(bookie)
+    os.mkfifo(bookie.folder / m.IDENTITY_FILE)
+
+
+def not_permitted(bookie: Bookie) -> None:
+    bookie.file.chmod(0)
+    if os.access(bookie.file, os.R_OK):
+        pytest.skip("whoever runs this may read every file")
+
+
+def cut(bookie: Bookie) -> None:
+    os.truncate(bookie.file, bookie.file.stat().st_size - GAP - 1)
+
+
+def damage(bookie: Bookie) -> None:
+    data = bytearray(bookie.file.read_bytes())
+    data[bookie.places[COUNT - 1].position + 1000] ^= 1
+    bookie.file.write_bytes(data)
+
+
+def damaged_header(bookie: Bookie) -> None:
+    data = bytearray(bookie.file.read_bytes())
+    data[bookie.places[2].position + 20] ^= 1
+    bookie.file.write_bytes(data)
+
+
+def another_entry(bookie: Bookie) -> None:
+    data = bookie.file.read_bytes()
+    bookie.file.write_bytes(data.replace(bookie.entries[2], entry(8)))
+
+
+def of_another_ledger(bookie: Bookie) -> None:
+    data = bookie.file.read_bytes()
+    bookie.file.write_bytes(data.replace(bookie.entries[2], entry(2, ledger_id=LEDGER + 1)))
+
+
+def lies(**wrong: object) -> Callable[[Bookie], None]:
+    """What the bookie says is nowhere."""
+
+    def lie(bookie: Bookie) -> None:
+        bookie.places[2] = bookie.places[2]._replace(**wrong)
+
+    return lie
+
+
+HARMS = [
+    gone, no_directory, no_identity, of_another_bookie, a_folder_instead, a_link_to_nothing,
+    a_pipe_instead, a_pipe_as_identity, not_permitted, cut, damage, damaged_header, another_entry,
+    of_another_ledger,
+]  # fmt: skip
+LIES = [
+    {"position": -1}, {"position": 2**62}, {"entry_bytes": 0}, {"entry_bytes": 63},
+    {"file": "no\0file"}, {"directory": "no\0folder"}, {"directory": ""}, {"file": ""},
+]  # fmt: skip
+
+
+def repaired(bookie: Bookie) -> None:
+    kept = bookie.folder.with_suffix(".kept")
+    if kept.exists():
+        kept.rename(bookie.folder)
+    for path in (bookie.file, bookie.folder / m.IDENTITY_FILE):
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+    bookie.places.clear()
+    bookie.write()
+
+
+@pytest.mark.parametrize(
+    "harm", [*HARMS, *(lies(**wrong) for wrong in LIES)],
+    ids=[*(harm.__name__ for harm in HARMS), *map(str, LIES)],
+)  # fmt: skip
+def test_where_the_files_are_wrong_the_bookie_is_asked_and_they_are_left_alone_for_a_while(
+    tmp_path, harm
+):
+    async def test(rig: Rig) -> None:
+        harm(rig.bookie)
+        began = time.monotonic()
+        assert await rig.asked() == [True, False]
+        assert time.monotonic() - began < LOCAL_S, "nothing hangs"
+        assert await rig.asked() == [False], "for now"
+        forward(RETRY_S)
+        assert await rig.asked() == [True, False], "it is tried again, once"
+        assert await rig.asked() == [False]
+        repaired(rig.bookie)
+        forward(RETRY_S)
+        assert await rig.asked() == [True]
+        assert await rig.asked() == [True]
+
+    (tmp_path / "disk").mkdir()
+    on_this_host(test, tmp_path / "disk")
+
+
+def test_files_that_went_wrong_after_a_directory_was_known_are_asked_of_the_bookie(tmp_path):
+    async def test(rig: Rig) -> None:
+        assert await rig.asked() == [True]
+        damage(rig.bookie)
+        assert await rig.asked() == [True, False]
+
+    on_this_host(test, tmp_path)
+
+
+# -- who never reads files --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_reader_asks_for_places_only_if_its_setting_says_so(tmp_path, local):
+    async def test(rig: Rig) -> None:
+        cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
+        fetch = RangeFetch(cluster, Quorum(1, 1, 1), LEDGER, b"", lambda lac: None)
+        chunk = Chunk(range(2), (BOOKIE,), 0, 1 << 20)
+        await fetch.fill(chunk)
+        assert sorted(chunk.entries) == [0, 1]
+        assert rig.bookie.asked == [local]
+
+    on_this_host(test, tmp_path)
+
+
+def test_who_fences_or_does_not_say_local_never_asks_for_places(tmp_path):
+    async def test(rig: Rig) -> None:
+        await rig.read(fence=True)
+        await rig.client.read(BOOKIE, LEDGER, 0, 5, max_bytes=1 << 20)
+        assert rig.bookie.asked == [False, False]
+
+    on_this_host(test, tmp_path)
+
+
+def test_a_bookie_elsewhere_is_never_asked_for_places(tmp_path):
+    async def test(rig: Rig) -> None:
+        rig.client._is_here = lambda address: False
+        await rig.read()
+        assert rig.bookie.asked == [False]
+
+    on_this_host(test, tmp_path)
+
+
+# -- a disk that hangs ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hung(monkeypatch):
+    """Reads of files hang until the test is over; set when one has begun."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hangs(*_: int) -> bytes:
+        begun.set()
+        over.wait(60)
+        raise OSError("too late")
+
+    monkeypatch.setattr(local_files.os, "pread", hangs)
+    yield begun
+    over.set()
+
+
+async def longest_pause() -> float:
+    """Of the event loop, until it is cancelled."""
+    longest, before = 0.0, time.monotonic()
+    try:
+        while True:
+            await asyncio.sleep(0.01)
+            longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    except asyncio.CancelledError:
+        return longest
+
+
+def test_a_disk_that_hangs_holds_a_reader_up_for_a_moment_and_the_event_loop_not_at_all(
+    tmp_path, hung, monkeypatch
+):
+    monkeypatch.setattr(local_files, "THREADS", 2)
+
+    async def test(rig: Rig) -> None:
+        pauses = asyncio.ensure_future(longest_pause())
+        await asyncio.sleep(0)
+        for _ in range(local_files.THREADS + 2):  # more than there are threads
+            began = time.monotonic()
+            assert await rig.asked() == [True, False]
+            assert LOCAL_S <= time.monotonic() - began < 3 * LOCAL_S
+            began = time.monotonic()
+            assert await rig.asked() == [False]
+            assert time.monotonic() - began < LOCAL_S
+            forward(RETRY_S)
+        pauses.cancel()
+        assert await pauses < HELD_S
+
+    on_this_host(test, tmp_path)
+
+
+def test_closing_a_client_ends_its_reads_of_a_disk_that_hangs(tmp_path, hung):
+    async def test(rig: Rig) -> None:
+        reads = [asyncio.ensure_future(rig.read()) for _ in range(2 * local_files.THREADS)]
+        assert await asyncio.to_thread(hung.wait, 30)
+        await rig.client.close()
+        for ended in await asyncio.gather(*reads, return_exceptions=True):
+            assert isinstance(ended, ClientClosed)
+        with pytest.raises(ClientClosed):
+            await rig.read()
+
+    on_this_host(test, tmp_path)
+
+
+def test_where_no_thread_can_be_made_the_bookie_is_asked(tmp_path, monkeypatch):
+    def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr(threading.Thread, "start", none_left)
+        assert await rig.asked() == [True, False]
+
+    on_this_host(test, tmp_path)
+
+
+def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
+    def threads() -> int:
+        return sum(one.name.startswith("local-reads") for one in threading.enumerate())
+
+    async def test(rig: Rig) -> None:
+        files, before = local_files.HostFiles(), threads()
+        for _ in range(2 * local_files.THREADS):
+            assert await files.read(str(rig.bookie.file), 0, 2, bytes) == b"\0\0"
+        assert threads() == before + local_files.THREADS
+        files.close()
+        assert await asyncio.to_thread(eventually, lambda: threads() == before)
+        with pytest.raises(OSError, match="closed"):
+            await files.read(str(rig.bookie.file), 0, 2, bytes)
+
+    on_this_host(test, tmp_path)
+
+
+HANGS_AT_EXIT = """
+import asyncio, os, threading
+from spark_ledger.bookies.local_files import HostFiles
+
+os.pread = lambda *_: threading.Event().wait()
+
+
+async def read():
+    async with asyncio.timeout(0.1):
+        await HostFiles().read(__file__, 0, 1, bytes)
+
+
+try:
+    asyncio.run(read())
+except TimeoutError:
+    print("ended", flush=True)
+"""
+
+
+def test_a_disk_that_hangs_holds_up_no_exit_of_the_process(tmp_path):
+    script = tmp_path / "reads.py"
+    script.write_text(HANGS_AT_EXIT)
+    ended = subprocess.run([sys.executable, script], capture_output=True, timeout=EXIT_S)
+    assert (ended.returncode, ended.stdout) == (0, b"ended\n"), ended.stderr
