@@ -128,7 +128,7 @@ def _quorum(name: str, value: Any) -> None:
 
 _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("bookies", "streams", "journals", "directories"), _whole(1)),
-    **dict.fromkeys(("recoverers", "tailers", "writers", "large"), _whole(0)),
+    **dict.fromkeys(("recoverers", "tailers", "writers", "large", "places"), _whole(0)),
     **dict.fromkeys(("chaos_s", "between_s", "add_timeout_s"), _seconds),
     **dict.fromkeys(("topics", "password", "announce", "delayed", "churn"), _flag),
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),

@@ -23,6 +23,7 @@ STORAGE = StorageConfig(
     disk_free_bytes_min=192 * KIB,
     disk_reserve_bytes=160 * KIB,
     disk_check_s=2.0,
+    place_bytes_min=0,
 )
 TIGHT = replace(
     STORAGE,

@@ -67,6 +67,18 @@ class _Inode:
         _put(self.cache, position, data)
         self.unsynced.append((position, data))
 
+    def read(self, path: str, position: int, length: int) -> bytes:
+        """Raises DiskFailed."""
+        end = position + length
+        if self.unreadable:
+            blocks = range(position // BLOCK_BYTES, -(-end // BLOCK_BYTES))
+            if any(bad in blocks for bad in self.unreadable):
+                raise DiskFailed(f"EIO on a read of {path}")
+        with memoryview(self.cache) as image:
+            data = bytes(image[position:end])
+        reserved = min(end, self.size()) - position - len(data)
+        return data + bytes(reserved) if reserved > 0 else data
+
     def size(self) -> int:
         """What stat would say: reserved blocks count, as after posix_fallocate."""
         return max(len(self.cache), self.reserved)
@@ -169,15 +181,7 @@ class SimFile:
         self._check(reading=True)
         await self._disk.pause_reading()
         self._check(reading=True)
-        inode, end = self._inode, position + length
-        if inode.unreadable:
-            blocks = range(position // BLOCK_BYTES, -(-end // BLOCK_BYTES))
-            if any(bad in blocks for bad in inode.unreadable):
-                raise DiskFailed(f"EIO on a read of {self.path}")
-        with memoryview(inode.cache) as image:
-            data = bytes(image[position:end])
-        reserved = min(end, inode.size()) - position - len(data)
-        return data + bytes(reserved) if reserved > 0 else data
+        return self._inode.read(self.path, position, length)
 
     async def close(self) -> None:
         """Nothing is synced by closing."""
@@ -347,6 +351,12 @@ class SimDisk:
 
     def paths(self) -> Sequence[str]:
         return sorted(self._names)
+
+    async def look(self, path: str, position: int, length: int) -> bytes:
+        """What another process of the host reads there. Raises DiskFailed."""
+        inode = self._inode(path)
+        await self.pause(self.faults.read_s)
+        return inode.read(path, position, length)
 
     def content(self, path: str) -> bytes:
         """What a read of the whole file returns."""

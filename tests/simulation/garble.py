@@ -17,7 +17,7 @@ def garble(method: str, answer: bytes, rng: random.Random) -> bytes:
     if not isinstance(response, m.ReadResponse):
         return answer
     results = list(response.results)
-    whole = [at for at, result in enumerate(results) if result.status is Status.OK]
+    whole = [at for at, result in enumerate(results) if len(result.entry)]
     if not whole:
         return answer
     at = rng.choice(whole)

@@ -218,7 +218,7 @@ class Observers:
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
-            if said is Meaning.POSITIVE:
+            if said is Meaning.POSITIVE and result.place is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
                 invariants.one_content_for_one_entry(ghost, ledger, entry_id, identity, where)
@@ -299,6 +299,16 @@ class Observers:
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             told.hear(entry_id, bookie_id, testimony(result.status))
+
+    @kept
+    def looked(self, request: m.ReadRequest, response: m.ReadResponse | None) -> None:
+        """A client looked where the bookie told it that entries lie; None: in vain."""
+        self.situations.looked(response is not None)
+        ledger, where = self.ghost.ledgers[request.ledger_id], f"in files of {request.bookie_id}"
+        for result in response.results if response is not None else ():
+            if result.checked is not None:
+                entry_id, identity = result.checked.header.entry_id, result.checked.header.identity
+                invariants.one_content_for_one_entry(self.ghost, ledger, entry_id, identity, where)
 
     # -- repair --------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ OVER_BY = 2
 LARGE = (0, 0, 300, 300, 65)
 """Sizes from which on entries are written once (StorageConfig.large_entry_bytes): none is, three in
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
+PLACES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 300)
+"""Sizes from which on entries are told by their places (StorageConfig.place_bytes_min)."""
 ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
 """What more may happen to topics in a run: queries that read them go on where they saved that they
 were (topic_source.py); two janitors clean at once, topics get more partitions, topics are deleted
@@ -69,6 +71,9 @@ class Plan:
     """Topics change all the time: more batches, upkeep and janitor without a rest."""
     also: tuple[str, ...] = ()
     """What more happens to topics, from ALSO."""
+    places: int = 0
+    """Clients run on the hosts of all bookies, and are told the places of entries of so many bytes;
+    0: they run elsewhere."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -109,6 +114,7 @@ class Plan:
             *(name.replace("_", " ") for name in ways if getattr(self, name)),
             *([several] if (self.journals, self.directories) != (1, 1) else []),
             *([f"large {self.large}"] if self.large else []),
+            *([f"places {self.places}"] if self.places else []),
             *self.also,
         ]
 
@@ -154,4 +160,5 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         large=rng.choice(LARGE),  # drawn late, as what follows: older seeds draw what they drew
         churn=topics and rng.random() < 0.2,
         also=tuple(name for name, share in ALSO.items() if topics and rng.random() < share),
+        places=rng.choice(PLACES),
     )

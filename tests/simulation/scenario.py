@@ -93,7 +93,7 @@ class Scenario:
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         limits = TIGHT if self.plan.tight else STORAGE
         world = self.world = World(
-            replace(limits, large_entry_bytes=self.plan.large),
+            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
             CLIENT.model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
         )

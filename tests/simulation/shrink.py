@@ -129,8 +129,9 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, **{name: False})
     for name in plan.also:
         yield replace(plan, also=tuple(one for one in plan.also if one != name))
-    if plan.large:
-        yield replace(plan, large=0)
+    for name in ("large", "places"):
+        if getattr(plan, name):
+            yield replace(plan, **{name: 0})
     for name, least in (("tailers", 0), ("recoverers", 0), ("writers", 1), ("streams", 1)):
         now = getattr(plan, name)
         for fewer in dict.fromkeys((least, now - 1)):

@@ -65,6 +65,11 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("one of several directories lost", "a bookie went on with the others, or came back with them"),
     ("copies of a lost directory brought back", "and everything that belonged there was there"),
     ("entries that lie apart read at once", "a request for several was answered with several"),
+    ("entries read where a bookie told that they lie", "a client read and checked them there"),
+    (
+        "place told in vain",
+        "the file was gone, bad or too slow, and the bookie was asked for the entries",
+    ),
     ("bit rot met by a reader", "a read met an entry that its bookie had and cannot deliver"),
     ("bit rot met by a recovery", "a fencing read met such an entry"),
     (
@@ -261,6 +266,10 @@ class Situations:
             if damaged and (ledger.ledger_id, entry_id) in bookie.stored:
                 who = "a recovery" if request.fence else "a reader"
                 self.ghost.meet(f"bit rot met by {who}")
+
+    def looked(self, found: bool) -> None:
+        what = "entries read where a bookie told that they lie" if found else "place told in vain"
+        self.ghost.meet(what)
 
     def read_lac(
         self,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
-from bookie_server.api.messages import Add, AddResult
+from bookie_server.api.messages import Add, AddResult, ReadRequest, ReadResponse
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
@@ -141,6 +141,20 @@ def watch_copies(bookies: BookieClient, client: str, observers: Observers) -> No
         return await plain_add(bookie_id, add)
 
     bookies.add = add  # type: ignore[method-assign]
+
+
+def watch_places(bookies: BookieClient, observers: Observers) -> None:
+    """Let the observers hear of what the client reads where bookies tell it that entries lie."""
+    reads = bookies._local_reads
+    plain = reads.carried_out
+
+    async def carried_out(request: ReadRequest, told: ReadResponse) -> ReadResponse | None:
+        response = await plain(request, told)
+        if any(result.place is not None for result in told.results):
+            observers.looked(request, response)
+        return response
+
+    reads.carried_out = carried_out  # type: ignore[method-assign]
 
 
 def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import messages as m
@@ -33,8 +32,9 @@ from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost
 from tests.simulation.index import SimIndex
 from tests.simulation.invariants import Violation
+from tests.simulation.local_files import NearClient, SimFiles, root
 from tests.simulation.loop import SimLoop, current
-from tests.simulation.network import SimNetwork
+from tests.simulation.network import SimClient, SimNetwork
 from tests.simulation.observers import Observers
 from tests.simulation.placed_watch import PlacedWatch
 from tests.simulation.store import SimStore
@@ -43,6 +43,7 @@ from tests.simulation.watching import (
     WatchedLedgerStore,
     half_written,
     watch_copies,
+    watch_places,
     watch_session,
 )
 
@@ -61,7 +62,8 @@ class World:
         config: ClientConfig = CLIENT,
         directories: tuple[int, int] = (1, 1),
     ) -> None:
-        """`directories`: how many journal and ledger directories each bookie has."""
+        """`directories`: how many journal and ledger directories each bookie has. Where bookies
+        tell the places of entries, clients are on the hosts of all of them."""
         self.loop: SimLoop = current()
         self.storage = storage
         self.directories = directories
@@ -88,6 +90,12 @@ class World:
         await session.close()
         self.nodes = [BookieNode(self, number + 1) for number in range(bookies)]
         await asyncio.gather(*(node.start() for node in self.nodes))
+
+    def network_of(self, name: str) -> SimClient:
+        if not self.storage.place_bytes_min:
+            return self.network.client(name)
+        files = SimFiles(self.nodes, self.loop.random_for(f"files {name}"))
+        return NearClient(self.network, name, files)
 
     async def client(self, name: str) -> "Client":
         """A new process with a session and a ledger store of its own; one that cannot start, or
@@ -220,7 +228,8 @@ class BookieNode:
         self._placed.starts()
         for name, disk in [each for n, each in enumerate(named) if n not in self._missing]:
             try:
-                ledgers.append(LedgerDirectory(name, disk, await SimIndex.open(disk)))
+                path, index = root(self.address, name), await SimIndex.open(disk)
+                ledgers.append(LedgerDirectory(name, disk, index, path=path))
                 self._placed.watch_index(name, ledgers[-1].index, disk)
             except DiskFailed as error:
                 if len(self.ledger_disks) == 1:
@@ -552,13 +561,6 @@ def _names(kind: str, count: int) -> list[str]:
     return [kind, *(f"{kind}-{number}" for number in range(2, count + 1))]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a client's task ended, when it was not by a result."""
-
-    error: BaseException
-
-
 class Client:
     """A process that uses ledgers: a session, a network, a LedgerStore."""
 
@@ -577,9 +579,10 @@ class Client:
         world = self.world
         self.directory = BookieDirectory(self.session, world.config.directory_refresh_s)
         await self.directory.start()
-        network = world.network.client(self.name)
+        network = world.network_of(self.name)
         self.bookies = BookieClient(network, self.directory, world.config)
         watch_copies(self.bookies, self.name, world.observers)
+        watch_places(self.bookies, world.observers)
         store = WatchedLedgerStore(
             self.session, self.bookies, self.directory, world.config, self.rng
         )

@@ -1,0 +1,90 @@
+"""Clients on the hosts of all bookies: what the files of a bookie show to another process there.
+
+Always true:
+- a file shows what was written to it, synced or not, whoever wrote it and whether he lives: after a
+  power cut what the disk kept, after rot what the disk has, EIO where the disk says so;
+- a name that is gone, or a directory that is lost or away, is FileNotFoundError;
+- a look takes as long as the disk takes, and some of them much longer, so that what was told may
+  have gone meanwhile; a few clients may look at nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from bookie_server.disk import DiskFailed, NoSuchFile
+from tests.simulation.disk import SimDisk
+from tests.simulation.network import SimClient, SimNetwork
+
+if TYPE_CHECKING:
+    from tests.simulation.world import BookieNode
+
+LATE = 0.1
+LATE_S = (0.0, 1.3)  # more than LocalReads waits, too
+REFUSED = 0.2
+"""Of the clients."""
+T = TypeVar("T")
+
+
+def root(address: str, directory: str) -> str:
+    """The path of a ledger directory of the bookie there."""
+    return f"/{address}/{directory}"
+
+
+class SimFiles:
+    """spark_ledger.bookies.network.LocalFiles. All chance comes from `rng`."""
+
+    def __init__(self, nodes: "Sequence[BookieNode]", rng: random.Random) -> None:
+        self._nodes = nodes
+        self._rng = rng
+        self._refused = rng.random() < REFUSED
+
+    async def identity(self, directory: str) -> bytes:
+        for node, path, _ in self._mounted():
+            if path == directory:
+                return node.bookie_id.encode()
+        raise FileNotFoundError(directory)
+
+    async def read(
+        self, path: str, position: int, length: int, taken: Callable[[memoryview], T]
+    ) -> T:
+        if self._rng.random() < LATE:
+            await asyncio.sleep(self._rng.uniform(*LATE_S))
+        for _, directory, disk in self._mounted():
+            if path.startswith(f"{directory}/"):
+                data = await _look(disk, path.removeprefix(f"{directory}/"), position, length)
+                return taken(memoryview(data))
+        raise FileNotFoundError(path)
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+    def _mounted(self) -> "Iterator[tuple[BookieNode, str, SimDisk]]":
+        if self._refused:
+            raise PermissionError("another user's")
+        for node in self._nodes:
+            for number, disk in enumerate(node.ledger_disks):
+                if number not in node._missing:
+                    yield node, root(node.address, node._ledger_names[number]), disk
+
+
+async def _look(disk: SimDisk, path: str, position: int, length: int) -> bytes:
+    """Raises OSError."""
+    try:
+        return await disk.look(path, position, length)
+    except NoSuchFile as error:
+        raise FileNotFoundError(str(error)) from error
+    except DiskFailed as error:
+        raise OSError(str(error)) from error
+
+
+class NearClient(SimClient):
+    """spark_ledger.bookies.network.LocalNetwork for a caller on the hosts of all bookies."""
+
+    def __init__(self, network: SimNetwork, caller: str, files: SimFiles) -> None:
+        super().__init__(network, caller)
+        self.local_files = files
+
+    def is_here(self, _address: str) -> bool:
+        return True
