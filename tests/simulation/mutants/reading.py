@@ -6,6 +6,7 @@ from typing import Any
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry, unpack_header
 from bookie_server.api.status import Meaning, Status
+from spark_ledger.bookies import local_reads
 from spark_ledger.errors import NoSuchEntry
 from spark_ledger.ledger import answers, ledger_view, reader, recovery, tail
 from tests.simulation.mutants.mutant import Mutant
@@ -28,6 +29,8 @@ TAKEN_OVER = {
     "recoverers": 3,
 }
 WAITING = {**TAILED, "quorum": (5, 2, 2), "bookies": 5, "faults": (), "chaos_s": 8.0}
+NEAR = {**TAILED, "faults": ("slow network",), "places": 1, "tight": True}
+ROTTEN = {**NEAR, "quorum": (4, 4, 4), "bookies": 5, "faults": ("bit rot",)}
 
 
 def undelivered_is_the_end(unreadable: Any) -> Any:
@@ -59,6 +62,20 @@ def unchecked_entry(unpack_entry: Any) -> Any:
         return Entry(unpack_header(data), memoryview(data)[HEADER_BYTES:])
 
     return unpacked
+
+
+def unchecked_at_its_place(_checked: Any) -> Any:
+    def unchecked(told: Any, data: memoryview) -> Entry:
+        return Entry(unpack_header(data), data[HEADER_BYTES : told.place.entry_bytes])
+
+    return unchecked
+
+
+def bookie_not_asked(carried_out: Any) -> Any:
+    async def looked(self: Any, request: Any, response: Any) -> Any:
+        return await carried_out(self, request, response) or response
+
+    return looked
 
 
 def nothing_confirmed_is_the_end(wait_for_entry: Any) -> Any:
@@ -103,6 +120,22 @@ MUTANTS = (
         TAKEN_OVER,
     ),
     Mutant("entries not checked", "invariant 5", answers, "unpack_entry", unchecked_entry, GARBLED),
+    Mutant(
+        "entries not checked at their places",
+        "invariant 5",
+        local_reads,
+        "_checked",
+        unchecked_at_its_place,
+        ROTTEN,
+    ),
+    Mutant(
+        "bookie not asked for what cannot be read",
+        "invariant 36",
+        local_reads.LocalReads,
+        "carried_out",
+        bookie_not_asked,
+        NEAR,
+    ),
     Mutant(
         "nothing confirmed taken for the end",
         "BK#2612",
