@@ -92,7 +92,7 @@ class OnDisk:
             try:
                 index = await RocksIndex.open(each.path / INDEX, f"index-{number}")
                 device = str(each.path.stat().st_dev)
-                path = str(each.path.resolve())
+                path = _told(each.path)
                 ledgers.append(
                     LedgerDirectory(directory_id, each.disk, index, each.name, device, path)
                 )
@@ -141,6 +141,16 @@ def _placed(kind: str, number: int, path: Path) -> Placed:
     except OSError as error:
         text = f"{kind}_directory {path} cannot be used: {error.strerror}"
         raise layout.BadLayout(text) from error
+
+
+def _told(path: Path) -> str:
+    """LedgerDirectory.path: where it really is, if that is text (links may lead anywhere)."""
+    found = str(path.resolve())
+    try:
+        found.encode()
+    except UnicodeEncodeError:
+        return ""
+    return found
 
 
 def _lock(directories: Sequence[Path]) -> None:

@@ -1,18 +1,23 @@
 """Who asks for places is told where large entries lie, instead of being sent them."""
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
+from bookie_server.config import BookieConfig
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.entry_log import log_path
 from bookie_server.entry_reader import Undeliverable
+from bookie_server.identity import Identity
+from bookie_server.opening import OnDisk
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
@@ -317,3 +322,24 @@ def test_an_answer_names_the_file_that_compaction_has_made_once_the_index_points
         assert bytes(content[after.place.position :][: after.place.entry_bytes]) == of(0)
 
     on_a_node(test, *map(of, range(count)))
+
+
+@pytest.mark.parametrize(("name", "is_told"), [(b"caf\xc3\xa9", True), (b"caf\xe9", False)])
+def test_a_directory_that_really_lies_where_no_text_can_say_is_told_of_to_nobody(
+    tmp_path, name, is_told
+):
+    really = os.fsencode(tmp_path) + b"/" + name
+    os.mkdir(really)
+    (tmp_path / "link").symlink_to(os.fsdecode(really))
+    config = BookieConfig(
+        journal_directory=str(tmp_path / "journal"), ledger_directory=str(tmp_path / "link" / "1")
+    )
+
+    async def main() -> None:
+        disks = OnDisk(config)
+        await disks.format(Identity(str(UUID(int=1)), str(UUID(int=2))))
+        (directory,) = (await disks.open()).ledgers
+        await directory.index.close()
+        assert directory.path == (os.fsdecode(really) + "/1" if is_told else "")
+
+    asyncio.run(main())
