@@ -5,7 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bookie_server.api import codec
+from bookie_server.api.messages import EntryPlace, EntryResult, ReadResponse
+from bookie_server.api.status import Status
 from tests.simulation.disk import SimDisk
+from tests.simulation.garble import garble
 from tests.simulation.local_files import SimFiles
 from tests.simulation.loop import run
 
@@ -100,3 +104,9 @@ def test_some_clients_may_read_nothing():
         assert 2 <= refused <= 25
 
     run(main())
+
+
+def test_an_answer_that_only_tells_a_place_is_not_garbled():
+    told = EntryResult(Status.OK, place=EntryPlace("/b1:1/ledger", "1.log", 0, 100))
+    answer = bytes(codec.encode(ReadResponse(Status.OK, [told])))
+    assert garble("Read", answer, random.Random(1)) == answer
