@@ -151,6 +151,8 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
 RARE: tuple[str, ...] = (
     "audit: a torn tail beside a lost disk leaves the end undecided",
     "recovery decided by a torn limbo",
+    "torn limbo answered",
+    "append: TimedOut",
     "copies of a lost directory brought back",
     "large entry that could not be placed went to the journal",
     "large entry flushed elsewhere, its directory was lost",

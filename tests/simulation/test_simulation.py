@@ -1,4 +1,4 @@
-"""Four hundred seeds run clean, judge every invariant, meet what they must, and run the same
+"""Two hundred and fifty seeds run clean, judge every invariant, meet what they must, and run the same
 twice. A failing one is told with its story; a run of 10,000 (`make simulate`) must meet more."""
 
 import os
@@ -17,7 +17,7 @@ from tests.simulation.sometimes import SOMETIMES, missed
 from tests.simulation.warm import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 400
+SEEDS = 250
 PROCESSES = 2
 FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
