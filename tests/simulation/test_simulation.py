@@ -1,5 +1,5 @@
-"""Two hundred and fifty seeds run clean, judge every invariant, meet what they must, and run the same
-twice. A failing one is told with its story; a run of 10,000 (`make simulate`) must meet more."""
+"""250 seeds run clean, judge every invariant, meet what they must, and run the same twice. A
+failing one is told with its story; a run of 10,000 (`make simulate`) must meet more."""
 
 import os
 import subprocess
