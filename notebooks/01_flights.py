@@ -161,7 +161,7 @@ def to_delta():
         .option("valueFormat", "arrow")
         .option("startingOffsets", "earliest")
         .option("subscription", "to-delta")
-        .option("maxOffsetsPerTrigger", ROWS // 5)
+        .option("maxOffsetsPerTrigger", ROWS // 4)
         .load("flights")
         .select(flights.columns)
     )
@@ -187,7 +187,7 @@ wait_until(lambda: listener.last("to-delta") and listener.last("to-delta").rowsB
 for lag in listener.lags("to-delta"):
     print(lag)
 behind = [lag.rowsBehind for lag in listener.lags("to-delta")]
-assert behind == sorted(behind, reverse=True) and behind[0] == ROWS - ROWS // 5
+assert behind == sorted(behind, reverse=True) and behind[0] == ROWS - ROWS // 4
 
 # COMMAND ----------
 
@@ -223,7 +223,7 @@ assert spark.read.format("delta").load(DELTA).count() == ROWS + LATER
 
 def back_to_a_topic(spark, service_url, delta, checkpoint):
     """A stream from the table to the second topic, a few files a micro-batch."""
-    rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 2).load(delta)
+    rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 4).load(delta)
     return (
         rows.selectExpr("carrier AS __key", "*")
         .writeStream.format("ledger")

@@ -17,7 +17,9 @@ import pyarrow.csv
 
 LATE_MINUTES = 60
 FILE_BYTES_MAX = 4_000_000
-FILES_AIM = 40
+FILES_AIM, FILES_MIN = 40, 20
+FEW_ROWS = 2_000
+"""Fewer rows a file are not worth a micro-batch; but the faults need some to fall between."""
 GROUP = ["hour_utc", "origin", "carrier"]
 
 
@@ -67,7 +69,8 @@ def write_replay_files(table: pa.Table, folder: Path) -> list[Path]:
     Spark's file source takes files by modification time, so those are a second apart.
     """
     folder.mkdir(parents=True)
-    rows = -(-table.num_rows // FILES_AIM)
+    files = min(FILES_AIM, max(FILES_MIN, table.num_rows // FEW_ROWS))
+    rows = -(-table.num_rows // files)
     paths = []
     for first in range(0, table.num_rows, rows):
         path = folder / f"{first:07d}.csv"

@@ -34,7 +34,12 @@ def test_replay_files_hold_every_row_in_order_and_their_times_rise(table, tmp_pa
     times = [path.stat().st_mtime for path in paths]
     assert rows == table["row"].to_pylist()
     assert times == sorted(set(times))
-    assert len(paths) == flights.FILES_AIM
+
+
+@pytest.mark.parametrize(("rows", "files"), [(2_000, 20), (60_000, 30), (336_776, 40)])
+def test_few_flights_are_few_files(tmp_path, rows, files):
+    table = pa.table({"row": range(rows)})
+    assert len(flights.write_replay_files(table, tmp_path / "files")) == files
 
 
 def test_by_hour_counts_cancelled_flights_but_leaves_them_out_of_the_mean():
