@@ -7,9 +7,12 @@ Stops at the first that fails and exits with its status.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +32,6 @@ def ruff(*arguments: str) -> list[str]:
 
 TWO = ["-n", "2"]
 TWO_FILES = [*TWO, "--dist", "loadfile"]  # what a file has set up serves all its tests
-CLASSES = ["-m", "tests.class_archives"]  # what every JVM of these steps would load and check anew
 STEPS: dict[str, list[list[str]]] = {
     "lint": [ruff("check", "--quiet")],
     "format": [ruff("format", "--check", "--quiet")],
@@ -42,15 +44,35 @@ STEPS: dict[str, list[list[str]]] = {
         [*PYTEST, *TWO_FILES, "-m", "not alone", "tests/integration"],
         [*PYTEST, "-m", "alone", "tests/integration"],
     ],
-    "spark": [CLASSES, [*PYTEST, *TWO_FILES, "tests/spark"]],
-    "crash": [CLASSES, [*PYTEST, *TWO_FILES, "-m", "not chaos", "tests/crash"]],
+    "spark": [[*PYTEST, *TWO_FILES, "tests/spark"]],
+    "crash": [[*PYTEST, *TWO_FILES, "-m", "not chaos", "tests/crash"]],
 }
 """The runs of each step, one after the other."""
+CLASSES = ["-m", "tests.class_archives"]
+WITH_SPARK = {"spark", "crash"}
+"""Steps whose every JVM would load and check anew what is archived beside the steps before them."""
 
 
-def run_step(name: str) -> tuple[int, float]:
+@contextmanager
+def class_archives(wanted: bool) -> Iterator[Callable[[], object]]:
+    """Their making has begun; what is given waits for its end, and it is over at the end of all."""
+    command = [sys.executable, *CLASSES]
+    if not wanted:
+        yield lambda: None
+        return
+    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, start_new_session=True) as making:
+        try:
+            yield making.wait
+        finally:
+            if making.poll() is None:
+                os.killpg(making.pid, signal.SIGKILL)  # its JVMs too
+
+
+def run_step(name: str, archived: Callable[[], object]) -> tuple[int, float]:
     print(f"\n== {name}", flush=True)
     started, status = time.monotonic(), 0
+    if name in WITH_SPARK:
+        archived()
     for run in STEPS[name]:
         status = status or subprocess.call([sys.executable, *run], cwd=ROOT, env=ENVIRONMENT)
     return status, time.monotonic() - started
@@ -63,11 +85,12 @@ def main() -> int:
         print(f"unknown check {unknown[0]!r}; there are: {', '.join(STEPS)}", file=sys.stderr)
         return 2
     durations = {}
-    for name in names:
-        status, durations[name] = run_step(name)
-        if status:
-            print(f"\n{name} FAILED after {durations[name]:.0f} s", file=sys.stderr)
-            return status
+    with class_archives(not WITH_SPARK.isdisjoint(names)) as archived:
+        for name in names:
+            status, durations[name] = run_step(name, archived)
+            if status:
+                print(f"\n{name} FAILED after {durations[name]:.0f} s", file=sys.stderr)
+                return status
     print("\n" + "  ".join(f"{name} {seconds:.0f} s" for name, seconds in durations.items()))
     print(f"all {len(durations)} checks passed in {sum(durations.values()):.0f} s")
     return 0
