@@ -7,7 +7,7 @@ from pathlib import Path
 def python_workers(root: int) -> list[int]:
     """Children of Spark's Python daemons among the descendants of a process, by pid."""
     parents = {pid: parent for pid, parent in processes()}
-    daemons = {pid for pid in parents if b"pyspark.daemon" in command_line(pid)}
+    daemons = {pid for pid in parents if b".daemon\0pyspark." in command_line(pid)}
     forks = (pid for pid, parent in parents.items() if parent in daemons and pid in daemons)
     return sorted(pid for pid in forks if root in _ancestors(pid, parents))
 

@@ -132,6 +132,27 @@ def test_without_an_interpreter_beside_it_the_one_on_the_path_runs(installed, mo
     assert prefix == sys.prefix
 
 
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        ("-m pyspark.daemon pyspark.worker", "-m spark_ledger.spark.daemon pyspark.worker"),
+        ("-m pyspark.daemon", "-m spark_ledger.spark.daemon"),
+        ("-m pyspark.worker", "-m pyspark.worker"),
+        ("-m my.daemon pyspark.worker", "-m my.daemon pyspark.worker"),
+        ("-c 1 -m pyspark.daemon", "-c 1 -m pyspark.daemon"),
+    ],
+)
+def test_pysparks_daemon_is_the_one_that_loads_what_its_workers_need(installed, given, run):
+    interpreter = installed.parent / "python3"
+    interpreter.unlink()
+    interpreter.write_text('#!/bin/sh\necho "$@"\n')
+    interpreter.chmod(0o755)
+    done = subprocess.run(
+        [installed, *given.split()], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == f"{run}\n"
+
+
 def test_a_process_that_was_given_no_path_is_given_none():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     code = "import os; print('PYTHONPATH' in os.environ)"

@@ -1,0 +1,50 @@
+"""PySpark's daemon, with what its workers will need loaded before it forks them.
+
+Spark starts one such process for each kind of worker and has it fork the workers: for planning,
+for writing, for commits, and for tasks. It ends those that were idle for a minute. A worker that
+had to load its part of PySpark, Arrow and this package by itself would take most of a second for
+it, each time; a forked one has them. `spark-ledger-python` runs this as PySpark's daemon.
+
+Always true: no module is loaded that opens anything or starts a thread of Python's, for a fork
+would have half of it (the two that jemalloc and OpenBLAS start, under Arrow and numpy, are theirs
+to bring over a fork, and they do). What cannot be loaded is left to the worker, which will say why.
+"""
+
+import gc
+import importlib
+import sys
+from contextlib import suppress
+
+MODULES = (
+    "pyarrow",
+    "kazoo.client",
+    "spark_ledger.bookies.best_network",
+    "spark_ledger.bookies.frame_network",
+    "spark_ledger.ledger.connect",
+    "spark_ledger.metadata.zookeeper",
+    "spark_ledger.spark.batch_reader",
+    "spark_ledger.spark.batch_writer",
+    "spark_ledger.spark.columns",
+    "spark_ledger.spark.data_source",
+    "spark_ledger.spark.sink",
+    "spark_ledger.spark.source",
+)
+"""They import all the rest that tasks, planning and commits have in common."""
+TASKS, OF_TASKS = "pyspark.worker", ("pandas",)
+"""Arrow looks whether what a task that writes hands back is of pandas, where that is installed."""
+
+
+def main() -> None:
+    """Load, and be PySpark's daemon: as it does, for the module of workers in `sys.argv[1]`."""
+    role = sys.argv[1] if sys.argv[1:] else TASKS
+    for module in (role, *MODULES, *(OF_TASKS if role == TASKS else ())):
+        with suppress(Exception):
+            importlib.import_module(module)
+    gc.freeze()  # what is there stays, and a collection in a worker need not copy its pages
+    from pyspark.daemon import manager
+
+    manager()
+
+
+if __name__ == "__main__":
+    main()
