@@ -13,7 +13,9 @@ to bring over a fork, and they do). What cannot be loaded is left to the worker,
 import gc
 import importlib
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 MODULES = (
     "pyarrow",
@@ -33,6 +35,9 @@ MODULES = (
 TASKS, OF_TASKS = "pyspark.worker", ("pandas",)
 """Arrow looks whether what a task that writes hands back is of pandas, where that is installed."""
 
+GONE = 1
+"""As a worker ends that is not used again."""
+
 
 def main() -> None:
     """Load, and be PySpark's daemon: as it does, for the module of workers in `sys.argv[1]`."""
@@ -41,9 +46,23 @@ def main() -> None:
         with suppress(Exception):
             importlib.import_module(module)
     gc.freeze()  # what is there stays, and a collection in a worker need not copy its pages
-    from pyspark.daemon import manager
+    from pyspark import daemon
 
-    manager()
+    daemon.worker = _quiet(daemon.worker)
+    daemon.manager()
+
+
+def _quiet(worker: Callable[..., int]) -> Callable[..., int]:
+    """Spark closes the connection of a worker that was idle for a minute. That is its end, of which
+    PySpark's daemon tells by a traceback on the user's screen."""
+
+    def run(*arguments: Any) -> int:
+        try:
+            return worker(*arguments)
+        except BrokenPipeError:
+            return GONE
+
+    return run
 
 
 if __name__ == "__main__":

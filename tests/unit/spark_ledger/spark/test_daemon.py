@@ -58,3 +58,30 @@ def test_what_cannot_be_loaded_is_left_to_the_worker():
     assert said == "[] ['pandas'] 1 True"
     said, _ = run("no.such.role")
     assert said == "[] [] 1 True"
+
+
+LEAVES = """
+import pyspark.daemon
+
+def leaves(sock, authenticated):
+    raise {error}("of it")
+
+def forks():
+    print(pyspark.daemon.worker(None, True))
+
+pyspark.daemon.worker, pyspark.daemon.manager = leaves, forks
+from spark_ledger.spark import daemon
+daemon.main()
+"""
+
+
+def test_a_worker_whose_connection_spark_closed_ends_without_a_word():
+    command = [sys.executable, "-c", LEAVES.format(error="BrokenPipeError")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"{daemon.GONE}\n", "")
+
+
+def test_what_else_befalls_a_worker_is_told():
+    command = [sys.executable, "-c", LEAVES.format(error="ValueError")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and "ValueError: of it" in done.stderr
