@@ -17,7 +17,8 @@ def cpu_s(pid: int) -> float:
 
 def below_cpu_s(pid: int, without: Collection[int] = ()) -> float:
     """The same of all processes below it but `without`, those that have ended too: who ends leaves
-    its time to who waited for it, or stays below us (`adopt_orphans`)."""
+    its time to who waited for it, or stays below us (`adopt_orphans`). Only that of the workers of
+    PySpark's daemon is lost with them: it ignores SIGCHLD, and nobody waits."""
     seconds = 0.0
     for child in below(pid):
         with suppress(OSError):  # it has ended meanwhile
