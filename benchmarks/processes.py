@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import signal
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -12,19 +14,35 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def cpu_s(pid: int) -> float:
     """User and system seconds it has used, of all its threads."""
-    return _own_and_waited_s(pid)[0]
+    return _stat(pid).own_s
 
 
-def below_cpu_s(pid: int, without: Collection[int] = ()) -> float:
-    """The same of all processes below it but `without`, those that have ended too: who ends leaves
-    its time to who waited for it, or stays below us (`adopt_orphans`). Only that of the workers of
-    PySpark's daemon is lost with them: it ignores SIGCHLD, and nobody waits."""
-    seconds = 0.0
-    for child in below(pid):
-        with suppress(OSError):  # it has ended meanwhile
-            own, waited = _own_and_waited_s(child)
-            seconds += waited + (0 if child in without else own)
-    return seconds
+class Below:
+    """The processes below one.
+
+    Who ends leaves its processor time to who waited for it, or stays below us (`adopt_orphans`).
+    Only for the workers of PySpark's daemon nobody waits (it ignores SIGCHLD): of one that has
+    ended counts what it had used when `cpu_s` was last asked.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._forsaken: dict[tuple[int, int], float] = {}  # (pid, start) of those nobody waits for
+        self._ended_s = 0.0
+
+    def cpu_s(self, without: Collection[int] = ()) -> float:
+        """User and system seconds of all but `without`, those that have ended too."""
+        seconds, forsaken, there = 0.0, {}, set()
+        for child in below(self._pid):
+            with suppress(OSError):  # it has ended meanwhile
+                now = _stat(child)
+                there.add((child, now.started))
+                seconds += now.waited_s + (0 if child in without else now.own_s)
+                if _ignores_children(now.parent):
+                    forsaken[child, now.started] = now.own_s
+        self._ended_s += sum(own for key, own in self._forsaken.items() if key not in there)
+        self._forsaken = forsaken
+        return seconds + self._ended_s
 
 
 def adopt_orphans() -> None:
@@ -61,11 +79,25 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
 
 
-def _own_and_waited_s(pid: int) -> tuple[float, float]:
-    """Its own seconds, and those of the children it has waited for."""
+class _Stat(NamedTuple):
+    parent: int
+    own_s: float
+    waited_s: float
+    """Of the children it has waited for."""
+    started: int
+    """Ticks since the machine's start."""
+
+
+def _stat(pid: int) -> _Stat:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
-    return own / TICKS, waited / TICKS
+    return _Stat(int(fields[1]), own / TICKS, waited / TICKS, int(fields[19]))
+
+
+def _ignores_children(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(ignored.split()[1], 16) >> (signal.SIGCHLD - 1) & 1)
 
 
 def _field(path: Path, name: str) -> int:

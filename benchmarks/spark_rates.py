@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from benchmarks import contenders, workload
 from benchmarks.contenders import DELTA, KAFKA, LEDGER, Contender
 from benchmarks.figures import Figure
-from benchmarks.processes import adopt_orphans, below_cpu_s, cpu_s
+from benchmarks.processes import Below, adopt_orphans, cpu_s
 
 PARTITIONS = 2
 MEMORY = "6g"  # the rows are kept in it, 2 M of 1 KiB are 2.1 GB
@@ -87,6 +87,7 @@ class Taking:
     spark: SparkSession
     found: Sequence[Contender]
     measured: Measured
+    below: Below = field(default_factory=lambda: Below(os.getpid()))
 
     def turns(self, action: str, rows: int, runs: int, act: Callable[[Contender], object]) -> None:
         for _ in range(runs):
@@ -118,7 +119,7 @@ class Taking:
         """Python is all below this process that is neither Spark's JVM nor stores."""
         jvm = workload.jvm_pid(self.spark)
         others = {jvm, *(pid for each in self.found for pid in each.pids)}
-        used = {"Spark's JVM": cpu_s(jvm), "Python": below_cpu_s(os.getpid(), others)}
+        used = {"Spark's JVM": cpu_s(jvm), "Python": self.below.cpu_s(others)}
         used |= one.cpu_s()
         return used
 
