@@ -162,6 +162,9 @@ class StorageEngine(Protocol):
         """Which of the entries are here, as cache and index say; no log is read. Raises DiskFailed
         when an index cannot be read."""
 
+    async def places(self, ledger_id: int, entry_ids: EntryIds) -> Sequence[EntryPlace]:
+        """See EntryReader.places."""
+
     async def read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
     ) -> Range:

@@ -179,6 +179,17 @@ class EntryReader:
             found.update(await self._fetch(ledger_id, places))
         return _cut(found, through, max_bytes)
 
+    async def places(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryPlace]:
+        """Where the entries lie, up to the first that `read` would not tell the place of. Raises
+        DiskFailed when an index cannot be read."""
+        places, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
+        told = self._told(places)
+        known = itertools.takewhile(
+            lambda entry_id: entry_id in told and not self._in_memory(ledger_id, entry_id),
+            entry_ids,
+        )
+        return [told[entry_id] for entry_id in known]
+
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:

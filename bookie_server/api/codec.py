@@ -237,6 +237,7 @@ def _encode_read_request(request: m.ReadRequest) -> bytes:
             bytes_field(7, request.token),
             bytes_field(8, _encode_further(request.last_entry, request.further)),
             int_field(9, request.places),
+            bytes_field(10, _encode_further(request.spans[-1][1], request.ahead)),
         )
     )
 
@@ -268,16 +269,20 @@ def _decode_further(last: int, packed: memoryview) -> Sequence[Span]:
 
 def _decode_read_request(data: memoryview) -> m.ReadRequest:
     values = dict(fields_of(data))
+    last = signed(values.get(4, 0))
+    further = _decode_further(last, values[8]) if 8 in values else ()
+    end = further[-1][1] if further else last
     return m.ReadRequest(
         bookie_id=text(values.get(1, memoryview(b""))),
         ledger_id=signed(values.get(2, 0)),
         first_entry=signed(values.get(3, 0)),
-        last_entry=signed(values.get(4, 0)),
+        last_entry=last,
         max_bytes=values.get(5, 0),
         fence=bool(values.get(6, 0)),
         token=bytes(values.get(7, b"")),
-        further=_decode_further(signed(values.get(4, 0)), values[8]) if 8 in values else (),
+        further=further,
         places=bool(values.get(9, 0)),
+        ahead=_decode_further(end, values[10]) if 10 in values else (),
     )
 
 
@@ -315,16 +320,19 @@ def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
             prefix += bytes_field(3, _encode_place(result.place))
         out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
-    out.append(int_field(6, response.stop))
+    places = (bytes_field(7, _encode_place(place)) for place in response.ahead)
+    out.append(int_field(6, response.stop) + b"".join(places))
     return out
 
 
 def _decode_read_response(data: memoryview) -> m.ReadResponse:
     status, retry, reason, lac = Status.OK, 0, "", 0
-    results, stop = [], StopReason.END_OF_RANGE
+    results, stop, ahead = [], StopReason.END_OF_RANGE, []
     for number, value in fields_of(data):
         if number == 5:
             results.append(_decode_entry_result(value))
+        elif number == 7:
+            ahead.append(_decode_place(value))
         elif number == 1:
             status = _STATUSES[value]
         elif number == 2:
@@ -335,7 +343,7 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
             lac = unzigzag(value)
         elif number == 6:
             stop = _STOPS[value]
-    return m.ReadResponse(status, results, lac, stop, retry, reason)
+    return m.ReadResponse(status, results, lac, stop, retry, reason, ahead)
 
 
 def _decode_entry_result(data: memoryview) -> m.EntryResult:

@@ -16,7 +16,7 @@ Span = tuple[int, int]
 
 def neat(ids: Sequence[int]) -> EntryIds:
     """Ascending ids, as a range where they are neighbours."""
-    if isinstance(ids, range):
+    if isinstance(ids, range) and ids.step == 1:
         return ids
     if ids and ids[-1] - ids[0] == len(ids) - 1:
         return range(ids[0], ids[-1] + 1)

@@ -55,10 +55,11 @@ class ReadRequest(NamedTuple):
     token: bytes = b""
     further: Sequence[Span] = ()
     places: bool = False
+    ahead: Sequence[Span] = ()
 
     @property
     def spans(self) -> Sequence[Span]:
-        """All that is asked for."""
+        """All that is asked for; of `ahead`, which comes after it, only the places are."""
         return ((self.first_entry, self.last_entry), *self.further)
 
 
@@ -90,6 +91,7 @@ class ReadResponse(NamedTuple):
     stop: StopReason = StopReason.END_OF_RANGE
     retry_after_ms: int = 0
     reason: str = ""
+    ahead: Sequence[EntryPlace] = ()
 
 
 class ReadStreamRequest(NamedTuple):

@@ -130,15 +130,21 @@ class BookieClient:
         token: bytes = b"",
         further: Sequence[Span] = (),
         local: bool = False,
+        ahead: Sequence[Span] = (),
     ) -> ReadResponse:
         """Entries first..last, both included, and those of `further` spans, which rise, as far as
-        `max_bytes` reach. With `local` those that lie on this host may be read there."""
+        `max_bytes` reach. With `local` those that lie on this host may be read there; `ahead` are
+        spans after all these of which later reads will be, so that one answer tells more places.
+        """
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
         if local and not fence and self.reads_files_of(bookie_id):
-            told = await self._ask(bookie_id, "Read", request._replace(places=True), ReadResponse)
-            if (response := await self._local_reads.carried_out(request, told)) is not None:
+            if (known := await self._local_reads.known(request)) is not None:
+                return known
+            asking = request._replace(places=True, ahead=ahead)
+            told = await self._ask(bookie_id, "Read", asking, ReadResponse)
+            if (response := await self._local_reads.carried_out(asking, told)) is not None:
                 return response
         return await self._ask(bookie_id, "Read", request, ReadResponse)
 

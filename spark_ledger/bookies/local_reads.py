@@ -7,7 +7,8 @@ Always true:
 - a directory counts as the bookie's only where its identity file has the bookie's id: another host
   or container may have another one of that name;
 - after a failure the bookie's files are left alone for RETRY_S; a disk that hangs holds a caller up
-  for LOCAL_S.
+  for LOCAL_S. That an entry is not where it was told ahead of time is no failure: it may have moved
+  meanwhile, and the bookie is asked where it lies now.
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
@@ -23,8 +24,9 @@ from typing import NamedTuple
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
 from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.messages import EntryPlace, EntryResult, ReadRequest, ReadResponse
-from bookie_server.api.status import Status
+from bookie_server.api.status import Status, StopReason
 from spark_ledger.bookies.network import LocalFiles
+from spark_ledger.bookies.told_places import PLACES_MAX, Reading, ToldPlaces
 
 LOCAL_S = 1.0
 RETRY_S = 10.0
@@ -50,16 +52,45 @@ class LocalReads:
         self._files = files
         self._known: dict[tuple[str, str], None] = {}
         self._again_at: dict[str, float] = {}
+        self._ahead = ToldPlaces()
 
     def may_be_read(self, bookie_id: str) -> bool:
         """Whether the bookie's files may be readable here."""
         return self._now() >= self._again_at.get(bookie_id, 0.0)
 
+    async def known(self, request: ReadRequest) -> ReadResponse | None:
+        """An answer to the request by places that were told ahead of time; None: ask."""
+        reading = Reading(request.bookie_id, request.ledger_id, request.token)
+        ids = ids_in(request.spans, PLACES_MAX)
+        places = self._ahead.take(reading, ids, request.max_bytes)
+        if not places:
+            return None
+        told = [
+            _Told(at, request.ledger_id, entry_id, place)
+            for at, (entry_id, place) in enumerate(zip(ids, places, strict=False))
+        ]
+        try:
+            async with asyncio.timeout(LOCAL_S):
+                entries = await self._read(request.bookie_id, told)
+        except (OSError, BadEntry) as error:
+            self._ahead.forget(reading)
+            if isinstance(error, TimeoutError):
+                self._leave_alone(request.bookie_id, error)
+            return None
+        whole = told[-1].entry_id == request.spans[-1][1]
+        stop = StopReason.END_OF_RANGE if whole else StopReason.BYTE_LIMIT
+        results = [EntryResult(Status.OK, checked=entry) for entry in entries]
+        return ReadResponse(Status.OK, results, stop=stop)
+
     async def carried_out(
         self, request: ReadRequest, response: ReadResponse
     ) -> ReadResponse | None:
-        """The response with all entries that it tells the places of; None: they cannot be had."""
+        """The response with all entries that it tells the places of; None: they cannot be had.
+        What it tells of entries `ahead` is remembered."""
+        reading = Reading(request.bookie_id, request.ledger_id, request.token)
         ids = ids_in(request.spans, max(1, len(response.results)))
+        self._ahead.drop(reading, ids)
+        self._ahead.remember(reading, ids_in(request.ahead, len(response.ahead)), response.ahead)
         told = [
             _Told(at, request.ledger_id, entry_id, result.place)
             for at, (entry_id, result) in enumerate(zip(ids, response.results, strict=False))
@@ -71,8 +102,7 @@ class LocalReads:
             async with asyncio.timeout(LOCAL_S):
                 entries = await self._read(request.bookie_id, told)
         except (OSError, BadEntry) as error:  # TimeoutError is an OSError
-            _log.info("files of bookie %s are not read here: %r", request.bookie_id, error)
-            self._again_at[request.bookie_id] = self._now() + RETRY_S
+            self._leave_alone(request.bookie_id, error)
             return None
         results = list(response.results)
         for each, entry in zip(told, entries, strict=True):
@@ -82,6 +112,10 @@ class LocalReads:
     def close(self) -> None:
         """See LocalFiles.close."""
         self._files.close()
+
+    def _leave_alone(self, bookie_id: str, error: OSError | BadEntry) -> None:
+        _log.info("files of bookie %s are not read here: %r", bookie_id, error)
+        self._again_at[bookie_id] = self._now() + RETRY_S
 
     async def _read(self, bookie_id: str, told: Sequence[_Told]) -> list[Entry]:
         """Raises OSError, BadEntry."""

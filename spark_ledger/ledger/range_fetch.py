@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from bookie_server.api.entry import Entry
-from bookie_server.api.entry_ids import EntryIds, has, spans_of
+from bookie_server.api.entry_ids import EntryIds, has, neat, spans_of
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
 from spark_ledger.ledger.answers import judge, say
@@ -33,13 +33,16 @@ from spark_ledger.ledger.read_order import Ask, Question, first_asks, next_asks,
 class Chunk:
     """Entries to fetch, and what of them is there. `version` is that of the record which names the
     ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
-    for with every answer going that far."""
+    for with every answer going that far. `block`: one replica whose files are read here serves all
+    chunks with that number; `later` are entries of such chunks that follow."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
     version: int
     bytes_max: int
     addresses: tuple[str | None, ...] = ()
+    block: int | None = None
+    later: EntryIds = ()
     entries: dict[int, Entry] = field(default_factory=dict)
     reached: int = -1
     hurried: bool = False
@@ -123,12 +126,15 @@ class RangeFetch:
     def delay_s(self) -> float:
         return self._cluster.config.speculative_read_delay_s
 
-    def order(self, ensemble: tuple[str, ...]) -> list[int]:
-        """The slots in the order in which they are to be asked this time."""
+    def order(self, ensemble: tuple[str, ...], block: int | None = None) -> list[int]:
+        """The slots in the order in which they are to be asked this time; where files are read
+        here the same for each time of a block."""
         self._turn += 1
+        near = self.near(ensemble)
+        turn = self._turn if block is None or not near else self._ledger_id + block
         suspects = [*self._cluster.bookies.quarantine.suspects(), self.avoided]
         doubtful = [slot for slot, bookie in enumerate(ensemble) if bookie in suspects]
-        return preference(self.quorum, self._turn, doubtful, self.near(ensemble))
+        return preference(self.quorum, turn, doubtful, near)
 
     def near(self, ensemble: tuple[str, ...]) -> list[int]:
         """The slots whose bookies' files may be read here."""
@@ -141,7 +147,9 @@ class RangeFetch:
         """Another replica, asked later, was sooner."""
         self._cluster.bookies.quarantine.overtaken(bookie_id)
 
-    async def ask(self, bookie_id: str, ids: EntryIds, bytes_max: int) -> ReadResponse:
+    async def ask(
+        self, bookie_id: str, ids: EntryIds, bytes_max: int, later: EntryIds = ()
+    ) -> ReadResponse:
         span, *further = spans_of(ids)
         return await self._cluster.bookies.read(
             *(bookie_id, self._ledger_id, *span),
@@ -149,7 +157,15 @@ class RangeFetch:
             token=self._token,
             further=further,
             local=self._cluster.config.local_reads,
+            ahead=spans_of(later),
         )
+
+    def kept_in(self, slot: int, ids: EntryIds) -> EntryIds:
+        """Those of the entries that are kept in the slot."""
+        if self.quorum.write_quorum == self.quorum.ensemble_size:
+            return ids
+        masks, size = self.quorum.write_masks(), self.quorum.ensemble_size
+        return neat([entry_id for entry_id in ids if masks[entry_id % size] >> slot & 1])
 
     def sort_in(
         self, chunk: Chunk, question: Question, response: ReadResponse, refusals: Refusals
@@ -189,7 +205,7 @@ class Filling:
         self._fetch = fetch
         self._chunk = chunk
         self._ids = ids
-        self._order = fetch.order(chunk.ensemble)
+        self._order = fetch.order(chunk.ensemble, chunk.block)
         self._questions: dict[Question, asyncio.Task[ReadResponse]] = {}
         self._arrived: asyncio.Queue[Question | None] = asyncio.Queue()  # None: look again
         self._loop = asyncio.get_running_loop()
@@ -229,7 +245,8 @@ class Filling:
             question = Question(ask.slot, ask.ids, due_at)
             bookie = self._chunk.ensemble[ask.slot]
             bytes_max = max(1, self._chunk.bytes_max // len(asks))
-            task = self._loop.create_task(self._fetch.ask(bookie, ask.ids, bytes_max))
+            later = self._fetch.kept_in(ask.slot, self._chunk.later)
+            task = self._loop.create_task(self._fetch.ask(bookie, ask.ids, bytes_max, later))
             task.add_done_callback(partial(self._ended, question))
             self._questions[question] = task
 

@@ -14,7 +14,7 @@ Always true:
 """
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
@@ -47,6 +47,7 @@ __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
+BLOCK = 64  # entry ids of which one answer may tell the places
 CHUNKS_AHEAD = 3
 
 
@@ -389,10 +390,16 @@ class LedgerReader:
         quorum, record = self._view.quorum, self.record
         copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
         count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
-        ids = ids[: min(max(1, count), ENTRIES_PER_REQUEST_MAX)]
-        ids = neat(ids[: bisect_right(ids, self._fragment_end(ids[0], ids[-1]))])
+        ids = ids[: bisect_right(ids, self._fragment_end(ids[0], ids[-1]))]
+        count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
+        following, ids = ids[count:], neat(ids[:count])
         ensemble = record.fragment_of(ids[0]).ensemble
-        return Chunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
+        chunk = Chunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
+        if self._entry_bytes >= NEAR_ENTRY_BYTES:
+            chunk.block = ids[0] // BLOCK
+            end = (chunk.block + 1) * BLOCK
+            chunk.later = neat(following[: bisect_left(following, end)])
+        return chunk
 
     def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
         return tuple(map(self._cluster.directory.address, ensemble))

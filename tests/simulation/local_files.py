@@ -11,9 +11,11 @@ Always true:
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_server.disk import DiskFailed, NoSuchFile
+from spark_ledger.ledger import reader
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import SimClient, SimNetwork
 
@@ -22,9 +24,22 @@ if TYPE_CHECKING:
 
 LATE = 0.1
 LATE_S = (0.0, 1.3)  # more than LocalReads waits, too
+BLOCK = 4
 REFUSED = 0.2
 """Of the clients."""
 T = TypeVar("T")
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """Clients take any entry for one that is worth to be read in the files of a bookie, and ask for
+    the places of a few ahead of time."""
+    before = reader.NEAR_ENTRY_BYTES, reader.BLOCK
+    try:
+        reader.NEAR_ENTRY_BYTES, reader.BLOCK = 1, BLOCK
+        yield
+    finally:
+        reader.NEAR_ENTRY_BYTES, reader.BLOCK = before
 
 
 def root(address: str, directory: str) -> str:

@@ -301,9 +301,12 @@ class Observers:
             told.hear(entry_id, bookie_id, testimony(result.status))
 
     @kept
-    def looked(self, request: m.ReadRequest, response: m.ReadResponse | None) -> None:
-        """A client looked where the bookie told it that entries lie; None: in vain."""
-        self.situations.looked(response is not None)
+    def looked(
+        self, request: m.ReadRequest, response: m.ReadResponse | None, unasked: bool = False
+    ) -> None:
+        """A client looked where the bookie told it that entries lie; None: in vain. With `unasked`
+        that was told ahead of time."""
+        self.situations.looked(response is not None, unasked)
         ledger, where = self.ghost.ledgers[request.ledger_id], f"in files of {request.bookie_id}"
         for result in response.results if response is not None else ():
             if result.checked is not None:

@@ -18,6 +18,7 @@ from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import NAME, LimboWork
+from tests.simulation.local_files import small_blocks
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.topic_cursors import TopicCursors
 from tests.simulation.topic_fresh import a_fresh_reader_reads_all
@@ -92,6 +93,8 @@ class Scenario:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
         limits = TIGHT if self.plan.tight else STORAGE
+        if self.plan.places:
+            self._until_the_end.enter_context(small_blocks())
         world = self.world = World(
             replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
             CLIENT.model_copy(update=choices),

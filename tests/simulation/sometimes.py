@@ -66,6 +66,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("copies of a lost directory brought back", "and everything that belonged there was there"),
     ("entries that lie apart read at once", "a request for several was answered with several"),
     ("entries read where a bookie told that they lie", "a client read and checked them there"),
+    ("entries read by places told ahead", "a client asked the bookie nothing for them"),
     (
         "place told in vain",
         "the file was gone, bad or too slow, and the bookie was asked for the entries",
@@ -269,9 +270,9 @@ class Situations:
                 who = "a recovery" if request.fence else "a reader"
                 self.ghost.meet(f"bit rot met by {who}")
 
-    def looked(self, found: bool) -> None:
+    def looked(self, found: bool, unasked: bool) -> None:
         what = "entries read where a bookie told that they lie" if found else "place told in vain"
-        self.ghost.meet(what)
+        self.ghost.meet("entries read by places told ahead" if unasked else what)
 
     def read_lac(
         self,

@@ -146,7 +146,7 @@ def watch_copies(bookies: BookieClient, client: str, observers: Observers) -> No
 def watch_places(bookies: BookieClient, observers: Observers) -> None:
     """Let the observers hear of what the client reads where bookies tell it that entries lie."""
     reads = bookies._local_reads
-    plain = reads.carried_out
+    plain, unasked = reads.carried_out, reads.known
 
     async def carried_out(request: ReadRequest, told: ReadResponse) -> ReadResponse | None:
         response = await plain(request, told)
@@ -154,7 +154,14 @@ def watch_places(bookies: BookieClient, observers: Observers) -> None:
             observers.looked(request, response)
         return response
 
+    async def known(request: ReadRequest) -> ReadResponse | None:
+        response = await unasked(request)
+        if response is not None:
+            observers.looked(request, response, True)
+        return response
+
     reads.carried_out = carried_out  # type: ignore[method-assign]
+    reads.known = known  # type: ignore[method-assign]
 
 
 def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:

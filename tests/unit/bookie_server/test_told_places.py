@@ -170,6 +170,38 @@ def test_nothing_is_read_ahead_of_a_reader_who_reads_himself():
     reading(test, TELLING)
 
 
+async def ahead(r: Reading, ids=IDS) -> list[bytes]:
+    """The bytes at the places of those that are told ahead."""
+    return [lies_at(r, place) for place in await r.reader.places(1, ids)]
+
+
+def test_places_are_told_ahead_of_all_that_lie_in_logs_without_reading_them():
+    async def test(r: Reading) -> None:
+        await stored(r, *IDS)
+        assert await ahead(r) == [of(number) for number in IDS]
+        assert await ahead(r, (1, 4, 6)) == [of(number) for number in (1, 4, 6)]
+        assert r.reads == []
+
+    reading(test, TELLING)
+
+
+@pytest.mark.parametrize("what", ["small", "absent", "cached", "just read"])
+def test_places_are_told_ahead_up_to_the_first_that_has_none(what):
+    async def test(r: Reading) -> None:
+        await stored(r, 0, 1, 2, 4, 5)
+        if what == "small":
+            await stored(r, 3, large=False)
+        elif what == "cached":
+            await stored(r, 3)
+            r.cache.active.put(1, 3, of(3))
+        elif what == "just read":
+            await stored(r, 3)
+            await r.read(3, 3)
+        assert await ahead(r) == [of(0), of(1), of(2)]
+
+    reading(test, TELLING)
+
+
 def test_an_entry_that_moves_while_it_is_looked_up_is_told_of_where_it_lies_then():
     async def test(r: Reading) -> None:
         r.stores.append(await r.store(SimDisk(random.Random(1))))
@@ -247,6 +279,21 @@ def test_a_bookie_tells_places_only_where_they_are_asked_for_and_never_with_a_fe
             assert places(response) == []
 
     on_a_node(test, of(0), of(1), of(2))
+
+
+def test_a_bookie_tells_places_ahead_only_to_who_asks_for_places_and_sends_none_of_those():
+    async def test(node: Telling) -> None:
+        asked = {"ahead": [(2, 3), (5, 6)]}
+        response = await node.read(1, 0, 0, places=True, **asked)
+        assert [result.place is not None for result in response.results] == [True]
+        alone = await node.read(1, 2, 3, places=True, further=[(5, 6)])
+        assert response.ahead == [result.place for result in alone.results]
+        assert response.stop is StopReason.END_OF_RANGE
+        for more in ({}, {"places": True, "fence": True}):
+            response = await node.read(1, 0, 0, **asked, **more)
+            assert (len(response.results), list(response.ahead)) == (1, [])
+
+    on_a_node(test, *(of(number) for number in range(8)))
 
 
 def test_a_bookie_whose_setting_is_nothing_tells_no_place():

@@ -42,7 +42,8 @@ def read_response(lac=-1):
         m.EntryResult(Status.NO_SUCH_ENTRY),
         m.EntryResult(Status.OK, place=m.EntryPlace("/ü", "entrylog/1.log", 2**40, 2**31)),
     ]
-    return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why")
+    ahead = [m.EntryPlace("/ü", "entrylog/2.log", 2**41, n) for n in (1, 2**31)]
+    return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why", ahead)
 
 
 REQUESTS = [
@@ -51,6 +52,8 @@ REQUESTS = [
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
     read_request(1, 3, 4)._replace(further=[(6, 6), (7, 9), (2**40, 2**63 - 1)]),
     read_request()._replace(fence=False, places=True),
+    read_request()._replace(fence=False, places=True, ahead=[(10, 10), (12, 2**40)]),
+    read_request()._replace(further=[(20, 30)], ahead=[(32, 40), (2**40, 2**62)]),
     m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
     m.ReadLacRequest("b", 1, previous_lac=2**62),
@@ -103,10 +106,12 @@ def expected(message):
     """`plain`, with an add's buffers joined and a read's spans counted, as they travel."""
     whole = plain(message)
     for read in (whole, whole.get("read") or {}):
-        if read.get("further"):
-            ends = [read["last_entry"], *chain.from_iterable(read["further"])]
+        last = read.get("last_entry")
+        for name in ("further", "ahead") if "further" in read else ():
+            ends = [last, *chain.from_iterable(read[name])]
             gaps = [after - before for before, after in pairwise(ends)]
-            read["further"] = [gap + (-1) ** (n % 2 + 1) for n, gap in enumerate(gaps)]
+            read[name] = [gap + (-1) ** (n % 2 + 1) for n, gap in enumerate(gaps)]
+            last = ends[-1]
     for add in whole.get("adds", []):
         add["entry"] = b"".join(add["entry"])
     return whole
@@ -147,7 +152,11 @@ def test_entries_are_views_into_the_message():
     "further", [[1], [0, 0], [1, 0], [1, 2, 3], [0, 2**63], [2**63, 1]], ids=str
 )
 def test_spans_that_are_none_are_refused(further):
-    wrong = bookie_pb2.ReadRequest(first_entry=3, last_entry=4, further=further)
+    for name in ("further", "ahead"):
+        refused(bookie_pb2.ReadRequest(first_entry=3, last_entry=4, **{name: further}))
+
+
+def refused(wrong):
     with pytest.raises(codec.BadMessage):
         codec.decode_request("Read", wrong.SerializeToString())
 
@@ -156,6 +165,8 @@ def test_spans_that_are_none_are_refused(further):
 def test_spans_that_do_not_rise_are_never_sent(further):
     with pytest.raises(ValueError, match="rise"):
         codec.encode(m.ReadRequest("b", 1, 3, 4, 100, further=further))
+    with pytest.raises(ValueError, match="rise"):
+        codec.encode(m.ReadRequest("b", 1, 3, 4, 100, ahead=further))
 
 
 def test_a_request_for_neighbours_has_the_bytes_that_it_always_had():

@@ -119,6 +119,39 @@ async def test_after_a_failure_the_files_of_that_bookie_are_left_alone_for_a_whi
     assert reads.may_be_read(BOOKIE)
 
 
+def told_ahead(*spans):
+    response = told()
+    places = [EntryPlace(FOLDER, FILE, position, length) for position, length in spans]
+    return response._replace(ahead=places)
+
+
+@simulated
+async def test_after_one_entry_was_not_where_it_was_told_ahead_none_of_the_others_is_looked_for():
+    one = entry(1)
+    files = Files(log=one + one)
+    reads = new(files)
+    asking = REQUEST._replace(first_entry=0, last_entry=0, ahead=[(1, 2)])
+    await reads.carried_out(asking, told_ahead((len(one), len(one)), (0, len(one))))
+    files.contents.clear()
+    assert await reads.known(REQUEST._replace(first_entry=1, last_entry=1)) is None
+    assert len(files.reads) == 1
+    assert await reads.known(REQUEST._replace(first_entry=2, last_entry=2)) is None
+    assert len(files.reads) == 1
+    assert reads.may_be_read(BOOKIE)
+
+
+@simulated
+async def test_what_a_bookie_was_asked_for_is_not_read_by_a_place_it_told_before():
+    one = entry(1)
+    files = Files(log=one)
+    reads = new(files)
+    asking = REQUEST._replace(first_entry=0, last_entry=0, ahead=[(1, 1)])
+    await reads.carried_out(asking, told_ahead((0, len(one))))
+    again = REQUEST._replace(first_entry=1, last_entry=1)
+    await reads.carried_out(again, told((0, len(one))))
+    assert await reads.known(again) is None
+
+
 def test_files_of_the_host_are_read_in_threads_where_they_are_and_end(tmp_path):
     (tmp_path / "log").write_bytes(b"0123456789")
     (tmp_path / "bookie.identity").write_bytes(b"words")

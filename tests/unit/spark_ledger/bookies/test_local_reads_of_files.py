@@ -4,6 +4,7 @@ Whatever is wrong with a file costs one more question: the bookie is asked for t
 """
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -66,6 +67,7 @@ class Bookie:
         self.asked: list[bool] = []
         """Of each request, whether it was for places."""
         self.closed = False
+        self.tells_ahead = True
         self.write()
 
     def write(self) -> None:
@@ -93,7 +95,10 @@ class Bookie:
         read = codec.decode_request(method, request)
         self.asked.append(read.places)
         results = [self.result(number, read.places) for number in ids_in(read.spans, COUNT)]
-        return codec.encode(m.ReadResponse(Status.OK, results, LAC, StopReason.END_OF_RANGE))
+        response = m.ReadResponse(Status.OK, results, LAC, StopReason.END_OF_RANGE)
+        later = ids_in(read.ahead, COUNT) if self.tells_ahead else ()
+        known = itertools.takewhile(self.places.__contains__, later)
+        return codec.encode(response._replace(ahead=[self.places[number] for number in known]))
 
     def result(self, number: int, places: bool) -> m.EntryResult:
         if number not in self.entries:

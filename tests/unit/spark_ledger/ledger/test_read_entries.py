@@ -47,6 +47,17 @@ def test_what_is_read_together_is_what_is_read_one_by_one(sizes):
 
 
 @simulated
+async def test_of_a_range_with_steps_only_its_entries_are_read():
+    _, ledgers = await cluster_of(3)
+    writer = await written(ledgers, 20)
+    reader = await ledgers.open(writer.ledger_id, recover=False)
+    assert await collect(reader, range(1, 20, 3)) == [1, 4, 7, 10, 13, 16, 19]
+    assert await collect(reader, range(3, 4, 2)) == [3]
+    with pytest.raises(ValueError, match="rise"):
+        await collect(reader, range(9, 0, -2))
+
+
+@simulated
 async def test_one_request_asks_for_as_many_entries_as_fit_it():
     cluster, ledgers = await cluster_of(3, read_request_bytes=5 * ENTRY, read_ahead_bytes=4000)
     writer = await written(ledgers, 100, close=False)

@@ -1,0 +1,111 @@
+"""Large entries that the reader reads himself: one replica tells the places of a block."""
+
+import pytest
+
+from spark_ledger.ledger import reader as reader_module
+from spark_ledger.ledger.range_fetch import RangeFetch
+from spark_ledger.ledger.reader import BLOCK
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.test_read_entries import ENTRY, collect
+from tests.unit.spark_ledger.ledger.test_reader import written
+
+COUNT = 3 * BLOCK + 10
+
+
+@pytest.fixture
+def asks(monkeypatch):
+    """Of each question: the bookie, the entries, and those of which it may tell the places."""
+    asked = []
+    ask = RangeFetch.ask
+
+    async def noted(self, bookie_id, ids, bytes_max, later=()):
+        asked.append((bookie_id, list(ids), list(later)))
+        return await ask(self, bookie_id, ids, bytes_max, later)
+
+    monkeypatch.setattr(RangeFetch, "ask", noted)
+    monkeypatch.setattr(reader_module, "NEAR_ENTRY_BYTES", ENTRY)
+    return asked
+
+
+async def read(ids, sizes=(3, 3, 2)):
+    """From a reader of its own; a request has room for four entries."""
+    _, ledgers = await cluster_of(3, read_request_bytes=4 * ENTRY, read_ahead_bytes=4000)
+    writer = await written(ledgers, COUNT, sizes=sizes)
+    for _ in range(2):
+        reader = await ledgers.open(writer.ledger_id, recover=False)
+        assert await collect(reader, ids, entry_bytes=ENTRY) == list(ids)
+
+
+def in_halves(asks):
+    """What each of two readers asked."""
+    half = len(asks) // 2
+    return asks[:half], asks[half:]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_one_replica_is_asked_for_all_of_a_block_and_of_the_next_another_one(
+    monkeypatch, asks, step
+):
+    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+    ids = range(0, COUNT, step)
+
+    @simulated
+    async def test():
+        await read(ids)
+
+    test()
+    asked, again = in_halves(asks)
+    of_block = [{b for b, own, _ in asked if own[0] // BLOCK == block} for block in range(4)]
+    assert [len(bookies) for bookies in of_block] == [1] * 4
+    assert len(set.union(*of_block)) == 3
+    assert again == asked, "what lies in memory of the host once is read from there"
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_with_a_question_go_all_entries_of_its_block_that_are_still_to_be_read(
+    monkeypatch, asks, step
+):
+    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+    ids = range(0, COUNT, step)
+
+    @simulated
+    async def test():
+        await read(ids)
+
+    test()
+    for _, own, later in asks:
+        assert later == [e for e in ids if e > own[-1] and e // BLOCK == own[0] // BLOCK]
+
+
+def test_of_striped_entries_a_replica_is_asked_for_the_places_of_its_own(monkeypatch, asks):
+    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(3, read_request_bytes=4 * ENTRY, read_ahead_bytes=4000)
+        writer = await written(ledgers, COUNT, sizes=(3, 2, 2))
+        reader = await ledgers.open(writer.ledger_id, recover=False)
+        await collect(reader, range(COUNT), entry_bytes=ENTRY)
+        assert any(later for *_, later in asks)
+        for bookie_id, _, later in asks:
+            stored = cluster.bookies[bookie_id].entries
+            assert all((writer.ledger_id, entry_id) in stored for entry_id in later)
+
+    test()
+
+
+@pytest.mark.parametrize("why", ["small", "elsewhere"])
+def test_entries_that_bookies_send_are_asked_of_all_in_turn(monkeypatch, asks, why):
+    near = [0, 1, 2] if why == "small" else []
+    monkeypatch.setattr(RangeFetch, "near", lambda *_: near)
+    if why == "small":
+        monkeypatch.setattr(reader_module, "NEAR_ENTRY_BYTES", 1 << 20)
+
+    @simulated
+    async def test():
+        await read(range(0, COUNT, 2))
+
+    test()
+    asked, _ = in_halves(asks)
+    first = [bookie for bookie, own, _ in asked if own[0] // BLOCK == 0]
+    assert len(set(first)) == 3
