@@ -86,12 +86,12 @@ async def _newest(client: TopicClient, task: ReadTask) -> tuple[TopicState, Tabl
     """The topic's state with what the task needs of chunks; again if those are gone, or rows are,
     before they were read."""
     for tries in range(FOLDS_MAX):
-        state = await client.log(task.topic_id).fold(fresh=True)
-        if state.deleted:
+        if (state := await _folded(client, task.topic_id)) is None:
             raise errors.TopicDeleted(
                 f"topic {task.topic!r} (id {task.topic_id}) was deleted", topic=task.topic
             )
-        asked = {task.partition: _committed(state.partitions[task.partition], task)}
+        start, end = _committed(state.partitions[task.partition], task)
+        asked = {task.partition: (start, end)} if start < end else {}  # none where all is gone
         try:
             return await client.readable(state, asked)
         except (errors.NoSuchLedger, errors.NoSuchEntry):
@@ -99,6 +99,15 @@ async def _newest(client: TopicClient, task: ReadTask) -> tuple[TopicState, Tabl
     raise errors.DataUnavailable(
         f"topic {task.topic!r} changes faster than what it says can be read"
     )
+
+
+async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
+    """None: the topic was deleted."""
+    try:
+        state = await client.log(topic_id).fold(fresh=True)
+    except (errors.TopicDeleted, errors.TopicNotFound):
+        return None
+    return None if state.deleted else state
 
 
 def _committed(held: PartitionState, task: ReadTask) -> tuple[int, int]:

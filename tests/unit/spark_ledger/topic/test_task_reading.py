@@ -6,11 +6,12 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.metadata import paths
 from spark_ledger.topic.actions import OpenLive, Replace, SealLive, Trim
 from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.live import LiveEnds
 from spark_ledger.topic.message_batch import Share, encode_batch
-from spark_ledger.topic.read_plan import LiveRows, ReadTask, plan_read
+from spark_ledger.topic.read_plan import Cutting, LiveRows, ReadTask, plan_read
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import TaskSettings
@@ -75,6 +76,41 @@ def test_rows_that_were_trimmed_meanwhile_are_told_with_their_number_or_left_out
         with pytest.raises(errors.RowsTrimmed, match="10 rows to be read were removed"):
             await read(stage.client, task)
         assert await read(stage.client, task, lossy=True) == numbered(10, 20)
+
+    play(act)
+
+
+def test_a_task_all_of_whose_rows_were_trimmed_tells_their_number_or_reads_none():
+    async def act(stage):
+        _, ledgers = await two_ledgers(stage)
+        state = await stage.client.log(stage.topic.id).fold(fresh=True)
+        tasks = plan_read(state, {0: (0, 20)}, topic="t", cutting=Cutting(task_rows=5))
+        assert [(task.start, task.end) for task in tasks] == [(0, 5), (5, 10), (10, 15), (15, 20)]
+        await maintenance(stage, Trim(((0, 13),), (ledgers[0],)))
+        for ledger_id in ledgers:
+            await deleted(stage, ledger_id)
+
+        for task, gone in zip(tasks, (5, 5, 3), strict=False):
+            with pytest.raises(errors.RowsTrimmed, match=f"{gone} rows to be read were removed"):
+                await read(stage.client, task)
+        for task in tasks[:2]:
+            assert await read(stage.client, task, lossy=True) == []
+
+    play(act)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["deleted", "nothing is left of it"])
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_task_of_a_topic_that_was_deleted_says_so(forgotten, lossy):
+    async def act(stage):
+        task, ledgers = await two_ledgers(stage)
+        await stage.client.topics.delete("t")
+        await deleted(stage, ledgers[0])
+        if forgotten:
+            for path, _ in reversed(stage.world.store.walk(paths.topic(stage.topic.id))):
+                await stage.client.store.delete(path)
+        with pytest.raises(errors.TopicDeleted, match=r"topic 't' .* was deleted"):
+            await read(stage.client, task, lossy=lossy)
 
     play(act)
 
