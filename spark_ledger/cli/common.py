@@ -89,8 +89,17 @@ async def _ledgers(service_url: str | None) -> AsyncIterator["LedgerStore"]:
         await ledgers.close()
 
 
+def in_json(value: object) -> str:
+    """What JSON has no form for (bytes, times, decimals) as text."""
+    return json.dumps(value, ensure_ascii=False, default=_as_text)
+
+
 def print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False))
+    print(in_json(value))
+
+
+def _as_text(value: object) -> str:
+    return readable(value) if isinstance(value, bytes) else str(value)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], empty: str) -> None:

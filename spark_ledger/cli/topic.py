@@ -11,6 +11,7 @@ from spark_ledger.cli.common import (
     App,
     JsonOption,
     UrlOption,
+    in_json,
     print_facts,
     print_json,
     print_table,
@@ -281,11 +282,12 @@ def tail(
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """The last rows of a topic, then every new one: partition, offset, key, value."""
+    """The last rows of a topic, then every new one: partition, offset, key, value (of typed rows
+    their columns as JSON)."""
 
     async def work(client: "TopicClient") -> None:
         async for part in _tail(client, name, rows, follow):
-            _print_rows(part, json)
+            print_rows(part, json)
 
     with_topics(service_url, work)
 
@@ -416,11 +418,9 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
         state = await log.fold(watch=changed.set)
 
 
-def _print_rows(part: "Rows", json: bool) -> None:
-    from spark_ledger.topic.message_batch import KEY, VALUE, column_of
-
-    columns = (column_of(part.record_batch, KEY), column_of(part.record_batch, VALUE))
-    each = zip(*(column.to_pylist() for column in columns), part.each_ms().tolist(), strict=True)
+def print_rows(part: "Rows", json: bool) -> None:
+    keys, values = _keys_and_values(part)
+    each = zip(keys, values, part.each_ms().tolist(), strict=True)
     for offset, (key, value, written_ms) in enumerate(each, part.offset):
         if json:
             print_json(
@@ -429,11 +429,25 @@ def _print_rows(part: "Rows", json: bool) -> None:
                     "offset": offset,
                     "timestamp_ms": written_ms,
                     "key": None if key is None else readable(key),
-                    "value": None if value is None else readable(value),
+                    "value": readable(value) if isinstance(value, bytes) else value,
                 }
             )
         else:
-            print(f"{part.partition}\t{offset}\t{readable(key)}\t{readable(value)}", flush=True)
+            text = in_json(value) if isinstance(value, dict) else readable(value)
+            print(f"{part.partition}\t{offset}\t{readable(key)}\t{text}", flush=True)
+
+
+def _keys_and_values(
+    part: "Rows",
+) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
+    """What is shown of rows: the columns of typed ones are an object."""
+    from spark_ledger.topic.message_batch import KEY, TYPED_NAMES, VALUE, column_of
+
+    batch = part.record_batch
+    if not part.typed:
+        return column_of(batch, KEY).to_pylist(), column_of(batch, VALUE).to_pylist()
+    payload = [name for name in batch.schema.names if name not in TYPED_NAMES.values()]
+    return column_of(batch, TYPED_NAMES[KEY]).to_pylist(), batch.select(payload).to_pylist()
 
 
 def _plain(info: "TopicInfo") -> dict[str, object]:
