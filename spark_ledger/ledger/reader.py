@@ -47,6 +47,8 @@ __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
+UNREADABLE = (Status.BAD_DIGEST.name, Status.IO_ERROR.name)
+RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
 BLOCK = 64  # entry ids of which one answer may tell the places
 CHUNKS_AHEAD = 3
 
@@ -440,11 +442,14 @@ class LedgerReader:
         refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
         text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: {said}"
         kind: type[LedgerError] = DataUnavailable
+        remedy = None
         if refusing >= self._view.quorum.ack_quorum:
             kind = Unauthorized
         elif reasons and all(why.startswith(Status.BAD_DIGEST.name) for why in reasons):
             kind = DigestMismatch
-        return kind(text, ledger_id=self.ledger_id, entry_id=entry_id)
+        elif reasons and all(why.startswith(UNREADABLE) for why in reasons):
+            remedy = RESTORE
+        return kind(text, remedy, ledger_id=self.ledger_id, entry_id=entry_id)
 
     def _estimate(self, run: list[Entry]) -> int:
         """Bytes of an entry to come: those that came count the more, the more of them there are."""

@@ -97,7 +97,9 @@ def down(data_dir: Path) -> None:
 
 def _up_already(data_dir: Path) -> BadConfig:
     return BadConfig(
-        f"a cluster is up already in {data_dir}", "Use it, or end it with `spark-ledger down`."
+        f"a cluster is up already in {data_dir}",
+        "Use it, or end it with `spark-ledger down`: data stay, and the next `up` starts all of it"
+        " again, what died meanwhile too.",
     )
 
 

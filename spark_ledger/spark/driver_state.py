@@ -24,7 +24,7 @@ from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated
 from spark_ledger.spark import collector, planning
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.limits import CurveOf
-from spark_ledger.spark.offsets import Ends, Positions, TopicEnds
+from spark_ledger.spark.offsets import GO_ON, Ends, Positions, TopicEnds
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.places import Place
 from spark_ledger.spark.schema import has_payload, payload_of
@@ -283,7 +283,7 @@ class TopicsRead:
 
 
 def _deleted(name: str, topic_id: str) -> TopicDeleted:
-    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", topic=name)
+    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", GO_ON, topic=name)
 
 
 def _check_same(known: Mapping[str, TopicInfo], found: Iterable[TopicInfo]) -> None:

@@ -43,6 +43,10 @@ from spark_ledger.spark.places import (
 Positions = dict[str, dict[int, int]]
 """Topic, by its short name -> partition -> its next offset; partitions ascend."""
 IN_CHECKPOINT = "the offset in the checkpoint"
+GO_ON = (
+    "Set failOnDataLoss to false to go on without it, or create it again and start with a new"
+    " checkpoint."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +337,8 @@ def _check_still_read(
     topic: str, named: Mapping[int, int], ends: TopicEnds | None, by_pattern: bool
 ) -> None:
     if ends is None and by_pattern:
-        raise TopicDeleted(f"{IN_CHECKPOINT} names topic {topic!r}, which is gone", topic=topic)
+        what = f"{IN_CHECKPOINT} names topic {topic!r}, which is gone"
+        raise TopicDeleted(what, GO_ON, topic=topic)
     if ends is None:
         raise OffsetsNotAssigned(f"{IN_CHECKPOINT} names topic {topic!r}, which is not read")
     read = set(ends.partitions)

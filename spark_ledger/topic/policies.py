@@ -102,16 +102,18 @@ def _allowed(name: str) -> str:
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNITS_S = {unit: ms // 1000 for unit, ms in _UNITS_MS.items() if ms >= 1000}
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_UNITS_BYTES |= {unit[0].lower(): size for unit, size in _UNITS_BYTES.items()}  # as Spark says them
 _AMOUNT = re.compile(r"(\d+)\s*([A-Za-z]*)")
 
 
 def value_of_text(name: str, text: str) -> Any:
     """A policy's value as a user types it: a number, with a unit where it is a time (500ms, 30s,
-    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB); `none` keeps rows for ever.
+    90m, 12h, 7d) or a size (KiB, MiB, GiB, TiB, or k, m, g, t); `none` keeps rows for ever.
 
-    Raises errors.BadConfig. Whether the value holds is decided where it is used.
+    Raises errors.BadConfig. Whether there is such a policy, and the value holds, is decided where
+    it is used.
     """
-    if name in TEXTS:
+    if name in TEXTS or name not in NAMES:
         return text
     if text.lower() == "none" and name in OPTIONAL:
         return None

@@ -111,6 +111,24 @@ def test_what_one_replica_cannot_deliver_comes_from_the_next_and_only_that(statu
     test()
 
 
+@pytest.mark.parametrize("down", [False, True])
+def test_where_bookies_find_every_copy_damaged_the_remedy_is_not_to_start_them(down):
+    @simulated
+    async def test():
+        cluster, ledgers = await cluster_of(3)
+        writer = await written(ledgers, 6)
+        bad = m.ReadResponse(Status.OK, [m.EntryResult(Status.IO_ERROR)], 5)
+        answers = [bad, bad, m.ReadResponse(Status.BUSY) if down else bad]
+        for bookie, answer in zip(cluster.bookies.values(), answers, strict=True):
+            bookie.override = lambda _, answer=answer: answer
+        reader = await ledgers.open(writer.ledger_id, recover=False)
+        remedy = "Start the bookies named" if down else r"copy damaged .* restore their disks"
+        with pytest.raises(errors.DataUnavailable, match=remedy):
+            await collect(reader, [3])
+
+    test()
+
+
 @simulated
 async def test_a_bit_flipped_on_the_way_is_never_returned():
     cluster, ledgers = await cluster_of(3)

@@ -56,6 +56,8 @@ def test_changes_are_made_together():
         ("retention_ms", "1500", 1500),
         ("retention_ms", "None", None),
         ("retention_bytes", "2 GiB", 2 << 30),
+        ("retention_bytes", "10g", 10 << 30),
+        ("retentionms", "7d", "7d"),
         ("ledger_age_s_max", "90m", 5400),
         ("ack_quorum", "2", 2),
         ("durability", "synced", "synced"),
