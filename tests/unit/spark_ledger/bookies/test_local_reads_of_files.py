@@ -464,16 +464,19 @@ def test_where_no_thread_can_be_made_the_bookie_is_asked(tmp_path, monkeypatch):
 
 
 def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
+    before = set(threading.enumerate())  # of other tests, some of which are about to end
+
     def threads() -> int:
-        return sum(one.name.startswith("local-reads") for one in threading.enumerate())
+        new = set(threading.enumerate()) - before
+        return sum(one.name.startswith("local-reads") for one in new)
 
     async def test(rig: Rig) -> None:
-        files, before = local_files.HostFiles(), threads()
+        files = local_files.HostFiles()
         for _ in range(2 * local_files.THREADS):
             assert await files.read(str(rig.bookie.file), 0, 2, bytes) == b"\0\0"
-        assert threads() == before + local_files.THREADS
+        assert threads() == local_files.THREADS
         files.close()
-        assert await asyncio.to_thread(eventually, lambda: threads() == before)
+        assert await asyncio.to_thread(eventually, lambda: threads() == 0)
         with pytest.raises(OSError, match="closed"):
             await files.read(str(rig.bookie.file), 0, 2, bytes)
 
