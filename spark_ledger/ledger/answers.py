@@ -10,6 +10,9 @@ from bookie_server.api.status import Meaning, Status, testimony
 
 T = TypeVar("T")
 
+BAD_COPY = f"{Status.IO_ERROR.name} its copy is damaged or unreadable"
+"""What a bookie says of an entry, not what is said of a bookie that does not answer."""
+
 
 class Answer(Protocol):
     """What all answers of bookies have."""
@@ -60,6 +63,8 @@ def judge(
     if at >= len(response.results):
         return None
     result = response.results[at]
+    if result.status is Status.IO_ERROR:
+        return testimony(result.status), BAD_COPY
     if result.status is not Status.OK:
         return testimony(result.status), result.status.name
     try:

@@ -31,6 +31,7 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
+from spark_ledger.ledger.answers import BAD_COPY
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.long_read import LongRead
@@ -47,9 +48,8 @@ __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
-UNREADABLE = (Status.BAD_DIGEST.name, Status.IO_ERROR.name)
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
-BLOCK = 64  # entry ids of which one answer may tell the places
+BLOCK = 64  # entry ids: one replica tells their places at once; a fair share of a ledger for each
 CHUNKS_AHEAD = 3
 
 
@@ -447,7 +447,7 @@ class LedgerReader:
             kind = Unauthorized
         elif reasons and all(why.startswith(Status.BAD_DIGEST.name) for why in reasons):
             kind = DigestMismatch
-        elif reasons and all(why.startswith(UNREADABLE) for why in reasons):
+        elif reasons and all(why.startswith((Status.BAD_DIGEST.name, BAD_COPY)) for why in reasons):
             remedy = RESTORE
         return kind(text, remedy, ledger_id=self.ledger_id, entry_id=entry_id)
 
