@@ -36,50 +36,45 @@ async def read(ids, sizes=(3, 3, 2)):
         assert await collect(reader, ids, entry_bytes=ENTRY) == list(ids)
 
 
-def in_halves(asks):
+def asked_by_two(asks, ids):
     """What each of two readers asked."""
-    half = len(asks) // 2
-    return asks[:half], asks[half:]
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_one_replica_is_asked_for_all_of_a_block_and_of_the_next_another_one(
-    monkeypatch, asks, step
-):
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
-    ids = range(0, COUNT, step)
 
     @simulated
     async def test():
         await read(ids)
 
     test()
-    asked, again = in_halves(asks)
+    half = len(asks) // 2
+    return asks[:half], asks[half:]
+
+
+@pytest.fixture
+def near(monkeypatch):
+    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize("step", [1, 2])
+def test_one_replica_is_asked_for_all_of_a_block_and_of_the_next_another_one(asks, step):
+    asked, again = asked_by_two(asks, range(0, COUNT, step))
     of_block = [{b for b, own, _ in asked if own[0] // BLOCK == block} for block in range(4)]
     assert [len(bookies) for bookies in of_block] == [1] * 4
     assert len(set.union(*of_block)) == 3
     assert again == asked, "what lies in memory of the host once is read from there"
 
 
+@pytest.mark.usefixtures("near")
 @pytest.mark.parametrize("step", [1, 2])
-def test_with_a_question_go_all_entries_of_its_block_that_are_still_to_be_read(
-    monkeypatch, asks, step
-):
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
+def test_with_a_question_go_all_entries_of_its_block_that_are_still_to_be_read(asks, step):
     ids = range(0, COUNT, step)
-
-    @simulated
-    async def test():
-        await read(ids)
-
-    test()
-    for _, own, later in asks:
+    asked, _ = asked_by_two(asks, ids)
+    assert len(asked) > 3
+    for _, own, later in asked:
         assert later == [e for e in ids if e > own[-1] and e // BLOCK == own[0] // BLOCK]
 
 
-def test_of_striped_entries_a_replica_is_asked_for_the_places_of_its_own(monkeypatch, asks):
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: [0, 1, 2])
-
+@pytest.mark.usefixtures("near")
+def test_of_striped_entries_a_replica_is_asked_for_the_places_of_its_own(asks):
     @simulated
     async def test():
         cluster, ledgers = await cluster_of(3, read_request_bytes=4 * ENTRY, read_ahead_bytes=4000)
@@ -95,17 +90,11 @@ def test_of_striped_entries_a_replica_is_asked_for_the_places_of_its_own(monkeyp
 
 
 @pytest.mark.parametrize("why", ["small", "elsewhere"])
-def test_entries_that_bookies_send_are_asked_of_all_in_turn(monkeypatch, asks, why):
-    near = [0, 1, 2] if why == "small" else []
-    monkeypatch.setattr(RangeFetch, "near", lambda *_: near)
+def test_entries_that_bookies_send_are_asked_of_all_in_turn(monkeypatch, asks, near, why):
     if why == "small":
         monkeypatch.setattr(reader_module, "NEAR_ENTRY_BYTES", 1 << 20)
-
-    @simulated
-    async def test():
-        await read(range(0, COUNT, 2))
-
-    test()
-    asked, _ = in_halves(asks)
+    else:
+        monkeypatch.setattr(RangeFetch, "near", lambda *_: [])
+    asked, _ = asked_by_two(asks, range(0, COUNT, 2))
     first = [bookie for bookie, own, _ in asked if own[0] // BLOCK == 0]
     assert len(set(first)) == 3
