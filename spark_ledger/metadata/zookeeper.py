@@ -48,6 +48,9 @@ from spark_ledger.metadata.store import (
 
 CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 5.0
+HANDSHAKE_S = 2.0
+"""Patience for an address to greet; doubled each time it is in vain, up to the session's timeout.
+A server that is just starting may take a connection and never answer on it."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _LOST_CONTACT = (zk.ConnectionLoss, zk.SessionExpiredError, zk.OperationTimeoutError)
@@ -97,7 +100,37 @@ async def connect(
 class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """Runs callbacks at once, on the connection's thread, instead of on a thread for each kind:
     a watch event then never overtakes the answer that was sent before it. Our callbacks only
-    hand over to the event loop."""
+    hand over to the event loop.
+
+    Waits for a connection to be made and greeted only HANDSHAKE_S at first: kazoo would wait for
+    the whole timeout of the session, and so lose it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._greeted = False
+        self._patience_s = HANDSHAKE_S
+
+    def met(self, connected: bool) -> None:
+        """The session is connected now, or no longer."""
+        self._greeted = connected
+        if connected:
+            self._patience_s = HANDSHAKE_S
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        limit = min(timeout, self._patience_s)
+        try:
+            return super().create_connection(*args, timeout=limit, **kwargs)
+        except TimeoutError:
+            self._patience_s *= 2
+            raise
+
+    def select(self, readers: Any, writers: Any, others: Any, timeout: float) -> Any:
+        if self._greeted:
+            return super().select(readers, writers, others, timeout)
+        found = super().select(readers, writers, others, min(timeout, self._patience_s))
+        if not any(found):
+            self._patience_s *= 2
+        return found
 
     @property
     def running(self) -> bool:
@@ -145,10 +178,11 @@ class ZooKeeperStore:
         self._session_id = 0
         self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = False
+        self._handler = _InOrder()
         self._client = KazooClient(
             hosts=",".join(url.hosts),
             timeout=session_timeout_s,
-            handler=_InOrder(),
+            handler=self._handler,
             connection_retry=RECONNECT,
         )
         self._client.add_listener(self._heard_of_session)
@@ -174,6 +208,7 @@ class ZooKeeperStore:
         self._listeners.append(listener)
 
     def _heard_of_session(self, state: str) -> None:
+        self._handler.met(state == KazooState.CONNECTED)
         identity = self._client.client_id  # known while connected
         self._deliver(self._change_state, _STATES[state], int(identity[0]) if identity else 0)
 

@@ -41,6 +41,8 @@ class Proxy:
         self.port = 0
         self.upstream_port = upstream_port
         self.forwarded_bytes = 0
+        self.lost = threading.Event()
+        """Set once bytes were dropped: their connection, if still open, never says a word again."""
         self._delay_s = 0.0
         self._dropped = {"requests": False, "answers": False}
         self._cut = False
@@ -65,6 +67,10 @@ class Proxy:
     def cut(self) -> None:
         """Reset every connection and refuse new ones."""
         self._cut = True
+        self._run(self._reset(everything=True))
+
+    def reset(self) -> None:
+        """Reset every connection; new ones are as good or bad as those were."""
         self._run(self._reset(everything=True))
 
     def heal(self) -> None:
@@ -131,6 +137,7 @@ class Proxy:
                     await asyncio.sleep(self._delay_s)
                 if self._dropped[way] or link.lost:
                     link.lost = True
+                    self.lost.set()
                     continue
                 self.forwarded_bytes += len(chunk)
                 target.write(chunk)

@@ -19,7 +19,8 @@ from spark_ledger.metadata.store import (
     StoreError,
     StoreUnavailable,
 )
-from spark_ledger.metadata.zookeeper import ZooKeeperStore, connect
+from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
+from tests.integration.proxy import Proxy
 from tests.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
@@ -126,6 +127,26 @@ def test_a_restart_of_zookeeper_suspends_the_session_rings_its_watches_and_keeps
         assert (await store.get("/mine")).owner == store.session_id
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
         await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_handshake_that_zookeeper_never_answers_is_given_up_long_before_the_session_ends(
+    zookeeper: EmbeddedZooKeeper,
+) -> None:
+    async def scenario() -> None:
+        with Proxy(int(zookeeper.address.rpartition(":")[2])) as proxy:
+            store = await connect(f"zk://{proxy.address}/forgotten", session_timeout_s=30)
+            session = store.session_id
+            proxy.drop(answers=True)
+            proxy.reset()
+            await asyncio.to_thread(proxy.lost.wait)  # as may those made while a server starts
+            proxy.drop()
+            asked = time.monotonic()
+            await store.sync()
+            assert time.monotonic() - asked < 3 * HANDSHAKE_S
+            assert store.session_id == session
+            await store.close()
 
     asyncio.run(scenario())
 
