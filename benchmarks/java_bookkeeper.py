@@ -23,7 +23,7 @@ COMPLETIONS = re.compile(r"(\d+) completions in (\d+) milliseconds")
 
 
 class NoPeer(Exception):
-    """It cannot be installed or started here."""
+    """It cannot be installed or started here, or does not work."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def running() -> Iterator[None]:
 
 
 def best_rate(entry_bytes: int) -> float:
-    """Entries/s of its best step. To be called while it is `running`."""
+    """Entries/s of its best step. To be called while it is `running`. Raises NoPeer."""
     best, worse = 0.0, 0
     for offered in STEPS[entry_bytes]:
         said = _peers("bk-bench", str(entry_bytes), str(offered))
@@ -53,6 +53,8 @@ def best_rate(entry_bytes: int) -> float:
         best = max(best, rate)
         if worse == WORSE_STEPS:
             break
+    if not best:
+        raise NoPeer(f"Java BookKeeper took no add of {entry_bytes} bytes: is its disk full?")
     return best
 
 
