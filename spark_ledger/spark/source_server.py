@@ -174,15 +174,14 @@ class _Server:
             os.dup2(nothing, stream)
         os.close(nothing)
         interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them here
         self._listener.listen()  # from now on it is this process whose pid is told
         self._listener.settimeout(LOOK_S)
         while os.getppid() == self._daemon:
+            _wait_for_the_ended()
             if (asked := self._next()) is None:
                 continue
             if _forked():
                 self._listener.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, interrupted)
                 return asked
             asked.close()
@@ -209,6 +208,13 @@ class _Server:
     def _starts_alike(self, request: Request) -> bool:
         alike = same_start(request.environment, self._started_with)
         return alike and request.python == sys.executable
+
+
+def _wait_for_the_ended() -> None:
+    """None stays a zombie, and their processor time is told as this process's children's."""
+    with suppress(ChildProcessError):  # there are none
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _forked() -> bool:

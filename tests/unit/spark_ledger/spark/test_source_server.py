@@ -155,6 +155,16 @@ def test_a_source_ends_when_its_asker_was_killed(daemon, environment):
         assert gone(said["pid"])
 
 
+def test_the_server_waits_for_what_it_forked(daemon, environment):
+    with start(ASKS, environment) as process:
+        said = begun(process)
+        process.communicate("")
+    deadline = time.monotonic() + 60
+    while source_server.parent_of(int(said["pid"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("name", ["PYTHONHASHSEED", "LD_LIBRARY_PATH", "TZ"])
 def test_another_environment_is_another_start(daemon, environment, name):
     with start(ASKS, {**environment, name: "1"}) as process:
