@@ -20,13 +20,12 @@ def had_it_forked() -> bool:
     """Returns after the end of the process that was forked, True; False if there was none."""
     if not source_server.AVAILABLE:
         return False
-    request = Request(sys.executable, sys.argv[1:], dict(os.environ), os.getcwd())
-    forked = source_server.ask(request)
-    if forked is None:
-        return False
     try:
+        request = Request(sys.executable, sys.argv[1:], dict(os.environ), os.getcwd())
+        if (forked := source_server.ask(request)) is None:
+            return False
         forked.go()
-    except OSError:  # it ended before it began
+    except OSError:  # it ended before it began, or our folder is gone
         return False
     forked.wait()
     return True

@@ -25,14 +25,19 @@ import struct
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
-AVAILABLE = sys.platform == "linux"
+AVAILABLE = (
+    sys.platform == "linux"
+    and hasattr(os, "pidfd_open")  # not every Python was built where these are known
+    and hasattr(signal, "pidfd_send_signal")
+)
 SET_BY_SPARK = ("PYTHON_", "SPARK_", "PYSPARK_", "OMP_")
 OF_SHELLS = ("_", "SHLVL", "PWD", "OLDPWD")
-PATIENCE_S = 5.0
+PATIENCE_S = 2.0
+"""Of each step of asking; Spark gives the process 10 s to connect."""
 LOOK_S = 0.5
 STREAMS = 3
 REQUEST_BYTES_MAX = 4 << 20
@@ -122,9 +127,9 @@ class Asked:
     def work(self) -> None:
         """Be the process that was asked for, to its end; in one that was forked for it."""
         self._connection.sendall(_NUMBER.pack(os.getpid()))
+        self._connection.settimeout(None)  # the asker says GO, or ends, which is heard too
         if self._connection.recv(1) != GO:
             return
-        self._connection.settimeout(None)
         for at, stream in enumerate(self._streams):
             os.dup2(stream, at)
             os.close(stream)
@@ -148,16 +153,23 @@ def serve_beside() -> Asked | None:
     None in the daemon; in what the server forks, what it is there for. The server does not return.
     """
     daemon, jvm = os.getpid(), os.getppid()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(address(jvm))
-        if os.fork():
-            listener.close()
-            return None
-    except OSError:  # another daemon has one, or no process can be forked
-        listener.close()
+    listener = _bound(jvm)
+    if listener is None:
         return None
-    return _Server(listener, daemon, jvm).serve()
+    if _forked():
+        return _Server(listener, daemon, jvm).serve()
+    listener.close()
+    return None
+
+
+def _bound(jvm: int) -> socket.socket | None:
+    """None: another daemon has the address, or no socket can be had."""
+    with ExitStack() as here, suppress(OSError):
+        listener = here.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(address(jvm))
+        here.pop_all()
+        return listener
+    return None
 
 
 class _Server:
@@ -244,6 +256,8 @@ class Forked:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection = connection
         self._handle = os.pidfd_open(pid)
+        self._ended_by = 0
+        signal.pidfd_send_signal(self._handle, 0)  # raises OSError where it may not
 
     def go(self) -> None:
         """Let it begin; a signal that is to end this process is handed on from now on. Raises
@@ -255,6 +269,8 @@ class Forked:
         except OSError:
             signal.signal(signal.SIGINT, before)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._ended_by:
+                os.kill(os.getpid(), self._ended_by)
             raise
         self._connection.settimeout(None)
 
@@ -264,26 +280,27 @@ class Forked:
             self._connection.recv(1)
 
     def _hand_on(self, number: int, _: object) -> None:
+        self._ended_by = number
         with suppress(OSError):
             signal.pidfd_send_signal(self._handle, number)
 
 
 def ask(request: Request) -> Forked | None:
     """A process for the request, which waits for `go`; None: there is none to be had."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with ExitStack() as here, suppress(OSError):
+        connection = here.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.settimeout(PATIENCE_S)
         jvm = os.getppid()
         connection.connect(address(jvm))
         if parent_of(parent_of(peer(connection))) != jvm:
-            raise OSError("somebody else's")
+            return None
         told = json.dumps(request).encode()
         streams = array.array("i", range(STREAMS))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
         connection.sendmsg([_NUMBER.pack(len(told))], rights)
         connection.sendall(told)
         (pid,) = _NUMBER.unpack(_exactly(connection, _NUMBER.size))
-        return Forked(connection, pid)
-    except OSError:
-        connection.close()
-        return None
+        forked = Forked(connection, pid)
+        here.pop_all()
+        return forked
+    return None
