@@ -280,13 +280,13 @@ class Bookie:
             ids = ids_in(request.spans, RESULTS_MAX)
             places = request.places and not request.fence
             found = await self._look(request.ledger_id, ids, max(bytes_max, 1), places=places)
-        finally:
+            response = self._read_response(request, ids, handle, found)
+            if not places or not request.ahead:
+                return response
+            ahead = ids_in(request.ahead, RESULTS_MAX)
+            return response._replace(ahead=await self._storage.places(request.ledger_id, ahead))
+        finally:  # handler.reply_to counts its own bytes, with no await in between
             self.replies.give_back(bytes_max, caller)
-        response = self._read_response(request, ids, handle, found)
-        if not places or not request.ahead:
-            return response
-        ahead = ids_in(request.ahead, RESULTS_MAX)
-        return response._replace(ahead=await self._storage.places(request.ledger_id, ahead))
 
     async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, places: bool) -> Range:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up

@@ -11,13 +11,11 @@ ledger it is never END_OF_LEDGER, however little was confirmed. A call for the n
 failed, or was given up (a time-out around it), is no end: the next call goes on where it was.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from enum import Enum
 from typing import Self
 
 from bookie_server.api.entry import Entry
-from spark_ledger.errors import LedgerError
 
 Entries = AsyncGenerator[tuple[int, Entry], None]
 
@@ -50,7 +48,9 @@ class EntryStream:
             self._entries = self._begin(self.next_entry)
         try:
             found = await anext(self._entries)
-        except (asyncio.CancelledError, LedgerError):
+        except StopAsyncIteration:
+            raise
+        except BaseException:
             self._entries = None  # it is over, which would look like the end of the ledger
             raise
         self.next_entry = found[0] + 1

@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -46,6 +47,10 @@ CURSOR = "cursor"
 IDS_PER_BLOCK = 8
 IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
 HEARTBEAT_S = 60.0
+INTENTS_HELD_MAX = 256
+"""Intents of which a process remembers ids and heartbeats. Of one that it forgets it leaves some
+ids unused, or shows a heartbeat too many."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +203,7 @@ class Intents:
         now = asyncio.get_running_loop().time()
         if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
             return
-        self._beaten[intent.id] = now
+        _hold(self._beaten, intent.id, now)
         try:
             await self.store.set(paths.intent_heartbeat(intent.id), b"", ANY_VERSION)
         except (NoNode, OutcomeUnknown, StoreUnavailable):
@@ -224,7 +229,7 @@ class Intents:
                 since_s, ids = self._ids.get(intent.id, (now_s, deque[int]()))
                 if not ids or now_s - since_s >= IDS_KEPT_S:
                     ids = deque(await self._record_block(intent))
-                    self._ids[intent.id] = (now_s, ids)
+                    _hold(self._ids, intent.id, (now_s, ids))
                 return ids.popleft()
 
     async def _record_block(self, intent: Intent) -> range:
@@ -348,6 +353,14 @@ class Intents:
             await self.store.multi(operations)
         except (MultiFailed, OutcomeUnknown):
             return
+
+
+def _hold(held: dict[str, T], intent_id: str, value: T) -> None:
+    """Remember it, and forget what was remembered longest ago where that is too much."""
+    held.pop(intent_id, None)
+    held[intent_id] = value
+    if len(held) > INTENTS_HELD_MAX:
+        del held[next(iter(held))]
 
 
 def _query_intent_id(record: IntentRecord) -> str:

@@ -241,6 +241,24 @@ def test_without_space_for_a_next_segment_recovery_adds_end_before_fences_do():
     on_a_node(test, replace(CONFIG, **space))
 
 
+def test_a_reply_counts_while_places_are_looked_up_for_it():
+    async def test(node):
+        await node.add(entry(1, 0, bytes(20 * KIB)))
+        seen = []
+
+        async def places(*_):
+            seen.append(node.bookie.replies.used)
+            return []
+
+        node.bookie._storage.places = places
+        told = m.ReadRequest(ID, 1, 0, 0, 64 * KIB, places=True, ahead=((1, 2),))
+        assert (await node.bookie.handle(told)).status is OK
+        assert seen == [64 * KIB]
+        assert node.bookie.replies.used == 0
+
+    on_a_node(test)
+
+
 def test_a_reader_that_takes_nothing_leaves_half_of_the_replies_to_others():
     async def test(node):
         await node.add(*[entry(1, e, bytes(20 * KIB)) for e in range(3)])

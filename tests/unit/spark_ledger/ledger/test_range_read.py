@@ -6,7 +6,7 @@ import pytest
 
 from bookie_server.api import messages as m
 from spark_ledger import errors
-from spark_ledger.ledger.range_read import Stopped
+from spark_ledger.ledger.range_read import EntryStream, Stopped
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
@@ -111,6 +111,25 @@ async def test_an_error_is_no_stop_and_what_came_before_it_is_told():
     with pytest.raises(errors.DataUnavailable):
         await ids(scan)
     assert (scan.stop, scan.next_entry) == (None, 30)
+
+
+@simulated
+async def test_an_unexpected_exception_is_raised_by_each_call_and_is_no_end():
+    broken = True
+
+    async def entries(first):
+        for entry_id in range(first, 4):
+            if broken and entry_id == 2:
+                raise OSError("what nobody thought of")
+            yield entry_id, None
+
+    stream = EntryStream(0, entries)
+    assert [(await anext(stream))[0] for _ in range(2)] == [0, 1]
+    for _ in range(3):
+        with pytest.raises(OSError):
+            await anext(stream)
+    broken = False
+    assert await ids(stream) == [2, 3]
 
 
 @pytest.mark.parametrize("limit", [None, 255])

@@ -142,6 +142,21 @@ def test_heartbeats_are_shown_now_and_then_and_their_failure_is_no_error():
     play(act)
 
 
+def test_a_process_remembers_no_more_than_so_many_intents(monkeypatch):
+    monkeypatch.setattr("spark_ledger.topic.intents.INTENTS_HELD_MAX", 3)
+
+    async def act(stage):
+        intents, ids = stage.client.intents, []
+        opened = [await intents.open_batch_intent("app", f"{n}", TARGET) for n in range(6)]
+        for intent in (*opened, *opened):  # of the first ones nothing is remembered any more
+            await intents.heartbeat(intent)
+            ids.append(await intents.ledger_id(intent))
+        assert list(intents._ids) == list(intents._beaten) == [one.id for one in opened[-3:]]
+        assert len(set(ids)) == len(ids)
+
+    play(act)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_intents_are_opened_and_ended_while_answers_are_lost_and_replicas_lag(seed):
     async def act(stage):
