@@ -3,8 +3,7 @@
 Spark starts one such process for each kind of worker and has it fork the workers: for planning,
 for writing, for commits, and for tasks. It ends those that were idle for a minute. A worker that
 had to load its part of PySpark, Arrow and this package by itself would take most of a second for
-it, each time; a forked one has them. `spark-ledger-python` runs this as PySpark's daemon. The first
-of them forks the server of streaming queries' sources, too (source_server.py).
+it, each time; a forked one has them. `spark-ledger-python` runs this as PySpark's daemon.
 
 Always true: no module is loaded that opens anything or starts a thread of Python's, for a fork
 would have half of it (the two that jemalloc and OpenBLAS start, under Arrow and numpy, are theirs
@@ -13,19 +12,14 @@ to bring over a fork, and they do). What cannot be loaded is left to the worker,
 
 import gc
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from spark_ledger.spark import source_server
-from spark_ledger.spark.collector import RUNTIME_VARIABLE, WORKER
-
 MODULES = (
     "pyarrow",
     "kazoo.client",
-    source_server.RUNNER,
     "spark_ledger.bookies.best_network",
     "spark_ledger.bookies.frame_network",
     "spark_ledger.ledger.connect",
@@ -52,20 +46,10 @@ def main() -> None:
         with suppress(Exception):
             importlib.import_module(module)
     gc.freeze()  # what is there stays, and a collection in a worker need not copy its pages
-    if (asked := _source_of_a_query()) is not None:
-        asked.work()
-        return
     from pyspark import daemon
 
     daemon.worker = _quiet(daemon.worker)
     daemon.manager()
-
-
-def _source_of_a_query() -> source_server.Asked | None:
-    """In a process that the server forked: which; None in the daemon."""
-    if not source_server.AVAILABLE or os.environ.get(RUNTIME_VARIABLE) != WORKER:
-        return None
-    return source_server.serve_beside()
 
 
 def _quiet(worker: Callable[..., int]) -> Callable[..., int]:

@@ -1,6 +1,5 @@
 """What a process of Spark's loads to plan and read a stream, and what it leaves alone."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +7,6 @@ from collections.abc import Iterator
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from spark_ledger.spark.source_server import parent_of
 from tests.spark.by_hand import Cluster
 
 NOT_NEEDED = (
@@ -78,15 +76,14 @@ def test_no_package_reads_the_metadata_of_all_that_is_installed():
 
 
 class Places(DataSource):
-    """One row: where the process that plans and the one that reads have PySpark from, and which
-    process is the parent of the first."""
+    """One row: where the process that plans and the one that reads have PySpark from."""
 
     @classmethod
     def name(cls) -> str:
         return "places"
 
     def schema(self) -> str:
-        return "plans STRING, parent INT, reads STRING"
+        return "plans STRING, reads STRING"
 
     def streamReader(self, schema) -> "PlacesReader":
         return PlacesReader()
@@ -100,21 +97,17 @@ class PlacesReader(DataSourceStreamReader):
         return {"rows": 1}
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
-        planned = InputPartition((pyspark.__file__, os.getppid()))
+        planned = InputPartition(pyspark.__file__)
         return [planned] if end["rows"] > start["rows"] else []
 
-    def read(self, partition: InputPartition) -> Iterator[tuple[str, int, str]]:
-        yield *partition.value, pyspark.__file__
+    def read(self, partition: InputPartition) -> Iterator[tuple[str, str]]:
+        yield partition.value, pyspark.__file__
 
 
-def test_the_source_of_a_query_is_forked_loaded_and_pyspark_comes_from_where_it_has_byte_code(
-    spark, tmp_path
-):
+def test_a_query_plans_and_reads_with_pyspark_from_where_it_has_byte_code(spark, tmp_path):
     spark.dataSource.register(Places)
     found = spark.readStream.format("places").load().writeStream.format("memory")
     found = found.queryName("places_found").option("checkpointLocation", str(tmp_path))
     assert found.trigger(availableNow=True).start().awaitTermination(60)
     (row,) = spark.table("places_found").collect()
     assert (row.plans, row.reads) == (pyspark.__file__, pyspark.__file__)
-    jvm = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()
-    assert parent_of(parent_of(row.parent)) == jvm  # the server's, whose parent is a daemon

@@ -138,6 +138,7 @@ def test_without_an_interpreter_beside_it_the_one_on_the_path_runs(installed, mo
         ("-m pyspark.daemon pyspark.worker", "-m spark_ledger.spark.daemon pyspark.worker"),
         ("-m pyspark.daemon", "-m spark_ledger.spark.daemon"),
         ("-m pyspark.worker", "-m pyspark.worker"),
+        ("-m pyspark.sql.streaming.python_streaming_source_runner",) * 2,
         ("-m my.daemon pyspark.worker", "-m my.daemon pyspark.worker"),
         ("-c 1 -m pyspark.daemon", "-c 1 -m pyspark.daemon"),
     ],
