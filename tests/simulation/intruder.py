@@ -16,7 +16,8 @@ from spark_ledger.ledger.recovery import Recovery
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.tokens import derive
 from tests.simulation.invariants import Violation
-from tests.simulation.world import PASSWORD, Client
+from tests.simulation.promises import PASSWORD
+from tests.simulation.world import Client
 
 WRONG = b"another"
 BEYOND = 10**6

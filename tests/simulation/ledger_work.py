@@ -16,7 +16,8 @@ from tests.simulation import invariants
 from tests.simulation.intruder import forge, intrude
 from tests.simulation.invariants import Violation
 from tests.simulation.plan import Plan
-from tests.simulation.world import PASSWORD, Client, World
+from tests.simulation.promises import PASSWORD
+from tests.simulation.world import Client, World
 
 LOOKS = 6  # at an open ledger, before a tailing reader takes another
 

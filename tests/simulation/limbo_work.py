@@ -18,7 +18,8 @@ from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.plan import Plan
-from tests.simulation.world import PASSWORD, BookieNode, Client, World
+from tests.simulation.promises import PASSWORD
+from tests.simulation.world import BookieNode, Client, World
 
 NAME = "repairer"
 PASS_S = 3.0

@@ -17,9 +17,10 @@ from tests.simulation.invariants import Violation
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.loop import SimLoop, run
 from tests.simulation.plan import Plan
+from tests.simulation.promises import PASSWORD
 from tests.simulation.scenario import run_seed
 from tests.simulation.warm import quiet
-from tests.simulation.world import PASSWORD, World
+from tests.simulation.world import World
 
 PLAN = Plan((3, 3, 2), 3, (), 5.0, 1.0, 1, 0, 0, topics=False)
 

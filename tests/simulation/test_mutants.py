@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from spark_ledger.errors import LedgerError
 from tests.simulation.invariants import Violation
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.mutants.command import main
-from tests.simulation.mutants.mutant import stored_seeds
+from tests.simulation.mutants.mutant import MutantBroken, stored_seeds
 from tests.simulation.mutants.search import search
 from tests.simulation.warm import quiet
 
@@ -52,23 +53,43 @@ def test_production_code_is_whole_again_after_a_mutant():
     assert [vars(mutant.owner)[mutant.attribute] for mutant in MUTANTS] == before
 
 
-@pytest.mark.parametrize(
-    ("failure", "name"),
-    [
-        (Violation("8", "an invariant"), "8"),
-        (Violation("no defect", ""), None),
-        (KeyError(1), None),
-    ],
-)
-def test_caught_means_that_an_invariant_failed_and_not_that_the_mutant_raised(failure, name):
+def failing(failure: Exception) -> Mutant:
+    """Its own code raises the failure."""
+
     def fails(write):
         async def failing(self, client):
             raise failure
 
         return failing
 
-    mutant = Mutant("fails", "none", LedgerWork, "write", fails)
-    assert mutant.caught(0) == name
+    return Mutant("fails", "none", LedgerWork, "write", fails)
+
+
+def test_caught_means_that_an_invariant_failed_and_not_that_an_error_was_raised():
+    assert failing(Violation("8", "an invariant")).caught(0) == "8"
+    assert failing(Violation("no defect", "")).caught(0) is None
+    assert failing(LedgerError("expected of nobody")).caught(0) is None
+
+
+def test_a_mutant_whose_own_code_fails_is_broken_whatever_fails_next():
+    def takes_what_is_no_more(write):
+        async def writes(self, client):
+            try:
+                await write(self, client.no_such_attribute)
+            except AttributeError:
+                raise Violation("8", "that is what production makes of it") from None
+
+        return writes
+
+    with pytest.raises(MutantBroken, match="KeyError"):
+        failing(KeyError(1)).caught(0)
+    broken = Mutant("broken", "none", LedgerWork, "write", takes_what_is_no_more)
+    assert broken.caught(0) == "8"  # what it handles itself is its own affair
+    with pytest.raises(MutantBroken, match="positional"):
+        Mutant("other arguments", "none", LedgerWork, "write", lambda write: lambda: 1).caught(0)
+    found = search(failing(KeyError(1)), 0, 5)
+    assert (found.seeds, found.seed) == (1, None)
+    assert "KeyError" in found.broken
 
 
 def test_a_search_counts_the_seeds_it_needed_and_says_when_none_caught_the_mutant():

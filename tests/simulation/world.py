@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.disk import DiskFailed
@@ -25,8 +24,7 @@ from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
-from spark_ledger.metadata.tokens import derive
-from tests.simulation import invariants
+from tests.simulation import invariants, promises
 from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost
@@ -49,7 +47,6 @@ from tests.simulation.watching import (
 
 CLUSTER_ID = "simulated"
 REGISTER_RETRY_S = 1.0
-PASSWORD = b"of every ledger that has one"
 RESTART_S = 2.0  # after which a node that exited by itself is started again
 
 
@@ -436,22 +433,10 @@ class BookieNode:
         self._up_to_date = [store.id for store in self.bookie._storage.stores]
         again = any(number not in self._missing for number in self._missed)
         self._missed = dict(self._missing)
-        self._judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost(), again)
+        self.judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost(), again)
         unsaid = self._placed.unsaid()
-        self._judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
-        every = self.bookie._ledgers.every().limbo == "lost"  # only a new directory is there
-        for ledger_id in mine.fence_replied if not (mine.rotten or every) else ():
-            if self._exists(ledger_id):  # the others are in limbo, and take no adds
-                request = m.ReadLacRequest(self.bookie_id, ledger_id, token=self._token(ledger_id))
-                answer = await self.bookie.handle(request)
-                assert isinstance(answer, m.ReadLacResponse)
-                self._judge(invariants.a_fence_survives_a_crash, ledger_id, answer.fenced)
-        spans: dict[int, list[int]] = {}
-        for ledger_id, entry_id in mine.stored:
-            spans.setdefault(ledger_id, []).append(entry_id)
-        for ledger_id, entries in spans.items():
-            if self._exists(ledger_id):
-                await self._check_entries(ledger_id, sorted(entries))
+        self.judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
+        await promises.check(self, self.bookie)
 
     def _partial(self) -> list[int]:
         """Ledgers of which a directory is not there."""
@@ -472,48 +457,13 @@ class BookieNode:
         states = self.bookie._storage.states()
         return [state.ledger_id for state in states if state.limbo == "lost"]
 
-    async def _check_entries(self, ledger_id: int, entries: list[int]) -> None:
-        served: dict[int, str] = {}
-        at = entries[0]
-        token = self._token(ledger_id)
-        while at <= entries[-1]:
-            request = m.ReadRequest(
-                self.bookie_id, ledger_id, at, entries[-1], 1 << 20, token=token
-            )
-            answer = await self.bookie.handle(request)
-            assert isinstance(answer, m.ReadResponse)
-            if not answer.results:
-                break
-            for result in answer.results:
-                served[at] = result.status.name
-                at += 1
-        if self.bookie.failed.done() or self.stopping:
-            return  # it is about to exit, and says nothing any more: the next start is asked
-        for entry_id in entries:
-            status = served.get(entry_id, answer.status.name)
-            if not self.world.ghost.bookie(self.bookie_id).rotten:
-                judge = invariants.an_acknowledged_add_survives_a_crash
-                self._judge(judge, ledger_id, entry_id, status)
-            elif status in ("NO_SUCH_ENTRY", "NO_SUCH_LEDGER"):
-                ledger, now = self.world.ghost.ledgers[ledger_id], self.world.network.next_moment()
-                judge = invariants.what_was_acknowledged_is_never_denied
-                self._judge(judge, ledger, entry_id, now)
-
-    def _judge(self, judge: Any, *args: Any) -> None:
+    def judge(self, judge: Any, *args: Any) -> None:
+        """What the judge says of this bookie; a Violation is kept."""
         ghost = self.world.ghost
         try:
             judge(ghost, ghost.bookie(self.bookie_id), *args)
         except Violation as violation:
             self.world.observers.violated(violation)
-
-    def _token(self, ledger_id: int) -> bytes:
-        """What reads the ledger; every password in a run is the same."""
-        has_password = self.world.ghost.ledgers[ledger_id].record.verifiers is not None
-        return derive(PASSWORD).read if has_password else b""
-
-    def _exists(self, ledger_id: int) -> bool:
-        """A ledger that is deleted may be forgotten."""
-        return self.world.store.peek(paths.ledger(ledger_id)) is not None
 
     # -- registration --------------------------------------------------------------------------
 

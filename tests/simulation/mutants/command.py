@@ -63,6 +63,8 @@ def _row(found: Found) -> str:
     invariants = dict.fromkeys(s.invariant for s in found.searches if s.seed is not None)
     clean = all(search.clean for search in found.searches)
     caught = "yes" if found.caught else "no" if clean else "NOT CLEAN"
+    if any(search.broken for search in found.searches):
+        caught = "BROKEN"
     first = found.searches[0].seed
     return _line(
         found.mutant.name,

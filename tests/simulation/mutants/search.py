@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.mutant import Mutant, MutantBroken
 from tests.simulation.warm import collect, freeze, quiet
 
 
@@ -23,6 +23,8 @@ class Search:
     """The same seed keeps every invariant without the mutant."""
     run_s: float = 0.0
     """What the mutant's run and the clean one take together."""
+    broken: str = ""
+    """What the mutant raised by itself; then nothing more was tried."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,10 @@ def search(mutant: Mutant, start: int, seeds_max: int) -> Search:
     with quiet():
         for tried, seed in enumerate(range(start, start + seeds_max), 1):
             collect(tried)
-            invariant = mutant.caught(seed)
+            try:
+                invariant = mutant.caught(seed)
+            except MutantBroken as broken:
+                return Search(mutant.name, tried, broken=str(broken))
             if invariant is not None:
                 begun = time.perf_counter()
                 mutant.caught(seed)

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from bookie_server import checkpoint, cluster_ledgers, compactor, ledger_storage, stores
+from bookie_server import checkpoint, cluster_ledgers, compactor, ledger_storage
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from tests.simulation.mutants.mutant import Mutant
@@ -52,7 +52,7 @@ def marked_when_one_is_flushed(write: Any) -> Any:
         live = self._stores.live
         if flush.marks is not None and len(live) > 1:
             first = live[0]
-            entries = stores._entries(flush.half, flush.parts.get(first.id, ()))
+            entries = flush.half.to_write(flush.parts.get(first.id, ()))
             await first.write(entries, flush.changes)
             marks = {i: checkpoint.Mark(position) for i, position in flush.marks.items()}
             await checkpoint.write(first.disk, {**self._marks, **marks})
