@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _refused("--mutant", error)
     seeds = range(options.start, options.start + options.seeds)
     try:
+        options.plan = asked.with_reseeds(options.plan, options.reseed)
         asked.plan_changes(options.plan, seeds, mutant.plan_changes if mutant else {})
     except ValueError as error:
         return _refused("--plan", error)
@@ -61,6 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     parser.add_argument("--plan", default="{}", help="JSON: what the seeds' plans have instead")
+    parser.add_argument(
+        "--forks",
+        type=at_least(0),
+        default=0,
+        help="how often a run is forked at each rare situation that it meets",
+    )
+    parser.add_argument(
+        "--reseed",
+        action="append",
+        default=[],
+        metavar="SITUATION:NUMBER",
+        help="go on otherwise where that situation is first met, as a continuation did",
+    )
     parser.add_argument("--mutant", default="", help=MUTANT_HELP)
     parser.add_argument("--digests", action="store_true", help="print each seed's trace hash")
     parser.add_argument("--met", action="store_true", help="print the situations met, and checks")
@@ -70,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     jobs = min(options.jobs or os.cpu_count() or 1, options.seeds)
     whole = (options.start, options.seeds, options.keep_going, options.plan, options.mutant)
-    work = parallel.chunks(Chunk(*whole), jobs)
+    work = parallel.chunks(Chunk(*whole, forks=options.forks), jobs)
     begun, total = time.perf_counter(), Tally()
     told_at = begun
     try:

@@ -54,6 +54,18 @@ def plan_changes(text: str, seeds: Sequence[int], others: Mapping[str, Any]) -> 
     return changes
 
 
+def with_reseeds(plan: str, reseeds: Sequence[str]) -> str:
+    """The plan's changes, as JSON, with `SITUATION:NUMBER` of the command line among them. Raises
+    ValueError."""
+    if not reseeds:
+        return plan
+    points = [one.rpartition(":") for one in reseeds]
+    wrong = [one for one, point in zip(reseeds, points, strict=True) if not point[2].isdigit()]
+    if wrong:
+        raise ValueError(f"a reseed is SITUATION:NUMBER, not {wrong[0]}")
+    return json.dumps({**json.loads(plan), "reseeds": [[name, int(n)] for name, _, n in points]})
+
+
 def _enough_bookies(changes: Mapping[str, Any], seeds: Sequence[int]) -> None:
     if not any(name in changes for name in _TOGETHER):
         return
@@ -113,6 +125,17 @@ def _indexes(name: str, value: Any) -> None:
         raise ValueError(f"{name} is a list of events' indexes, not {json.dumps(value)}")
 
 
+def _reseeds(name: str, value: Any) -> None:
+    if not isinstance(value, list) or not all(
+        isinstance(one, list)
+        and len(one) == 2
+        and isinstance(one[0], str)
+        and _is_whole(one[1], 0)
+        for one in value
+    ):
+        raise ValueError(f"{name} is a list of [situation, number], not {json.dumps(value)}")
+
+
 def _entries(name: str, value: Any) -> None:
     pair = isinstance(value, list) and len(value) == 2 and all(_is_whole(n, 1) for n in value)
     if not pair or value[0] > value[1]:
@@ -137,6 +160,7 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "also": _ways,
     "entries": _entries,
     "skip": _indexes,
+    "reseeds": _reseeds,
     "slow": _share,
 }
 """By field of a plan."""

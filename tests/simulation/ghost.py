@@ -6,6 +6,7 @@ insertion. A *moment* is a number that rises with every beginning and ending of 
 bookie (network.Exchange).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import NO_ENTRY
@@ -163,9 +164,13 @@ class Ghost:
     """How often each invariant was looked at: one that never was, proves nothing."""
     met: dict[str, int] = field(default_factory=dict)
     """Situations met ("sometimes" counters)."""
+    discovered: Callable[[str], None] | None = None
+    """Called when the run meets a situation for the first time (forking.py)."""
 
     def meet(self, situation: str) -> None:
-        self.met[situation] = self.met.get(situation, 0) + 1
+        times = self.met[situation] = self.met.get(situation, 0) + 1
+        if times == 1 and self.discovered is not None:
+            self.discovered(situation)
 
     def bookie(self, bookie_id: str) -> BookieGhost:
         found = self.bookies.get(bookie_id)

@@ -175,6 +175,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.steps = 0
         self.failures: list[dict[str, Any]] = []
         """Contexts of callbacks that raised and of tasks whose exception nobody took."""
+        self._generators: list[tuple[str, random.Random]] = []
+        self._chance = str(seed)
         self.outside = Context()
         """The context of what belongs to no process: messages on their way."""
         self.paused = 0
@@ -194,7 +196,18 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def random_for(self, name: str) -> random.Random:
         """A generator of its own for each part, so that a new draw in one reshuffles no other."""
-        return random.Random(f"{self.seed}/{name}")
+        return self.keep(name, random.Random(f"{self._chance}/{name}"))
+
+    def keep(self, name: str, generator: random.Random) -> random.Random:
+        """Let `reseed` reach this generator too."""
+        self._generators.append((name, generator))
+        return generator
+
+    def reseed(self, seed: int) -> None:
+        """From now on every draw of the run is another one, by `seed`."""
+        self._chance = f"{self._chance} {seed}"
+        for number, (name, generator) in enumerate(self._generators):
+            generator.seed(f"{self._chance}/{name}/{number}")
 
     def process(self, name: str) -> Process:
         process = Process(self, name)

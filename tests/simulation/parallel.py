@@ -13,7 +13,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from tests.simulation import replay
-from tests.simulation.scenario import Outcome, SeedFailed, run_seed
+from tests.simulation.forking import run_forked
+from tests.simulation.plan import Plan
+from tests.simulation.scenario import Outcome
 from tests.simulation.story import tell
 from tests.simulation.warm import collect, freeze, quiet
 
@@ -41,6 +43,8 @@ class Tally:
     """What some seeds add up to."""
 
     seeds: int = 0
+    continued: int = 0
+    """How many continuations of them were run, each from a rare situation on."""
     failures: list[Failure] = field(default_factory=list)
     digests: list[tuple[int, str]] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
@@ -67,6 +71,7 @@ class Tally:
     def add(self, other: "Tally") -> None:
         """Add what another process ran."""
         self.seeds += other.seeds
+        self.continued += other.continued
         self.steps += other.steps
         self.simulated_s += other.simulated_s
         self.cpu_s += other.cpu_s
@@ -93,6 +98,8 @@ class Tally:
             f"{self.seeds} seeds: {len(self.failures)} failed,"
             f" {self.seeds / took_s:.1f} seeds/s over {jobs} {processes}, {a_core:.1f} a core"
         )
+        if self.continued:
+            head += f", {self.continued} continuations"
         clean = len(self.entries)
         if not clean:
             return [head]  # of a run that failed nothing is counted
@@ -128,6 +135,8 @@ class Chunk:
     """JSON: what the seeds' plans have instead of what they draw."""
     mutant: str = ""
     """A known bug to put in."""
+    forks: int = 0
+    """How often a run is continued from each rare situation that it meets (forking.py)."""
 
 
 def run_chunk(chunk: Chunk) -> Tally:
@@ -137,17 +146,31 @@ def run_chunk(chunk: Chunk) -> Tally:
         changes = {**changes, **replay.parsed(chunk.plan)}
         for done, seed in enumerate(range(chunk.first, chunk.first + chunk.seeds), 1):
             tally.seeds += 1
-            plan = replay.changed_plan(seed, changes)
-            try:
-                tally.take(run_seed(seed, plan))
-            except SeedFailed as failure:
+            for plan, told in _run(chunk, tally, seed, replay.changed_plan(seed, changes)):
                 again = replay.command(seed, plan, chunk.mutant)
-                tally.failures.append(Failure(seed, str(failure), tell(seed, plan), again))
+                tally.failures.append(Failure(seed, told, tell(seed, plan), again))
                 if not chunk.keep_going:
                     break
+            if tally.failures and not chunk.keep_going:
+                break
             collect(done)
-    tally.cpu_s = time.process_time() - begun
+    tally.cpu_s += time.process_time() - begun
     return tally
+
+
+def _run(chunk: Chunk, tally: Tally, seed: int, plan: Plan) -> Iterator[tuple[Plan, str]]:
+    """Run a seed and what goes on from it; the plans that failed, each in words."""
+    done = run_forked(seed, plan, chunk.forks)
+    if done.outcome is not None:
+        tally.take(done.outcome)
+    if done.failure is not None:
+        yield plan, str(done.failure)
+    for one in done.continued:
+        tally.continued += 1
+        tally.cpu_s += one.cpu_s
+        _add(tally.met, one.met)
+        if one.broken:
+            yield replace(plan, reseeds=one.reseeds), one.told
 
 
 def chunks(whole: Chunk, jobs: int) -> list[Chunk]:

@@ -80,6 +80,9 @@ class Plan:
     """Classes whose events are drawn and not carried out."""
     skip: frozenset[int] = frozenset()
     """Events, by their index, that are drawn and not carried out."""
+    reseeds: tuple[tuple[str, int], ...] = ()
+    """Where the run first meets that situation, all that is to be drawn is drawn anew, by that
+    number (forking.py)."""
 
     @property
     def losses_max(self) -> int:
@@ -96,6 +99,7 @@ class Plan:
             f"{self._numbers()} faults={', '.join(on) or 'none'}{drawn}"
             f"{' left out=' + skipped if skipped else ''}"
             f" options={', '.join(self._options()) or 'none'}"
+            f"{' reseeded at ' + ', '.join(map(str, self.reseeds)) if self.reseeds else ''}"
         )
 
     def noted(self) -> str:

@@ -43,7 +43,9 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def _like(known: Any, value: Any) -> Any:
-    return type(known)(value) if isinstance(known, tuple | frozenset) else value
+    if not isinstance(known, tuple | frozenset):
+        return value
+    return type(known)(tuple(one) if isinstance(one, list) else one for one in value)
 
 
 def changes_of(seed: int, plan: Plan) -> dict[str, Any]:
@@ -59,7 +61,9 @@ def changes_of(seed: int, plan: Plan) -> dict[str, Any]:
 def command(seed: int, plan: Plan, mutant: str = "") -> str:
     """The command line that runs it again."""
     words = ["python", "-m", "tests.simulation", "--seeds", "1", "--start", str(seed)]
-    changes = changes_of(seed, plan)
+    for situation, number in plan.reseeds:
+        words += ["--reseed", f"{situation}:{number}"]
+    changes = changes_of(seed, replace(plan, reseeds=()))
     if changes:
         words += ["--plan", json.dumps(changes)]
     if mutant:

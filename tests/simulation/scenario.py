@@ -64,10 +64,14 @@ class SeedFailed(AssertionError):
         self.cause = cause
 
 
-def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
+Fork = Callable[[str], int | None]
+"""What is asked at each first meeting with a situation: what to reseed the run with, if at all."""
+
+
+def run_seed(seed: int, plan: Plan | None = None, fork: Fork = lambda situation: None) -> Outcome:
     """Run one seed. Raises SeedFailed."""
     drawn = plan or draw_plan(SimLoop(seed).random_for("plan"))
-    scenario = Scenario(seed, drawn)
+    scenario = Scenario(seed, drawn, fork)
     try:
         return run(scenario.main(), seed)
     except Exception as met:
@@ -80,10 +84,11 @@ def run_seed(seed: int, plan: Plan | None = None) -> Outcome:
 class Scenario:
     """The actors of one seed and the order of its phases."""
 
-    def __init__(self, seed: int, plan: Plan) -> None:
+    def __init__(self, seed: int, plan: Plan, fork: Fork) -> None:
         self.seed = seed
         self.plan = plan
         self.world: World | None = None
+        self._fork = fork
 
     async def main(self) -> Outcome:
         with ExitStack() as self._until_the_end:
@@ -100,6 +105,7 @@ class Scenario:
             CLIENT.model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
         )
+        world.ghost.discovered = self._discovered
         world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)
@@ -130,6 +136,19 @@ class Scenario:
             world.ghost.met,
             tuple(chaos.injected),
         )
+
+    def _discovered(self, situation: str) -> None:
+        """The run goes on by other draws if the plan says so, or if it was forked here."""
+        world = self.world
+        assert world is not None
+        if world.observers.well_since is not None:
+            return
+        number = dict(self.plan.reseeds).get(situation)
+        if number is None:
+            number = self._fork(situation)
+        if number is not None:
+            world.loop.reseed(number)
+            world.trace.note("chaos", f"reseeded with {number}: {situation}")
 
     async def _start(self, world: World) -> list["asyncio.Task[Any]"]:
         self.topics: TopicWork | None = None

@@ -156,12 +156,8 @@ class BookieNode:
         self.bookie_id = f"00000000-0000-0000-0000-0000000{self._generation:02d}{self.number:03d}"
         seed = f"{self._rng.random()}"
         journals, ledgers = self.world.directories
-        self.journal_disks = [
-            SimDisk(random.Random(f"{name} {seed}")) for name in _names("journal", journals)
-        ]
-        self.ledger_disks = [
-            SimDisk(random.Random(f"{name} {seed}")) for name in _names("ledger", ledgers)
-        ]
+        self.journal_disks = [self._disk(f"{name} {seed}") for name in _names("journal", journals)]
+        self.ledger_disks = [self._disk(f"{name} {seed}") for name in _names("ledger", ledgers)]
         self._ledger_names = _names("ledger", ledgers)
         self._to_miss: dict[int, None] = {}
         self._missing: dict[int, None] = {}
@@ -172,6 +168,9 @@ class BookieNode:
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
         self._placed = PlacedWatch(self.world.ghost)
+
+    def _disk(self, seed: str) -> SimDisk:
+        return SimDisk(self.world.loop.keep(f"disk {seed}", random.Random(seed)))
 
     @property
     def disks(self) -> list[SimDisk]:
@@ -335,7 +334,7 @@ class BookieNode:
         self._bereave()
         lost, self._lost_directories = self._ledger_names[number], self._lost_directories + 1
         self._ledger_names[number] = f"{lost.partition('/')[0]}/{self._lost_directories}"
-        self.ledger_disks[number] = SimDisk(random.Random(f"{self._rng.random()}"))
+        self.ledger_disks[number] = self._disk(f"{self._rng.random()}")
         if self.bookie is not None:
             self.bookie._storage.drop(lost, DiskFailed("it is gone"))
 
