@@ -127,10 +127,7 @@ def _indexes(name: str, value: Any) -> None:
 
 def _reseeds(name: str, value: Any) -> None:
     if not isinstance(value, list) or not all(
-        isinstance(one, list)
-        and len(one) == 2
-        and isinstance(one[0], str)
-        and _is_whole(one[1], 0)
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and _is_whole(one[1], 0)
         for one in value
     ):
         raise ValueError(f"{name} is a list of [situation, number], not {json.dumps(value)}")

@@ -164,7 +164,9 @@ class Forks:
 def _failed(plan: Plan, failure: SeedFailed) -> Continued:
     cause = failure.cause
     broken = cause.name if isinstance(cause, Violation) else type(cause).__name__
-    return Continued(plan.reseeds, 0, broken=broken, told=f"{failure}\n  reseeded at {plan.reseeds}")
+    return Continued(
+        plan.reseeds, 0, broken=broken, told=f"{failure}\n  reseeded at {plan.reseeds}"
+    )
 
 
 def run_forked(seed: int, plan: Plan, children: int, depth: int = 1) -> "Forked":
