@@ -65,6 +65,25 @@ class CommitOutcomeUnknown(LedgerError):
     remedy = "Run the same batch again from its checkpoint: it is committed once."
 
 
+# -- a batch whose number is used up ----------------------------------------------------------
+
+
+class CheckpointBehind(LedgerError):
+    """A query's batch has a number below the last one committed. Nothing of it was written."""
+
+    error_class = "LEDGER_WRITE.CHECKPOINT_BEHIND"
+    sql_state = "40001"
+    remedy = "Restore the newest checkpoint, start with a new one, or write with onReplay=append."
+
+
+class ReplayDiffers(LedgerError):
+    """A query's batch was committed under this number with other rows. Nothing was committed."""
+
+    error_class = "LEDGER_WRITE.REPLAY_DIFFERS"
+    sql_state = "40001"
+    remedy = "Restore the newest checkpoint, start with a new one, or give onReplay skip or append."
+
+
 # -- the handle is dead -----------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Batch writes. Always true: a write is one commit under one (app id, version), made when every
-task has ended well; abort deletes nothing."""
+task has ended well; abort deletes nothing. With txnAppId inside foreachBatch it goes by the rule of
+a query's batch (topic/replay.py)."""
 
 import secrets
 from collections.abc import Iterator, Mapping
@@ -56,7 +57,15 @@ class LedgerWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         spark = TaskProperties.of(TaskContext.get())
         task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
-        return write_rows(self.job, task, iterator, version=self.version, known=self.known)
+        named = spark.query_id is not None and self.job.options.txn_app_id is not None
+        return write_rows(
+            self.job,
+            task,
+            iterator,
+            version=self.version,
+            on_replay=self.job.on_replay if named else None,
+            known=self.known,
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = [message for message in messages if isinstance(message, Written)]

@@ -34,6 +34,7 @@ SPARKS_OWN = frozenset(
 """Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
 
 COMPRESSIONS = ("none", "lz4", "zstd")
+ON_REPLAY = ("fail", "skip", "append")
 DURABILITIES = ("synced", "page-cache")
 ROUTINGS = ("hash", "roundRobin", "single", "column", "spark")
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
@@ -354,6 +355,17 @@ WRITE_OPTIONS = (
         None,
         "a version at or below the last one committed under that name changes "
         "nothing. A streaming write has its batch id",
+    ),
+    Option(
+        "onReplay",
+        WRITE,
+        Choice(ON_REPLAY),
+        None,
+        "what becomes of a query's batch whose number was committed with other rows (see Exactly"
+        " once): `fail`; `skip` keeps what was committed; `append` writes it too, also where its"
+        " number is lower, and goes on from there. In a batch write: with `txnAppId`, inside"
+        " `foreachBatch`",
+        default_says="`fail`; complete mode replaces",
     ),
     Option(
         "badRecordsTopic",

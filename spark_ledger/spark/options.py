@@ -95,6 +95,7 @@ class WriteOptions:
     durability: str | None = None
     txn_app_id: str | None = None
     txn_version: int | None = None
+    on_replay: str | None = None
     bad_records_topic: str | None = None
     user_metadata: str | None = None
     max_in_flight_bytes: int = 64 << 20
@@ -146,6 +147,7 @@ def batch_write_options(options: Mapping[str, str]) -> WriteOptions:
     if given.has("txnAppId") and not given.has("txnVersion"):
         raise TxnVersionRequired(f"txnAppId is {given['txnAppId']!r}, but no txnVersion is given")
     given.needs("txnVersion", "txnAppId")
+    given.needs("onReplay", "txnAppId")
     return _write_options(given, given["txnAppId"], given["txnVersion"])
 
 
@@ -264,6 +266,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         durability=given["durability"],
         txn_app_id=app_id,
         txn_version=version,
+        on_replay=given["onReplay"],
         bad_records_topic=bad,
         user_metadata=given["userMetadata"],
         max_in_flight_bytes=given["maxInFlightBytes"],

@@ -1,9 +1,10 @@
 """The streaming sink.
 
 Always true: a micro-batch becomes visible by one commit under (query id, target, batch id), so a
-replay adds nothing; the driver's writer object is a new one each time and learns the query and
-the run from its tasks' messages only; abort deletes nothing. In complete mode the rows of a batch
-take the place of all that the topic had when the run began, and of the run's own.
+replay adds nothing, and what is not one is refused (topic/replay.py); the driver's writer object is
+a new one each time and learns the query and the run from its tasks' messages only; abort deletes
+nothing. In complete mode the rows of a batch take the place of all that the topic had when the run
+began, and of the run's own.
 
 Spark makes a writer for commit, and another for abort when commit failed; if that cannot be made,
 Spark hides why commit failed. So making one asks nobody: what the cluster has to say against a
@@ -63,7 +64,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         assert spark.batch_id is not None, "a micro-batch has a number"
         intent = query_intent(self.job, spark.query_id, spark.run_id, again=spark.attempt > 0)
         task = Task(intent, spark.index, spark.attempt, spark.about)
-        return write_rows(self.job, task, iterator, version=spark.batch_id)
+        on_replay = self.job.on_replay
+        return write_rows(self.job, task, iterator, version=spark.batch_id, on_replay=on_replay)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = [message for message in messages if isinstance(message, Written)]

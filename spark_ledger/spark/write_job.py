@@ -22,6 +22,7 @@ from spark_ledger.spark.typed_values import SCHEMA, ValueWriter
 from spark_ledger.spark.written import WritePlan, payload_of, plan_write
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit_draft import USER_METADATA_BYTES_MAX
+from spark_ledger.topic.replay import OnReplay
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class WriteJob:
     plan: WritePlan
     values: ValueWriter | None
     overwrite: bool = False
+
+    @property
+    def on_replay(self) -> OnReplay:
+        """Of a query's batch that was planned anew; complete mode replaces what it wrote before."""
+        if self.options.on_replay is not None:
+            return OnReplay(self.options.on_replay)
+        return OnReplay.REPLACE if self.overwrite else OnReplay.FAIL
 
     @classmethod
     def of(cls, options: WriteOptions, schema: StructType, overwrite: bool = False) -> "WriteJob":

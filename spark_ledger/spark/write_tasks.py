@@ -3,12 +3,14 @@
 Always true: connections, open ledgers, the query's intent and what its topics are like are kept
 from task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that
 writes shows by heartbeats that its intent is in use; its message names only entries that were
-acknowledged. A batch that was committed before its run began is not written again. A task that
+acknowledged. Rows of a batch whose number was committed before its run began are compared with
+those, not written again, unless the user wants them (topic/replay.py). A task that
 fails leaves none of it behind, and an attempt that repeats another goes by none of it: what is kept
 may be why the other failed (an intent that was condemned meanwhile, a topic that was deleted).
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +29,10 @@ from spark_ledger.spark.topic_writers import Task, TopicWriters
 from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.commit import CommitOutcome, TxnKey
+from spark_ledger.topic.commit import CommitKind, CommitOutcome, TxnKey
+from spark_ledger.topic.fingerprint import Fingerprint, together
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.replay import OnReplay, QueryBatch, Work, work_of
 from spark_ledger.topic.task_writer import TaskResult
 
 QUERY_ID = "sql.streaming.queryId"
@@ -46,10 +50,12 @@ WRITE_AGAIN = (
 
 @dataclass
 class Written(WriterCommitMessage):
-    """A task's message to the driver: what it wrote to each topic."""
+    """A task's message to the driver: what it wrote to each topic. `batch` is what it was given of
+    a query's batch, None of a batch job outside queries."""
 
     intent: Intent
     results: tuple[TaskResult, ...]
+    batch: QueryBatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class TaskProperties:
         return {name: str(value) for name, value in found.items() if value is not None}
 
 
+_log = logging.getLogger(__name__)
 _intents: Kept[tuple[str, str, str, str], Intent] = Kept(HEARTBEAT_S)
 _topics: Kept[tuple[str, str, str], WrittenTopic] = Kept(TOPIC_S)
 
@@ -91,19 +98,26 @@ def write_rows(
     batches: Iterable[pa.RecordBatch],
     *,
     version: int,
+    on_replay: OnReplay | None = None,
     known: Mapping[str, WrittenTopic] | None = None,
 ) -> Written:
     """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
-    will be committed as, `known` are topics as the driver saw them.
+    will be committed as; `on_replay` is None outside queries, where a version that is recorded
+    changes nothing; `known` are topics as the driver saw them.
 
-    Raises MessageTooBig, NullTopic, NotEnoughBookies, LedgerFenced, Unavailable ...: then nothing
-    of it is visible.
+    Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
+    LedgerFenced, Unavailable ...: then nothing of it is visible.
     """
-    intent = task.intent
-    if version <= intent.record.w0:  # the commit will find so too, and change nothing
+    intent, counted = task.intent, Fingerprint()
+    if on_replay is not None:
+        work = _work(job, intent, version, on_replay)
+        batches = _counted(batches, job, counted)
+    else:
+        work = Work.COMPARE if version <= intent.record.w0 else Work.WRITE
+    if work is Work.COMPARE:
         for _ in batches:
             pass
-        return Written(intent, ())
+        return Written(intent, (), _batch(counted, on_replay))
     cluster = blocking.topics(job.options.service_url)
     collector.set_aside(Moment.CONNECTED)
 
@@ -116,11 +130,33 @@ def write_rows(
             for batch in batches:
                 if batch.num_rows:
                     writers.write(job.plan.rows(batch))
-            return Written(intent, writers.finish())
+            return Written(intent, writers.finish(), _batch(counted, on_replay))
         except BaseException:
             forget(intent)
             writers.abort()
             raise
+
+
+def _work(job: WriteJob, intent: Intent, version: int, on_replay: OnReplay) -> Work:
+    """What is done with a query's rows; above `w0` it is known without a question."""
+    if version > intent.record.w0:
+        return Work.WRITE
+    cluster = blocking.topics(job.options.service_url)
+    record = cluster.run(cluster.client.intents.recorded(intent))
+    return work_of(record, intent.app_id, version, on_replay)
+
+
+def _counted(
+    batches: Iterable[pa.RecordBatch], job: WriteJob, counted: Fingerprint
+) -> Iterator[pa.RecordBatch]:
+    """The same, each counted when it is asked for."""
+    for batch in batches:
+        counted.add(batch.select(job.plan.columns))
+        yield batch
+
+
+def _batch(counted: Fingerprint, on_replay: OnReplay | None) -> QueryBatch | None:
+    return None if on_replay is None else QueryBatch(counted.content, on_replay)
 
 
 def commit_rows(
@@ -145,6 +181,7 @@ def _commit_rows(
     written: Sequence[Written],
     last: bool,
 ) -> CommitOutcome:
+    batch = _together(written)
     replaced = intent.record.snapshots.keys()
     results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
     for message in written:
@@ -154,7 +191,7 @@ def _commit_rows(
         made = cluster.run(find_or_make(cluster.client, options, options.topic))
         results[made.info.id] = []
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    return cluster.run(
+    outcome = cluster.run(
         cluster.client.commit_topics(
             results,
             txn,
@@ -162,7 +199,31 @@ def _commit_rows(
             overwrite=replaced,
             user_metadata=options.user_metadata or "",
             finish_intent=last,
+            batch=batch,
         )
+    )
+    if outcome.kind is CommitKind.ALREADY:
+        _log.warning("%s", _nothing_written(txn, batch))
+    return outcome
+
+
+def _together(written: Sequence[Written]) -> QueryBatch | None:
+    """What the tasks of a query's batch counted."""
+    some = [message.batch for message in written if message.batch is not None]
+    if not some:
+        return None
+    return QueryBatch(together(one.content for one in some), some[0].on_replay)
+
+
+def _nothing_written(txn: TxnKey, batch: QueryBatch | None) -> str:
+    if batch is None:
+        return (
+            f"nothing was written: version {txn.version} of txnAppId {txn.app_id!r}, or a later"
+            f" one, is committed to '{txn.target}' already"
+        )
+    return (
+        f"nothing was written: batch {txn.version} of query {txn.app_id} is committed to"
+        f" '{txn.target}' already; {batch.content.rows} rows were given again"
     )
 
 

@@ -113,6 +113,12 @@ class WritePlan:
     headers: str | None = None
     event_time: str | None = None
 
+    @property
+    def columns(self) -> list[str]:
+        """All that are written, by name."""
+        named = (self.value, self.key, self.topic, self.partition, self.headers, self.event_time)
+        return [*self.payload, *(name for name in named if name is not None)]
+
     def rows(self, batch: pa.RecordBatch) -> WrittenRows:
         """The columns of a batch that Spark hands over."""
 

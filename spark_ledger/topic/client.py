@@ -31,6 +31,7 @@ from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
+from spark_ledger.topic.replay import QueryBatch
 from spark_ledger.topic.routing import Router
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
@@ -197,6 +198,7 @@ class TopicClient:
         overwrite: bool | Collection[str] = False,
         user_metadata: str = "",
         finish_intent: bool = False,
+        batch: QueryBatch | None = None,
         timeout_s: float = 60.0,
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
@@ -205,9 +207,10 @@ class TopicClient:
         all that was there when the intent was made for overwriting them
         (Intents.open_...(overwrites=)) and of this app's own since; rows of others since are
         errors.TxnConflict. With `finish_intent` the intent is done afterwards
-        in any case. Raises as Committer.commit; errors.TopicRecreated (results of another topic),
-        errors.LedgerFenced (of another intent), ValueError for results that claim a task or an
-        entry twice.
+        in any case. `batch` is what a streaming query's tasks counted; without it a version that is
+        recorded changes nothing. Raises as Committer.commit; errors.TopicRecreated (results of
+        another topic), errors.LedgerFenced (of another intent), ValueError for results that claim a
+        task or an entry twice.
         """
         check_one_attempt(result for some in results.values() for result in some)
         if isinstance(overwrite, bool):
@@ -216,7 +219,9 @@ class TopicClient:
             id_: (_rows_action(ordered_segments(id_, intent_id, some), id_ in overwrite),)
             for id_, some in results.items()
         }
-        wanted = Wanted(txn, intent_id, drafts, finish_intent, user_metadata=user_metadata)
+        wanted = Wanted(
+            txn, intent_id, drafts, finish_intent, user_metadata=user_metadata, batch=batch
+        )
         return await self._commit(wanted, timeout_s)
 
     async def commit_actions(

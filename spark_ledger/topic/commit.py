@@ -4,7 +4,8 @@ One multi: set the transaction record at its known version, check (or end) the i
 topic set head at the version it was folded from and create log/<n>. Always true: all topics or
 none; whoever loses a race changes nothing; a lost answer is resolved only by sync and the
 transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
-or below the recorded one changes nothing. The first try goes by what this process last saw
+or below the recorded one changes nothing, unless a query plans it anew and the user wants its rows:
+then the record goes back to it. The first try goes by what this process last saw
 (commit_views.py); whatever it is refused by is looked at again after a sync before it is believed.
 """
 
@@ -80,10 +81,11 @@ class Committer:
         A key of version NEXT_VERSION is for whoever alone commits under its app id: each call is
         a commit of its own. Raises errors.LedgerFenced (the intent ended, another run recorded the
         version), errors.TxnConflict (what an action was planned on has changed, or one of the
-        checks fails), errors.TopicDeleted, errors.TopicTerminated, errors.CommitContended,
-        errors.CommitTooBig, errors.CommitOutcomeUnknown (the deadline passed with an answer lost:
-        replay it), errors.Unavailable (nothing was committed), what writing to ledgers raises,
-        ValueError for what never holds.
+        checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
+        errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
+        errors.CommitOutcomeUnknown (the deadline passed with an answer lost: replay it),
+        errors.Unavailable (nothing was committed), what writing to ledgers raises, ValueError for
+        what never holds.
         """
         txn = wanted.txn
         one = _Commit(self, wanted)
@@ -223,10 +225,16 @@ class _Commit:
         multi, whose answer was lost, ended the intent, the record says so."""
         try:
             outcome = commit_draft.settled(
-                record, self._commit_id, self._wanted.txn, view.intent.record.w0
+                record,
+                self._commit_id,
+                self._wanted.txn,
+                view.intent.record.w0,
+                self._wanted.batch,
             )
             if outcome is None and not view.intent.open:
                 raise view.intent.ended()
+            if outcome is None:
+                commit_draft.check_whole(self._wanted.batch, self._wanted.drafts)
         except errors.LedgerError as error:
             raise (error if view.fresh else _Doubt()) from error
         if outcome is not None and not view.fresh:
@@ -284,7 +292,9 @@ class _Commit:
         self, view: _View, drafts: Mapping[str, Actions], steps: Mapping[str, _Step]
     ) -> CommitOutcome | None:
         numbers = {topic_id: step.before.next for topic_id, step in steps.items()}
-        done = commit_draft.record_of(view.txn, self._commit_id, numbers, drafts)
+        done = commit_draft.record_of(
+            view.txn, self._commit_id, numbers, drafts, self._wanted.batch
+        )
         operations: list[Operation] = [
             Set(self._txn_path, records.encode_txn(done), view.record_version),
             self._intent_operation(view.intent),

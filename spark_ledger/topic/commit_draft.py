@@ -3,8 +3,9 @@
 Always true: no entry is claimed twice, but for shared ones by different partitions; segments are
 in the order of Spark's task index, then in the task's own; the transaction record alone says
 whether a version was committed (hazards 2, 10), and a version that another run recorded after this
-run had begun is an error, never silently done (hazard 11). What an action takes away is computed on
-the state that it follows, so it names every ledger that loses rows.
+run had begun is an error, never silently done; nor is a query's batch with other rows (hazard 11).
+What an action takes away is computed on the state that it follows, so it names every ledger that
+loses rows.
 """
 
 import itertools
@@ -15,7 +16,7 @@ from enum import Enum
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import Check
-from spark_ledger.topic import records
+from spark_ledger.topic import records, replay
 from spark_ledger.topic.actions import (
     Action,
     Append,
@@ -28,6 +29,7 @@ from spark_ledger.topic.actions import (
 )
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.records import TopicRows, TxnRecord
+from spark_ledger.topic.replay import QueryBatch
 from spark_ledger.topic.segments import INLINE, Segment
 from spark_ledger.topic.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.task_writer import TaskResult
@@ -89,7 +91,8 @@ class CommitOutcome:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A commit as it is asked for: what it does to each topic (by id), under which version and
-    intent. `checks` are checked in its multi, `finish_intent` ends the intent there. Raises
+    intent. `checks` are checked in its multi, `finish_intent` ends the intent there. `batch` is
+    what a streaming query's tasks counted, None where a version is done whatever it had. Raises
     errors.CommitOverTooManyTopics, errors.OptionInvalid, ValueError (see check_claims)."""
 
     txn: TxnKey
@@ -98,6 +101,7 @@ class Wanted:
     finish_intent: bool = False
     checks: tuple[Check, ...] = ()
     user_metadata: str = ""
+    batch: QueryBatch | None = None
 
     def __post_init__(self) -> None:
         if len(self.drafts) > TOPICS_MAX:
@@ -173,10 +177,14 @@ def check_claims(segments: Iterable[Segment]) -> None:
             ends_by_partition[partition] = last
 
 
-def settled(record: TxnRecord, commit_id: str, txn: TxnKey, w0: int) -> CommitOutcome | None:
-    """What the transaction record says of the commit: its outcome, or None: not committed yet.
+def settled(
+    record: TxnRecord, commit_id: str, txn: TxnKey, w0: int, batch: QueryBatch | None = None
+) -> CommitOutcome | None:
+    """What the transaction record says of the commit: its outcome, or None: not committed yet, or
+    to be committed again.
 
-    Raises errors.LedgerFenced when another run recorded the version after this run had begun.
+    Raises errors.LedgerFenced when another run recorded the version after this run had begun;
+    errors.CheckpointBehind, errors.ReplayDiffers for a query's batch that was planned anew.
     """
     if record.commit_id == commit_id:
         return CommitOutcome(CommitKind.COMMITTED, record.topics())
@@ -189,6 +197,8 @@ def settled(record: TxnRecord, commit_id: str, txn: TxnKey, w0: int) -> CommitOu
             recorded_version=record.version,
             recorded_by=record.run_id,
         )
+    if batch is not None and not replay.is_done(record, txn.app_id, txn.version, batch):
+        return None
     exact = record.version == txn.version
     return CommitOutcome(CommitKind.ALREADY, record.topics() if exact else {})
 
@@ -207,8 +217,25 @@ def rows_by_partition(actions: Actions) -> dict[int, int]:
     return dict(sorted(rows.items()))
 
 
+def check_whole(batch: QueryBatch | None, drafts: Mapping[str, Actions]) -> None:
+    """What a query commits is all that its tasks counted. Raises errors.LedgerFenced: some compared
+    their rows with a commit that is not the last any more, and wrote none."""
+    if batch is None:
+        return
+    rows = sum(sum(rows_by_partition(actions).values()) for actions in drafts.values())
+    if rows != batch.content.rows:
+        raise errors.LedgerFenced(
+            f"the tasks counted {batch.content.rows} rows and wrote {rows}: what they took for a"
+            " replay is none any more"
+        )
+
+
 def record_of(
-    txn: TxnKey, commit_id: str, numbers: Mapping[str, int], drafts: Mapping[str, Actions]
+    txn: TxnKey,
+    commit_id: str,
+    numbers: Mapping[str, int],
+    drafts: Mapping[str, Actions],
+    batch: QueryBatch | None = None,
 ) -> TxnRecord:
     """The record of the version: what came into which topic under which number."""
     came = {
@@ -224,6 +251,7 @@ def record_of(
         came.get(first, TopicRows()).number,
         came.get(first, TopicRows()).rows,
         {topic: came[topic] for topic in others},
+        None if batch is None else batch.content,
     )
 
 

@@ -197,6 +197,14 @@ class Intents:
             raise errors.LedgerFenced(f"there is no intent {intent_id}", intent=intent_id)
         return _decoded(intent_id, node)
 
+    async def recorded(self, intent: Intent) -> TxnRecord:
+        """What the transaction record of its app id and target says, not older than this call."""
+        path = paths.txn(escape(intent.app_id), escape(intent.target))
+        with reachable(f"reading what '{intent.app_id}' has committed"):
+            await self.store.sync(path)
+            node = await look_up(self.store, path)
+        return TxnRecord() if node is None else records.decode_txn(node.value)
+
     async def heartbeat(self, intent: Intent) -> None:
         """Show that somebody works under the intent, at most every HEARTBEAT_S from this process.
         The store's failures are no error: who cannot commit will hear of it then."""

@@ -100,11 +100,19 @@ class TopicRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """Of a query's batch: how many rows it has, and what they are (fingerprint.py)."""
+
+    rows: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
     of each partition. `commit_id` tells the commit whose answer was lost. A commit over several
     topics has those after the first in `others`. Rows are left out where the record would be
-    larger than TXN_BYTES_MAX."""
+    larger than TXN_BYTES_MAX. `content` is what a query's batch had in all."""
 
     version: int = NO_VERSION
     run_id: str = ""
@@ -113,6 +121,7 @@ class TxnRecord:
     number: int = NO_COMMIT
     rows: Mapping[int, int] = field(default_factory=dict)
     others: Mapping[str, TopicRows] = field(default_factory=dict)
+    content: Content | None = None
 
     def topics(self) -> dict[str, TopicRows]:
         """By topic id; empty where nothing was committed."""
@@ -230,8 +239,9 @@ def encode_txn(record: TxnRecord) -> bytes:
 
 def decode_txn(value: bytes) -> TxnRecord:
     def build(plain: dict[str, Any]) -> TxnRecord:
-        others = plain.pop("others", {})
+        others, content = plain.pop("others", {}), plain.get("content")
         return TxnRecord(
+            content=None if content is None else Content(content["rows"], content["fingerprint"]),
             **{name: plain[name] for name in _TXN_PLAIN},
             rows=_rows_from_json(plain["rows"]),
             others={
@@ -285,6 +295,8 @@ def _txn_bytes(record: TxnRecord) -> bytes:
             topic: {"number": one.number, "rows": _rows_to_json(one.rows)}
             for topic, one in record.others.items()
         }
+    if record.content is not None:
+        plain["content"] = asdict(record.content)
     return _dump(plain)
 
 

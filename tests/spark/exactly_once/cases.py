@@ -18,6 +18,8 @@ from tests.spark.topics import forget_the_newest
 
 FENCED = "[LEDGER_WRITE.FENCED]"
 UNKNOWN = "[LEDGER_WRITE.OUTCOME_UNKNOWN]"
+BEHIND = "[LEDGER_WRITE.CHECKPOINT_BEHIND]"
+DIFFERS = "[LEDGER_WRITE.REPLAY_DIFFERS]"
 Case = Callable[[World], None]
 
 
@@ -51,6 +53,45 @@ def last_commit_file_lost(world: World) -> None:
     world.start(query)
     world.until_done(query, done)
     assert world.commits(query) == commits, "the replay has changed nothing"
+
+
+def newest_batch_forgotten(world: World) -> None:
+    """The newest offsets and commit are lost: Spark plans the batch anew, with the same rows."""
+    query = world.moving(world.query)
+    world.driver.stop(query)
+    commits, done = world.commits(query), query.next_step - 1
+    for log in ("offsets", "commits"):
+        forget_the_newest(query.checkpoint / log)
+    world.start(query)
+    world.until_done(query, done)
+    assert world.commits(query) == commits, "the replay has changed nothing"
+
+
+def checkpoint_went_back(world: World) -> None:
+    """Two batches, and then one with other rows: both are refused, and the newest goes on."""
+    query = world.moving(world.query)
+    world.driver.stop(query)
+    older = query.save("older")
+    world.start(query)
+    for _ in range(2):
+        world.until_done(query, query.feed())
+    world.driver.stop(query)
+    newest, commits = query.save("newest"), world.commits(query)
+    step = query.feed()
+    query.restore(older)
+    world.start(query)
+    assert BEHIND in world.driver.wait_failed(query)
+    query.restore(newest)
+    for log in ("offsets", "commits"):
+        forget_the_newest(query.checkpoint / log)
+    world.start(query)
+    assert DIFFERS in world.driver.wait_failed(query)
+    world.clean()
+    assert world.commits(query) == commits
+    query.restore(newest)
+    world.start(query)
+    world.until_done(query, step)
+    assert world.commits(query) == commits + 1
 
 
 def task_retried_with_another_layout(world: World) -> None:
@@ -216,6 +257,8 @@ LONG_CASES: tuple[Case, ...] = (zookeeper_gone_after_the_write,)
 CASES: tuple[Case, ...] = (
     commit_raises_after_the_write,
     last_commit_file_lost,
+    newest_batch_forgotten,
+    checkpoint_went_back,
     task_retried_with_another_layout,
     python_workers_killed,
     second_driver_on_the_checkpoint,

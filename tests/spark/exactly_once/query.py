@@ -97,6 +97,16 @@ class Query:
         """What Spark calls it, in every run."""
         return str(json.loads((self.checkpoint / "metadata").read_text())["id"])
 
+    def save(self, name: str) -> Path:
+        """A copy of the checkpoint of a query that stands still; where it is."""
+        kept = self._folder / f"checkpoint-{name}-{self.next_step}"
+        shutil.copytree(self.checkpoint, kept)
+        return kept
+
+    def restore(self, kept: Path) -> None:
+        shutil.rmtree(self.checkpoint)
+        shutil.copytree(kept, self.checkpoint)
+
     def steps_done(self) -> int:
         """How many are in batches that Spark has noted as committed."""
         last = self.newest("commits")

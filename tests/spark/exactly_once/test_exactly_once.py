@@ -80,6 +80,14 @@ def test_a_batch_whose_commit_file_was_lost_is_not_written_again(survives):
     survives(cases.last_commit_file_lost)
 
 
+def test_a_batch_planned_anew_with_the_rows_that_were_committed_is_a_replay(survives):
+    survives(cases.newest_batch_forgotten)
+
+
+def test_a_checkpoint_that_went_back_is_never_a_silent_loss(survives):
+    survives(cases.checkpoint_went_back)
+
+
 def test_a_task_that_failed_and_ran_again_with_another_layout_counts_once(survives):
     survives(cases.task_retried_with_another_layout)
 

@@ -59,6 +59,7 @@ GOOD = {
     "routing": "single",
     "compression": "zstd",
     "durability": "page-cache",
+    "onReplay": "append",
     "schemaMode": "evolve",
     "mergeSchema": "true",
     "maxInFlightBytes": "8m",
@@ -87,6 +88,7 @@ PARTNERS = {
     "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
     "txnAppId": {"txnVersion": "0"},
     "txnVersion": {"txnAppId": "a"},
+    "onReplay": {"txnAppId": "a", "txnVersion": "0"},
     "schemaMode": {"valueFormat": "arrow"},
     "mergeSchema": {"valueFormat": "arrow"},
 }
@@ -106,10 +108,12 @@ def write(**given: str) -> options.WriteOptions:
     return options.batch_write_options({"topic": "t", **given})
 
 
-def alone(option: option_table.Option) -> dict[str, str]:
+def alone(use: Use, option: option_table.Option) -> dict[str, str]:
     """What must stand beside the option."""
     beside = {} if option.name in WAYS else {"path": "t"}
-    return beside | PARTNERS.get(option.name, {})
+    taken = {one.name for one in options_for(use)}
+    partners = PARTNERS.get(option.name, {})
+    return beside | {name: text for name, text in partners.items() if name in taken}
 
 
 def test_the_page_has_exactly_the_options_that_are_taken():
@@ -123,19 +127,19 @@ def test_the_page_has_exactly_the_options_that_are_taken():
 def test_every_option_is_taken_by_each_of_its_names_whatever_their_case(use, option):
     value = GOOD.get(option.name, "7")
     for name in option.names:
-        PARSERS[use]({**alone(option), name.swapcase(): value})
+        PARSERS[use]({**alone(use, option), name.swapcase(): value})
 
 
 @pytest.mark.parametrize(("use", "option"), EVERY, ids=lambda one: getattr(one, "name", None))
 def test_every_option_is_refused_by_name_when_it_is_empty(use, option):
     with pytest.raises(OptionInvalid, match=f"option {option.name} is empty"):
-        PARSERS[use]({**alone(option), option.name: "  "})
+        PARSERS[use]({**alone(use, option), option.name: "  "})
 
 
 @pytest.mark.parametrize(("use", "option"), EVERY, ids=lambda one: getattr(one, "name", None))
 def test_every_misspelt_option_is_refused_with_the_name_that_was_meant(use, option):
     with pytest.raises(OptionUnknown, match=f"Did you mean {option.name}"):
-        PARSERS[use]({**alone(option), f"{option.name}X": GOOD.get(option.name, "7")})
+        PARSERS[use]({**alone(use, option), f"{option.name}X": GOOD.get(option.name, "7")})
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_every_misspelt_option_is_refused_with_the_name_that_was_meant(use, opti
 )
 def test_every_option_that_is_no_text_is_refused_by_name_when_its_value_is_wrong(use, option):
     with pytest.raises(OptionInvalid, match=rf"LEDGER_OPTION.INVALID_VALUE\] {option.name} is"):
-        PARSERS[use]({**alone(option), option.name: "[?"})
+        PARSERS[use]({**alone(use, option), option.name: "[?"})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_every_option_that_is_text_is_refused_when_its_value_is_wrong(use, optio
     assert option.name in WRONG_TEXTS, "a wrong value for each, or why it is refused later"
     value, error, said = WRONG_TEXTS[option.name]
     with pytest.raises(error, match=re.escape(said)):
-        PARSERS[use]({**alone(option), option.name: value})
+        PARSERS[use]({**alone(use, option), option.name: value})
 
 
 @pytest.mark.parametrize("use", Use, ids=lambda use: use.name)
@@ -186,7 +190,7 @@ def test_an_option_given_by_two_of_its_names_is_a_conflict(use, option):
     value = GOOD.get(option.name, "7")
     for other in option.aliases:
         with pytest.raises(OptionConflict):
-            PARSERS[use]({**alone(option), option.name: value, other: value})
+            PARSERS[use]({**alone(use, option), option.name: value, other: value})
 
 
 def test_more_partitions_than_a_topic_has_are_refused():
