@@ -62,14 +62,14 @@ BEHIND = {**LONG, "faults": ("lagging store", "slow store")}
 
 
 def never_settled(settled: Any) -> Any:
-    return lambda record, commit_id, txn, w0: None
+    return lambda record, commit_id, txn, w0, batch=None: None
 
 
 def always_settled(settled: Any) -> Any:
     """Whoever recorded the version, it is a no-op."""
 
-    def quiet(record: Any, commit_id: str, txn: Any, w0: int) -> Any:
-        return settled(record, commit_id, replace(txn, run_id=record.run_id), w0)
+    def quiet(record: Any, commit_id: str, txn: Any, w0: int, batch: Any = None) -> Any:
+        return settled(record, commit_id, replace(txn, run_id=record.run_id), w0, batch)
 
     return quiet
 
