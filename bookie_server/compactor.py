@@ -6,8 +6,8 @@ removed. Each step leaves files that say how far it came, and can be taken again
     (index turned, synced; 3.log removed, durably)
     7.log
 
-Always true: the source goes only after a copy was read back without a fault and the index, which
-points to it, was synced; an entry is copied only if the index points to that very record, and the
+Always true: the source goes only after a copy of what lives in it was read back without a fault and
+the index, which points to nothing in the source any more, was synced; an entry is copied only if the index points to that very record, and the
 index is turned only where it still does; a record that is not whole is never copied: its ledger is
 quarantined and the source kept as `.damaged`; a failure leaves the source as it was and no copy
 behind, and the next log is not touched by it.
@@ -81,6 +81,7 @@ class Compactor:
         try:
             copied = await self._copy(source)
             if copied.copy is None:
+                await self._sync_index()
                 await self._away_with(source.log_id, doubtful=copied.doubtful)
                 return source.file_bytes
             await self._store.logs.publish_copy(copied.copy, source.log_id)
@@ -123,8 +124,7 @@ class Compactor:
         """From a published copy to a log like others. Raises DiskFailed; `redo` takes it up."""
         store = self._store
         pointing, whole = await self._turn_to(copy_id, source)
-        async with store.index_lock:
-            await store.index.sync()
+        await self._sync_index()
         if not pointing:
             await store.logs.abandon_copy(copy_id)
         if whole:
@@ -134,6 +134,10 @@ class Compactor:
             self.failures += 1
         if pointing:
             await store.logs.finish_copy(copy_id)
+
+    async def _sync_index(self) -> None:
+        async with self._store.index_lock:
+            await self._store.index.sync()
 
     async def _turn_to(self, copy_id: int, source: int) -> tuple[int, bool]:
         """Let the index point to the copy wherever it pointed to the source; read back on the

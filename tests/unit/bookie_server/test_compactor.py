@@ -59,6 +59,19 @@ def test_a_log_without_anything_alive_goes_without_a_copy():
     run(main())
 
 
+def test_a_log_without_anything_alive_goes_only_after_the_index_that_says_so_was_synced():
+    """Else the index that comes back after a crash points to a log that is gone."""
+
+    async def main():
+        store = await half_dead()
+        await store.index.delete_ledger(2)  # visible, and not synced
+        assert await compactor(store).compact(await store.map(1))
+        await store.crash()
+        assert await store.stored(2) == []
+
+    run(main())
+
+
 def test_a_record_that_the_index_does_not_point_to_is_not_copied():
     """Copies that a crash left behind (the entry was replayed into a later log) die here."""
 
