@@ -400,14 +400,11 @@ class TopicTerminated(LedgerError):
 
 class CommitOverTooManyTopics(LedgerError):
     """One commit holds all topics of a batch or none: there is a limit. No row was written; the
-    topics that its tasks had made by then are there, empty."""
+    topics that its tasks had made by then are there, empty, and the error of a write names them."""
 
     error_class = "LEDGER_OPTION.TOO_MANY_TOPICS"
     sql_state = "54000"
-    remedy = (
-        "Write fewer topics in one batch, or one topic with more partitions; topics that this"
-        " write made are there, empty."
-    )
+    remedy = "Write fewer topics in one batch, or one topic with more partitions."
 
 
 class CommitTooBig(LedgerError):

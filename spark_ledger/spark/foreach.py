@@ -36,7 +36,7 @@ from spark_ledger.spark.write_tasks import (
     heartbeats,
     naming_deleted,
     query_intent,
-    topic_of,
+    topics_of,
 )
 from spark_ledger.topic import blocking
 from spark_ledger.topic.intents import Intent
@@ -123,7 +123,7 @@ class _ForeachTask:
         self._beating.enter_context(heartbeats(cluster, self._intent))
         task = Task(self._intent, spark.index, spark.attempt, spark.about)
         self.writers = TopicWriters(
-            cluster, job, task, lambda name: topic_of(cluster, job.options, name, run_id)
+            cluster, job, task, lambda names: topics_of(cluster, job.options, names, run_id)
         )
 
     def commit(self, part: Part) -> None:

@@ -7,20 +7,30 @@ rows are routed over the partitions that the topic has now. Bytes go to no topic
 for none of its readers could read them beside columns, unless the user says so.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from spark_ledger.errors import (
+    CommitOverTooManyTopics,
+    LedgerError,
     OptionConflict,
     OptionInvalid,
     SchemaIncompatible,
     TopicDeleted,
+    TopicExists,
     TopicTerminated,
 )
 from spark_ledger.spark.option_table import NO_SCHEMA
 from spark_ledger.spark.options import WriteOptions
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.topics import TopicInfo
+
+TOPICS_AT_ONCE = 32
+NAMED_MAX = 10
 
 _DEFAULTS = TopicPolicies()
 
@@ -127,11 +137,59 @@ async def find_or_make(
     if found is None:
         partitions = 1 if name == options.bad_records_topic else options.partitions or 1
         await check_bookies(client, options, name)
-        await client.topics.create(name, partitions, policies_of(options), exist_ok=True)
-        found = await look_up(client, name, fresh=True)
+        try:
+            made = await client.topics.create(name, partitions, policies_of(options))
+            return WrittenTopic(made, partitions)  # as the options say, and without a schema
+        except TopicExists:  # another task made it just now
+            found = await look_up(client, name, fresh=True)
     if found is None:
         raise TopicDeleted(f"topic '{name}' was deleted as soon as it was made", topic=name)
     if name == options.topic:
         check_fits(options, found)
     await check_values(client, options, found)
     return found
+
+
+async def find_or_make_all(
+    client: TopicClient, options: WriteOptions, names: Sequence[str]
+) -> list[WrittenTopic]:
+    """`find_or_make` of each, TOPICS_AT_ONCE at a time. Raises what the first of them raised that
+    failed, once none is under way any more."""
+
+    async def one(name: str) -> WrittenTopic | Exception:
+        try:
+            return await find_or_make(client, options, name)
+        except Exception as error:
+            return error
+
+    found = []
+    for topic in await each(one, names, TOPICS_AT_ONCE):
+        if isinstance(topic, Exception):
+            raise topic
+        found.append(topic)
+    return found
+
+
+async def too_many_topics(
+    client: TopicClient, what: str, topic_ids: Sequence[str]
+) -> CommitOverTooManyTopics:
+    """The error of a batch for more topics than one commit takes. It names those of `topic_ids`
+    that have no commit: the write made them, or they were there for nothing."""
+    empty = [name for name in await each(partial(_if_empty, client), topic_ids) if name]
+    remedy = "Write fewer topics in one batch, or one topic with more partitions."
+    if empty:
+        named = ", ".join(f"'{name}'" for name in empty[:NAMED_MAX])
+        more = f" and {len(empty) - NAMED_MAX} more" if len(empty) > NAMED_MAX else ""
+        what = f"{what}; {len(empty)} of its topics are there without a row: {named}{more}"
+        remedy += " Remove the topics that this write made: spark-ledger topic delete NAME."
+    return CommitOverTooManyTopics(what, remedy, empty=len(empty))
+
+
+async def _if_empty(client: TopicClient, topic_id: str) -> str | None:
+    """The topic's name, if it is there and nothing was ever committed to it."""
+    with suppress(LedgerError):
+        state = await client.log(topic_id).fold(fresh=True)
+        if state.next == 0 and not state.deleted:
+            name = await client.topics.name_of(topic_id)
+            return None if name is None else name.short
+    return None

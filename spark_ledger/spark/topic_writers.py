@@ -5,26 +5,31 @@ records every row is written either where it belongs or there, in the same commi
 hold in memory together is bounded by `maxInFlightBytes`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_ledger.errors import CommitOverTooManyTopics
 from spark_ledger.spark.bad_records import misfits, told_apart
-from spark_ledger.spark.target import WrittenTopic, policies_of
+from spark_ledger.spark.target import (
+    TOPICS_AT_ONCE,
+    WrittenTopic,
+    policies_of,
+    too_many_topics,
+)
 from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.spark.written import WrittenRows, by_topic
+from spark_ledger.spark.written import WrittenRows, by_topic, topics_named
 from spark_ledger.topic.blocking import BlockingTaskWriter, BlockingTopics
 from spark_ledger.topic.commit_draft import TOPICS_MAX
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.routing import Routing
 from spark_ledger.topic.schema_records import SchemaVersion
+from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 
 ABORT_S = 5.0
 
-Find = Callable[[str], WrittenTopic]
+Find = Callable[[Sequence[str]], Mapping[str, WrittenTopic]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class _OneTopic:
 
 
 class TopicWriters:
-    """For one thread. `find` finds a topic by its short name, or makes it."""
+    """For one thread. `find` finds topics by their short names, or makes them."""
 
     def __init__(self, cluster: BlockingTopics, job: WriteJob, task: Task, find: Find) -> None:
         self._cluster = cluster
@@ -65,7 +70,10 @@ class TopicWriters:
         aside = self._job.options.bad_records_topic
         if aside is not None:
             rows = self._set_aside(rows, misfits(rows, entry_bytes_max=None, aside=aside), {})
-        for name, some in by_topic(rows) if len(rows) else ():
+        if not len(rows):
+            return
+        self._open_all(topics_named(rows))
+        for name, some in by_topic(rows):
             self._write_to(name, some)
             self._keep_in_bounds()
 
@@ -125,18 +133,44 @@ class TopicWriters:
         return good
 
     def _one(self, name: str) -> _OneTopic:
-        if name not in self._open:
-            if len(self._open) >= TOPICS_MAX:
-                raise CommitOverTooManyTopics(
-                    f"a task has rows for more than {TOPICS_MAX} topics, the last is '{name}'"
-                )
-            self._open[name] = self._opened(name)
+        self._open_all([name])
         return self._open[name]
 
-    def _opened(self, name: str) -> _OneTopic:
-        job, client, version = self._job, self._cluster.client, None
-        topic = self._find(name)
-        bad = name == job.options.bad_records_topic
+    def _open_all(self, names: Sequence[str]) -> None:
+        """Writers to these topics, too; none is made where they are more than a commit takes."""
+        new = [name for name in names if name not in self._open]
+        count = len(self._open) + len(new)
+        if count > TOPICS_MAX:
+            what = (
+                f"a task has rows for {count} topics or more, the last is '{new[-1]}'; a commit"
+                f" takes {TOPICS_MAX}"
+            )
+            ids = [one.topic.info.id for one in self._open.values()]
+            raise self._cluster.run(too_many_topics(self._cluster.client, what, ids))
+        if not new:
+            return
+        found = self._find(new)
+        versions = self._versions([found[name] for name in new if not self._is_bad(name)])
+        for name in new:
+            self._open[name] = self._opened(name, found[name], versions.get(found[name].info.id))
+
+    def _versions(self, topics: Sequence[WrittenTopic]) -> Mapping[str, SchemaVersion | None]:
+        """By topic's id the version that typed rows are written under."""
+        values, schemas = self._job.values, self._cluster.client.schemas
+        if values is None or not topics:
+            return {}
+
+        async def version(topic: WrittenTopic) -> SchemaVersion | None:
+            return await values.version(schemas, topic.info)
+
+        found = self._cluster.run(each(version, topics, TOPICS_AT_ONCE))
+        return {topic.info.id: one for topic, one in zip(topics, found, strict=True)}
+
+    def _is_bad(self, name: str) -> bool:
+        return name == self._job.options.bad_records_topic
+
+    def _opened(self, name: str, topic: WrittenTopic, version: SchemaVersion | None) -> _OneTopic:
+        job, bad = self._job, self._is_bad(name)
         settings = TaskSettings(
             compression=job.options.compression,
             routing=Routing.HASH if bad else Routing(job.plan.routing),
@@ -144,7 +178,6 @@ class TopicWriters:
             policies=policies_of(job.options, topic.info.policies),
         )
         if job.values is not None and not bad:
-            version = self._cluster.run(job.values.version(client.schemas, topic.info))
             settings = replace(settings, schema_version=job.values.schema_version(version))
         writer = self._cluster.task_writer(
             topic.info,

@@ -19,12 +19,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from spark_ledger.errors import TopicDeleted, Unavailable
+from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
 from spark_ledger.spark import collector
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import WriteOptions
-from spark_ledger.spark.target import WrittenTopic, find_or_make
+from spark_ledger.spark.target import (
+    WrittenTopic,
+    find_or_make,
+    find_or_make_all,
+    too_many_topics,
+)
 from spark_ledger.spark.topic_writers import Task, TopicWriters
 from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.topic import blocking
@@ -121,8 +126,10 @@ def write_rows(
     cluster = blocking.topics(job.options.service_url)
     collector.set_aside(Moment.CONNECTED)
 
-    def find(name: str) -> WrittenTopic:
-        return (known or {}).get(name) or topic_of(cluster, job.options, name, intent.run_id)
+    def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
+        there = known or {}
+        unknown = [name for name in names if name not in there]
+        return {**there, **topics_of(cluster, job.options, unknown, intent.run_id)}
 
     with naming_deleted(cluster), heartbeats(cluster, intent):
         writers = TopicWriters(cluster, job, task, find)
@@ -191,17 +198,20 @@ def _commit_rows(
         made = cluster.run(find_or_make(cluster.client, options, options.topic))
         results[made.info.id] = []
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    outcome = cluster.run(
-        cluster.client.commit_topics(
-            results,
-            txn,
-            intent.id,
-            overwrite=replaced,
-            user_metadata=options.user_metadata or "",
-            finish_intent=last,
-            batch=batch,
+    try:
+        outcome = cluster.run(
+            cluster.client.commit_topics(
+                results,
+                txn,
+                intent.id,
+                overwrite=replaced,
+                user_metadata=options.user_metadata or "",
+                finish_intent=last,
+                batch=batch,
+            )
         )
-    )
+    except CommitOverTooManyTopics as error:
+        raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
     if outcome.kind is CommitKind.ALREADY:
         _log.warning("%s", _nothing_written(txn, batch))
     return outcome
@@ -231,9 +241,20 @@ def topic_of(
     cluster: BlockingTopics, options: WriteOptions, name: str, run_id: str
 ) -> WrittenTopic:
     """The topic as a run's tasks saw it up to TOPIC_S ago; made if it is not there."""
-    key = (options.service_url, run_id, name)
-    found = _topics.get(key)
-    return found or _topics.put(key, cluster.run(find_or_make(cluster.client, options, name)))
+    return topics_of(cluster, options, [name], run_id)[name]
+
+
+def topics_of(
+    cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
+) -> dict[str, WrittenTopic]:
+    """`topic_of` of each; those that are not known are looked for at once."""
+    kept = {name: _topics.get((options.service_url, run_id, name)) for name in names}
+    unknown = [name for name, topic in kept.items() if topic is None]
+    if unknown:
+        found = cluster.run(find_or_make_all(cluster.client, options, unknown))
+        for name, topic in zip(unknown, found, strict=True):
+            kept[name] = _topics.put((options.service_url, run_id, name), topic)
+    return {name: topic for name, topic in kept.items() if topic is not None}
 
 
 def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = False) -> Intent:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -165,30 +166,42 @@ def payload_of(written: StructType, plan: WritePlan) -> StructType:
     return StructType([one for one in written.fields if one.name in plan.payload])
 
 
+def topics_named(rows: WrittenRows) -> list[str]:
+    """The topics that the column names, by their short names, in the order of their first rows.
+    Raises as `by_topic`."""
+    return list(_numbered(rows)[0])
+
+
 def by_topic(rows: WrittenRows) -> Iterator[tuple[str, WrittenRows]]:
     """Each topic that the column names, by its short name, in the order of its first row, and its
     rows in their order.
 
     Raises NullTopic, TopicNameInvalid.
     """
+    short, codes = _numbered(rows)
+    rest = replace(rows, topics=None)
+    if len(short) == 1:
+        yield short[0], rest
+        return
+    ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
+    order = np.argsort(codes, kind="stable")
+    for name, start, end in zip(short, [0, *ends], ends, strict=False):
+        yield name, rest.take(of_numpy(order[start:end]))  # rows kept keep no others in memory
+
+
+def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
+    """The short names of the rows' topics, and of each row which of them it is for."""
     topics = rows.topics
     assert topics is not None, "there is a column of topics"
     if topics.null_count:
         row = int(np.flatnonzero(as_numpy(topics.is_null()))[0])
         raise NullTopic(f"{topics.null_count} of {len(topics)} rows have no topic, first row {row}")
-    rest = replace(rows, topics=None)
     encoded = topics.dictionary_encode()
     names = [parse_topic(name).short for name in encoded.dictionary.to_pylist()]
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    short = list(number)
-    if len(short) == 1:
-        yield short[0], rest
-        return
-    codes = np.array([number[name] for name in names], np.int64)[as_numpy(encoded.indices)]
-    ends = np.cumsum(np.bincount(codes, minlength=len(short))).tolist()
-    order = np.argsort(codes, kind="stable")
-    for name, start, end in zip(short, [0, *ends], ends, strict=False):
-        yield name, rest.take(of_numpy(order[start:end]))  # rows kept keep no others in memory
+    return list(number), np.array([number[name] for name in names], np.int64)[
+        as_numpy(encoded.indices)
+    ]
 
 
 def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -5,7 +5,7 @@ use. Nothing is decided here; each part is in its own file. Those that only some
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from spark_ledger.errors import NoSuchLedger
@@ -36,6 +36,7 @@ from spark_ledger.topic.routing import Router
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
+from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
     TaskIdentity,
@@ -246,8 +247,8 @@ class TopicClient:
         return await self._commit(wanted, timeout_s)
 
     async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
-        for topic_id in wanted.drafts:
-            await self.checkpoints.before_commit(topic_id, wanted.intent_id)
+        before = partial(self.checkpoints.before_commit, intent_id=wanted.intent_id)
+        await each(before, wanted.drafts)
         outcome = await self.committer.commit(wanted, timeout_s)
         if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
             await self.intents.finish(wanted.intent_id)

@@ -19,8 +19,10 @@ from spark_ledger.topic.commit_draft import Actions
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import Spilled
+from spark_ledger.topic.store_calls import each
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
+LEDGERS_AT_ONCE = 32  # of a commit over many topics
 POINTER_BYTES_MAX = 512
 """The node of a body that is in a ledger."""
 
@@ -63,10 +65,10 @@ class CommitPayloads:
         if commit_draft.inline_bytes(drafts) <= inline_bytes_max:
             return drafts
         if self._moved is None:
-            self._moved = {
-                topic_id: await self._move(intent, topic_id, actions)
-                for topic_id, actions in drafts.items()
-            }
+            moved = await each(
+                lambda one: self._move(intent, *one), drafts.items(), LEDGERS_AT_ONCE
+            )
+            self._moved = dict(zip(drafts, moved, strict=True))
         return self._moved
 
     async def nodes(
@@ -83,18 +85,20 @@ class CommitPayloads:
                 )
         beside = other_bytes + POINTER_BYTES_MAX * len(bodies)
         spilled = commit_draft.to_spill(bodies, beside)
-        return {
-            topic_id: await self._spill(intent, topic_id, body)
-            if topic_id in spilled
-            else LogNode(body)
-            for topic_id, body in bodies.items()
-        }
+        nodes = {topic_id: LogNode(body) for topic_id, body in bodies.items()}
+        stored = await each(
+            lambda topic_id: self._spill(intent, topic_id, bodies[topic_id]),
+            spilled,
+            LEDGERS_AT_ONCE,
+        )
+        return {**nodes, **dict(zip(spilled, stored, strict=True))}
 
     async def checks(self) -> list[Check]:
         """For the multi: the records of the ledgers written to, as they are now. Raises
         errors.NoSuchLedger, errors.RowsLost when one is not whole any more: `let_go`, then again.
         """
-        return [check for held in self._held.values() for check in await held.checks()]
+        found = await each(lambda held: held.checks(), self._held.values())
+        return [check for checks in found for check in checks]
 
     async def let_go(self) -> None:
         """The ledgers go back; what was written is forgotten."""

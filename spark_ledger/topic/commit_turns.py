@@ -24,6 +24,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.topic import records
 from spark_ledger.topic.records import Head
+from spark_ledger.topic.store_calls import each
 
 LOSSES_MAX = 5
 TURN_WAIT_S_MAX = 2.0
@@ -42,8 +43,10 @@ class Turns:
     async def let_others_go(self, topic_ids: Sequence[str]) -> None:
         """Wait while it is another commit's turn on one of the topics, as long as patience lasts.
         Raises store.StoreUnavailable."""
-        for topic_id in sorted(topic_ids):
-            await self._free_head(topic_id)
+        heads = await each(self._head, sorted(topic_ids))
+        for topic_id, head in zip(sorted(topic_ids), heads, strict=True):
+            if self._waits_for(head):
+                await self._free_head(topic_id)
 
     async def take(self) -> None:
         """Ask for the turn on every topic. Raises store.StoreUnavailable."""

@@ -29,10 +29,9 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.topic import records
 from spark_ledger.topic.intents import BATCH, SYSTEM
-from spark_ledger.topic.ledger_inventory import each
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.records import IntentRecord, IntentState
-from spark_ledger.topic.store_calls import read
+from spark_ledger.topic.store_calls import each, read
 
 KEPT_MS = 7 * 86_400_000
 ROUND_S = 3600.0

@@ -29,11 +29,11 @@ from spark_ledger.topic.garbage import (
     fate_of,
 )
 from spark_ledger.topic.intents import STALE, Intent, Intents
-from spark_ledger.topic.ledger_inventory import LedgerInventory, each
+from spark_ledger.topic.ledger_inventory import LedgerInventory
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.references import References
 from spark_ledger.topic.staleness import Sighting
-from spark_ledger.topic.store_calls import reachable, read
+from spark_ledger.topic.store_calls import each, reachable, read
 from spark_ledger.topic.store_time import LONG_AGO_MS, store_now_ms
 
 LEASE_S = 900.0

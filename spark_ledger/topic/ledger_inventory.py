@@ -8,9 +8,8 @@ one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
@@ -19,27 +18,10 @@ from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.topic import records
 from spark_ledger.topic.garbage import LedgerSeen
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.store_calls import look_up, read
+from spark_ledger.topic.store_calls import each, look_up, read
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-READS_AT_ONCE = 64
 LATE_LOOK_S = 3600.0
 CLOSED_KNOWN_MAX = 1_000_000
-
-
-async def each(
-    do: Callable[[A], Awaitable[B]], items: Iterable[A], at_once: int = READS_AT_ONCE
-) -> list[B]:
-    """The results in order, so many under way at a time."""
-    turns = asyncio.Semaphore(at_once)
-
-    async def one(item: A) -> B:
-        async with turns:
-            return await do(item)
-
-    return list(await asyncio.gather(*map(one, items)))
 
 
 @dataclass(slots=True)

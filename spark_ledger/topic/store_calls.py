@@ -1,8 +1,10 @@
-"""Calls to the metadata store that every part of the topic layer makes the same way."""
+"""Calls, to the metadata store above all, that every part of the topic layer makes the same way."""
 
+import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import (
@@ -15,7 +17,11 @@ from spark_ledger.metadata.store import (
     Versioned,
 )
 
+A = TypeVar("A")
+B = TypeVar("B")
+
 TRIES_MAX = 30
+CALLS_AT_ONCE = 64
 _PAUSE_S = 0.004
 _PAUSE_S_MAX = 1.0
 
@@ -51,6 +57,29 @@ async def ensure(store: MetadataStore, path: str, value: bytes = b"") -> None:
         except OutcomeUnknown:
             await store.sync(path)  # creating once more is harmless: it is there or it is not
     raise StoreUnavailable(f"{path} could not be made: {TRIES_MAX} answers were lost")
+
+
+async def each(
+    do: Callable[[A], Awaitable[B]], items: Iterable[A], at_once: int = CALLS_AT_ONCE
+) -> list[B]:
+    """The results in order, so many under way at a time. What one raises ends the others, too."""
+    some = list(items)
+    if len(some) == 1:
+        return [await do(some[0])]
+    turns = asyncio.Semaphore(at_once)
+
+    async def one(item: A) -> B:
+        async with turns:
+            return await do(item)
+
+    tasks = [asyncio.ensure_future(one(item)) for item in some]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 @contextmanager

@@ -208,8 +208,8 @@ class TopicLog:
     # -- the checkpoint -----------------------------------------------------------------------
 
     async def _newest(self) -> Checkpointed | None:
-        node = await look_up(self.store, paths.topic_checkpoint(self.topic_id))
-        if node is None:
+        node = await read(self.store, paths.topic_checkpoint(self.topic_id))
+        if node is None:  # or not seen yet: then a commit is missing, and the fold syncs
             return None
         record = checkpoint_record.decode(node.value)
         self.note_trimmed(record.trimmed)

@@ -159,8 +159,6 @@ class Topics:
         bits = self._rng.getrandbits(128)
         made = TopicInfo(str(uuid.UUID(int=bits, version=4)), topic, partitions, policies)
         record = TopicRecord(topic.full, partitions, policies)
-        await ensure(self.store, topic.path.rpartition("/")[0])
-        await ensure(self.store, paths.TOPIC_IDS)
         operations: builtins.list[Operation] = [
             Create(topic.path, records.encode_topic_pointer(made.id)),
             Create(paths.topic(made.id), records.encode_topic(record)),
@@ -171,8 +169,11 @@ class Topics:
             try:
                 await self.store.multi(operations)
                 return made
-            except MultiFailed:
-                break
+            except MultiFailed as failed:
+                if not isinstance(failed.cause, NoNode):
+                    break
+                await ensure(self.store, topic.path.rpartition("/")[0])
+                await ensure(self.store, paths.TOPIC_IDS)
             except OutcomeUnknown:
                 await self.store.sync(topic.path)
                 if await read(self.store, topic.path) is not None:

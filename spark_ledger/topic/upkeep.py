@@ -26,8 +26,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.janitor import CleanReport
-from spark_ledger.topic.ledger_inventory import each
-from spark_ledger.topic.store_calls import reachable, read
+from spark_ledger.topic.store_calls import each, reachable, read
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.topics import TopicInfo
 

@@ -1,5 +1,6 @@
 """The topics that a write goes to, and what of it is known before a row is written."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,10 @@ from spark_ledger.spark.target import (
     check_fits,
     check_values,
     find_or_make,
+    find_or_make_all,
     look_up,
     policies_of,
+    too_many_topics,
 )
 from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.topic.admin import TopicAdmin
@@ -211,3 +214,48 @@ def test_metadata_that_a_commit_could_not_keep_is_refused_at_once():
     WriteJob.of(replace(options(), user_metadata="é" * 8192), PLAIN)
     with pytest.raises(OptionInvalid, match="16386 bytes"):
         WriteJob.of(replace(options(), user_metadata="é" * 8193), PLAIN)
+
+
+def test_many_topics_are_found_or_made_at_once_also_by_two_tasks():
+    async def act(stage):
+        names = [f"many-{n}" for n in range(100)]
+        began_s = asyncio.get_running_loop().time()
+        one = await find_or_make(stage.client, options(), "alone")
+        alone_s = asyncio.get_running_loop().time() - began_s
+
+        other = await stage.another()
+        ways = [find_or_make_all(client, options(), names) for client in (stage.client, other)]
+        (mine, theirs) = await asyncio.gather(*ways)
+
+        assert one.partitions == 1
+        assert mine == theirs, "each was made once"
+        assert [topic.info.name.short for topic in mine] == names
+        assert asyncio.get_running_loop().time() - began_s < 50 * alone_s
+
+    play(act)
+
+
+def test_one_of_many_topics_that_cannot_be_had_is_the_error_and_the_others_are_as_they_are():
+    async def act(stage):
+        await TopicAdmin(stage.client).terminate("t")
+        with pytest.raises(errors.TopicTerminated):
+            await find_or_make_all(stage.client, options(), ["a", "t", "b"])
+        assert [info.name.short for info in await stage.client.topics.list()] == ["a", "b", "t"]
+
+    play(act)
+
+
+def test_of_a_batch_for_too_many_topics_those_without_a_commit_are_named():
+    async def act(stage):
+        intent = await stage.intent()
+        await stage.commit(intent, 0, await stage.written(intent, [b"x"]))
+        made = await find_or_make_all(stage.client, options(), [f"e-{n}" for n in range(12)])
+        await stage.client.topics.delete("e-11")
+        ids = [stage.topic.id, *(topic.info.id for topic in made)]
+
+        error = await too_many_topics(stage.client, "it was too much", ids)
+
+        assert error.what.startswith("it was too much; 11 of its topics are there without a row:")
+        assert "'e-9' and 1 more" in error.what and "'t'" not in error.what
+
+    play(act)

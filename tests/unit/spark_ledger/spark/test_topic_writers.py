@@ -1,5 +1,6 @@
 """One task's rows to its topics, with writers that note what they are given."""
 
+import asyncio
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -74,7 +75,9 @@ class Stand:
         self.job = WriteJob.of(given, shape)
         config = SimpleNamespace(entry_bytes_max=MIB)
         ledgers, cache = SimpleNamespace(config=config), SimpleNamespace(close=self.close_ledgers)
-        client = SimpleNamespace(ledgers=ledgers, schemas=None, cache=cache)
+        client = SimpleNamespace(
+            ledgers=ledgers, schemas=None, cache=cache, log=self.log, topics=self
+        )
         cluster = SimpleNamespace(client=client, task_writer=self.task_writer, run=self.run)
         task = Task(SimpleNamespace(id="i"), 0, 0, {"queryId": "q"})
         self.writers = TopicWriters(cluster, self.job, task, self.find)
@@ -82,20 +85,30 @@ class Stand:
     async def close_ledgers(self, timeout_s):
         self.closed = True
 
-    def find(self, name):
-        self.opened.append(name)
-        info = TopicInfo(f"id-{name}", parse_topic(name), 1, TopicPolicies(5, 4, 3))
-        return WrittenTopic(info, self.partitions)
+    def find(self, names):
+        self.opened += names
+        infos = {
+            name: TopicInfo(f"id-{name}", parse_topic(name), 1, TopicPolicies(5, 4, 3))
+            for name in names
+        }
+        return {name: WrittenTopic(info, self.partitions) for name, info in infos.items()}
+
+    def log(self, topic_id):
+        """Topics whose names begin with `old` have commits."""
+
+        async def fold(fresh):
+            return SimpleNamespace(next=int(topic_id.startswith("id-old")), deleted=False)
+
+        return SimpleNamespace(fold=fold)
+
+    async def name_of(self, topic_id):
+        return parse_topic(topic_id.removeprefix("id-"))
 
     def task_writer(self, info, intent, *, task_index, attempt, partitions, settings):
         return self.written.setdefault(info.name.short, Noted(settings, partitions))
 
     def run(self, coroutine):
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value
-        raise AssertionError("it waits for something")
+        return asyncio.run(coroutine)
 
     def write(self, **columns):
         self.writers.write(self.job.plan.rows(pa.record_batch(columns)))
@@ -205,11 +218,22 @@ def test_small_rows_for_many_topics_are_not_sent_before_the_end():
     assert not any(one.drained for one in stand.written.values())
 
 
-def test_more_topics_than_one_commit_takes_are_refused():
+def test_of_rows_for_more_topics_than_one_commit_takes_no_topic_is_made():
     stand = Stand("topic", "value")
-    stand.write(topic=[f"t{n}" for n in range(500)], value=["x"] * 500)
-    with pytest.raises(errors.CommitOverTooManyTopics, match="'one-more'"):
-        stand.write(topic=["one-more"], value=["x"])
+    with pytest.raises(errors.CommitOverTooManyTopics, match="501 topics or more.* takes 500"):
+        stand.write(topic=[f"t{n}" for n in range(501)], value=["x"] * 501)
+    assert stand.opened == []
+
+
+def test_a_task_that_meets_too_many_topics_later_makes_no_more_and_names_those_that_are_empty():
+    stand = Stand("topic", "value")
+    stand.write(topic=[f"{'old' if n % 2 else 'new'}{n}" for n in range(500)], value=["x"] * 500)
+    with pytest.raises(errors.CommitOverTooManyTopics, match="'one-more'") as refused:
+        stand.write(topic=["new0", "one-more"], value=["x", "x"])
+    assert len(stand.opened) == 500
+    assert "250 of its topics are there without a row: 'new0', 'new2', " in refused.value.what
+    assert refused.value.what.endswith("'new18' and 240 more")
+    assert "spark-ledger topic delete NAME" in str(refused.value)
 
 
 def test_an_abort_reaches_every_topic_and_closes_ledgers_for_the_worker_ends():

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.topic import state
@@ -96,6 +96,7 @@ def test_inline_segments_are_merged_and_no_ledger_is_named_for_them():
     assert [m.ledgers for m in plan_merges(topic.partitions[0], 0, 9, LIMITS)] == [(0,)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 14), max_size=40), st.integers(0, 200), st.integers(0, 200))
 def test_merges_are_apart_whole_small_and_leave_none_that_could_be_joined(rows, lo, hi):
     topic = topic_of(*rows)
