@@ -220,7 +220,7 @@ def test_small_rows_for_many_topics_are_not_sent_before_the_end():
 
 def test_of_rows_for_more_topics_than_one_commit_takes_no_topic_is_made():
     stand = Stand("topic", "value")
-    with pytest.raises(errors.CommitOverTooManyTopics, match="501 topics or more.* takes 500"):
+    with pytest.raises(errors.CommitOverTooManyTopics, match=r"501 topics or more.* takes 500"):
         stand.write(topic=[f"t{n}" for n in range(501)], value=["x"] * 501)
     assert stand.opened == []
 
