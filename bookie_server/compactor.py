@@ -7,10 +7,10 @@ removed. Each step leaves files that say how far it came, and can be taken again
     7.log
 
 Always true: the source goes only after a copy of what lives in it was read back without a fault and
-the index, which points to nothing in the source any more, was synced; an entry is copied only if the index points to that very record, and the
-index is turned only where it still does; a record that is not whole is never copied: its ledger is
-quarantined and the source kept as `.damaged`; a failure leaves the source as it was and no copy
-behind, and the next log is not touched by it.
+the index, which points to nothing in the source any more, was synced; an entry is copied only if
+the index points to that very record, and the index is turned only where it still does; a record
+that is not whole is never copied: its ledger is quarantined and the source kept as `.damaged`; a
+failure leaves the source as it was and no copy behind, and the next log is not touched by it.
 """
 
 import asyncio
