@@ -3,6 +3,7 @@ or the first that failed with its story, and exit with 1; 2 if what is asked can
 
     python -m tests.simulation mutants ...     whether known bugs are caught
     python -m tests.simulation shrink ...      a failing seed made small, and its story
+    python -m tests.simulation points ...      a fate at each call that verbs of topics make
 """
 
 import argparse
@@ -29,6 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
         from tests.simulation.shrink import main as shrink
 
         return shrink(arguments[1:])
+    if arguments[:1] == ["points"]:
+        from tests.simulation.points.command import main as points
+
+        return points(arguments[1:])
     options = _parser().parse_args(arguments)
     try:
         mutant = options.mutant and replay.mutant_like(options.mutant)

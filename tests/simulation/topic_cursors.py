@@ -50,6 +50,8 @@ class TopicCursors:
         self.world = work.world
         rng = self.world.loop.random_for("topic cursors")
         self.runs = rng.choice((2, 3, 5)) if work.plan.churn else rng.choice((0, 0, 2, 3))
+        self.mortality = 0.2
+        """How many owners die in the moment in which they are told that it is durable."""
         self.rng = rng
         self._end = self.world.loop.now + work.plan.chaos_s
         self._known: dict[str, Confirmed] = {}
@@ -118,7 +120,7 @@ class TopicCursors:
             if known.epoch <= epoch:
                 known.lowest = {} if known.doubtful else dict(at)
                 log.ceilings[NAME] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
-            if client.rng.random() < 0.2:
+            if client.rng.random() < self.mortality:
                 self.world.ghost.meet("cursor's owner died once it was told")
                 client.kill()
         if client.rng.random() < 0.5:

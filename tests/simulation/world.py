@@ -528,8 +528,8 @@ class Client:
         world = self.world
         self.directory = BookieDirectory(self.session, world.config.directory_refresh_s)
         await self.directory.start()
-        network = world.network_of(self.name)
-        self.bookies = BookieClient(network, self.directory, world.config)
+        self.network = world.network_of(self.name)
+        self.bookies = BookieClient(self.network, self.directory, world.config)
         watch_copies(self.bookies, self.name, world.observers)
         watch_places(self.bookies, world.observers)
         store = WatchedLedgerStore(

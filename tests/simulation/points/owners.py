@@ -1,0 +1,123 @@
+"""Deeds of those of whom there is one at a time, and of whoever takes over from them: owners of a
+subscription and of a live segment; who recovers a ledger, and who repairs one in limbo."""
+
+import asyncio
+
+from spark_ledger.errors import LedgerError, SubscriptionNotFound
+from spark_ledger.repair.limbo_janitor import LimboJanitor
+from tests.simulation.points.deeds import two_batches
+from tests.simulation.points.enumerate import Deed
+from tests.simulation.points.stage import Stage
+from tests.simulation.topic_cursors import NAME
+from tests.simulation.world import Client
+
+IDLE_S = 20.0
+
+
+async def a_subscription_in_use(stage: Stage) -> None:
+    """Its owner has a cursor ledger, and lives."""
+    await two_batches(stage)
+    owner = await stage.world.client("subscriber")
+    owner.run(stage.subscribes(owner, 1, 12), "subscribes")
+    await asyncio.sleep(9)
+
+
+async def takes_it_over(stage: Stage, client: Client) -> None:
+    await stage.subscribes(client, 2, 12)
+
+
+async def others_take_it_over(stage: Stage) -> None:
+    """And rows are trimmed and merged, and what is left over is cleaned."""
+    await stage.patiently("subscriber", lambda client: stage.subscribes(client, 3, 8))
+    await stage.batches([2])
+    trim = lambda client: stage.trim(client, 0.4)  # noqa: E731
+    await stage.patiently("trimmer", trim, LedgerError)
+    await stage.patiently("retainer", stage.retain)
+    janitor = lambda client: stage.janitor(client).clean(force=True)  # noqa: E731
+    await stage.patiently("janitor", janitor)
+    await stage.patiently("subscriber", lambda client: stage.subscribes(client, 4, 4))
+
+
+async def seeks(stage: Stage, client: Client) -> None:
+    await stage.cursors._seek(client)
+
+
+async def deletes_it(stage: Stage, client: Client) -> None:
+    log = stage.log()
+    stage.cursors._known.clear()
+    log.ceilings.pop(NAME, None)
+    await stage.topics(client).subscriptions.delete(log.topic_id, NAME, force=True)
+
+
+async def others_delete_it(stage: Stage) -> None:
+    async def delete(client: Client) -> None:
+        subscriptions = stage.topics(client).subscriptions
+        await subscriptions.delete(stage.log().topic_id, NAME, force=True)
+
+    await stage.patiently("deleter", delete, SubscriptionNotFound)
+    stage.log().ceilings.pop(NAME, None)
+
+
+async def a_live_segment(stage: Stage) -> None:
+    owner = await stage.world.client("owner")
+    await owner.run(stage.owns(owner, 5), "owns")
+    owner.kill()
+
+
+async def owns_it(stage: Stage, client: Client) -> None:
+    await stage.owns(client, 5)
+
+
+async def others_own_it(stage: Stage) -> None:
+    for _ in range(2):
+        await stage.patiently("owner", lambda client: stage.owns(client, 5))
+
+
+async def an_open_ledger(stage: Stage) -> None:
+    """Of a task; its writer lives, and has it in its cache."""
+    await stage.batches([0, 1])
+
+
+async def recovers(stage: Stage, client: Client) -> None:
+    for ledger_id, ledger in list(stage.world.ghost.ledgers.items()):
+        if not ledger.closed:
+            await client.ledgers.recover(ledger_id)
+
+
+async def others_recover(stage: Stage) -> None:
+    await stage.patiently("recoverer", lambda client: recovers(stage, client))
+    await stage.batches([2])
+
+
+async def a_ledger_in_limbo(stage: Stage) -> None:
+    """A bookie lost its only ledger directory, with a closed and an open ledger."""
+    await stage.batches([0, 1])
+    client = await stage.world.client("recoverer")
+    await recovers(stage, client)
+    await stage.batches([2])
+    node = stage.world.nodes[0]
+    node.kill("all")
+    node.lose_directory()
+    await node.start()
+
+
+async def repairs(stage: Stage, client: Client) -> None:
+    janitor = LimboJanitor(client.ledgers, IDLE_S)
+    for _ in range(4):
+        await janitor.look()
+        await asyncio.sleep(IDLE_S)
+
+
+async def others_repair(stage: Stage) -> None:
+    await stage.batches([3])
+    await stage.patiently("repairer", lambda client: LimboJanitor(client.ledgers, 0).look())
+
+
+DEEDS = (
+    Deed("take-over of a cursor", a_subscription_in_use, takes_it_over, others_take_it_over),
+    Deed("seek", a_subscription_in_use, seeks, others_take_it_over),
+    Deed("deletion of a cursor", a_subscription_in_use, deletes_it, others_delete_it),
+    Deed("live segment", a_live_segment, owns_it, others_own_it),
+    Deed("recovery", an_open_ledger, recovers, others_recover),
+    Deed("repair of limbo", a_ledger_in_limbo, repairs, others_repair),
+)

@@ -1,0 +1,38 @@
+"""Verbs of the topic layer are cut short at their calls to the outside; all points are run by
+`python -m tests.simulation points`, here some of each deed, others with another POINTS_START."""
+
+import os
+
+import pytest
+
+from tests.simulation.__main__ import main
+from tests.simulation.points.command import DEEDS
+from tests.simulation.points.enumerate import calls_of, points_of, run_point
+from tests.simulation.warm import quiet
+
+EVERY = 83
+FIRST = int(os.environ.get("POINTS_START", "0"))
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with quiet():
+        yield
+
+
+@pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.name.replace(" ", "-"))
+def test_a_verb_that_is_cut_short_leaves_nothing_wrong_behind(deed):
+    calls = calls_of(deed)
+    assert len(calls) > 10
+    points = points_of(deed, calls)
+    for point in points[FIRST % len(points) :: EVERY]:
+        run_point(point)
+
+
+def test_the_calls_of_a_deed_are_the_same_each_time():
+    assert calls_of(DEEDS[0]) == calls_of(DEEDS[0])
+
+
+def test_a_deed_that_is_none_is_refused(capsys):
+    assert main(["points", "--deed", "nothing"]) == 2
+    assert "there is no deed 'nothing'; there are: commit" in capsys.readouterr().err
