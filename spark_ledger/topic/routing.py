@@ -1,12 +1,14 @@
 """Which partition a row goes to.
 
-Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, partition = (hash &
-0x7fffffff) % partitions, the same in every language and for ever: it decides where a key's rows
-are. Whole columns are hashed by numpy, one step for all rows that have so many bytes; where keys
-repeat, each once. No Python loop runs over rows but for the few that are far longer than the rest.
-A task that is run again routes the same rows to the same partitions.
+Always true: the hash is murmur3 (x86, 32 bit, seed 0) of the key's bytes, or murmur2 as Kafka's
+producers compute it; partition = (hash & 0x7fffffff) % partitions, the same in every language and
+for ever: it decides where a key's rows are. Whole columns are hashed by numpy, one step for all
+rows that have so many bytes; where keys repeat, each once. No Python loop runs over rows but for
+the few that are far longer than the rest. A task that is run again routes the same rows to the same
+partitions.
 """
 
+from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
@@ -18,6 +20,9 @@ from spark_ledger.topic.arrow_arrays import as_numpy
 
 _C1 = np.uint32(0xCC9E2D51)
 _C2 = np.uint32(0x1B873593)
+_M = 0x5BD1E995
+_SEED2 = 0x9747B28C
+"""The seed of murmur2 that Kafka's producers hash with."""
 _MASK = 0xFFFFFFFF
 FEW_ROWS = 16  # fewer are hashed one by one: a numpy step costs as much as 16 Python steps
 SAMPLE_ROWS = 512  # a look at so many says whether the keys of many more repeat
@@ -32,6 +37,8 @@ class Routing(Enum):
 
     HASH = "hash"
     """By the key; rows without one where the task's rows go."""
+    MURMUR2 = "murmur2"
+    """As HASH, to the partition that Kafka's default partitioner chooses for the key."""
     ROUND_ROBIN = "roundRobin"
     """The task's rows in turn, beginning with partition `task index % partitions`."""
     SINGLE = "single"
@@ -75,6 +82,8 @@ class Router:
             return self._first
         if self.routing is Routing.SINGLE or keys is None:
             return self._sticky
+        if self.routing is Routing.MURMUR2:
+            hashes = key_hashes(keys, murmur2)
         return partitions_of(keys, self.partitions, self._sticky, hashes)
 
     @property
@@ -112,12 +121,13 @@ def partitions_of(
     return found
 
 
-def key_hashes(keys: pa.Array) -> Hashes:
-    """As `murmur3_32`; where few keys repeat often, each is hashed once."""
+def key_hashes(keys: pa.Array, hash_of: Callable[[pa.Array], Hashes] | None = None) -> Hashes:
+    """As `murmur3_32`, or `hash_of`; where few keys repeat often, each is hashed once."""
+    hash_of = hash_of or murmur3_32
     if not repeat(keys):
-        return murmur3_32(keys)
+        return hash_of(keys)
     encoded = keys.dictionary_encode("encode")
-    hashed = murmur3_32(encoded.dictionary)
+    hashed = hash_of(encoded.dictionary)
     found: Hashes = hashed[as_numpy(encoded.indices)]
     return found
 
@@ -137,9 +147,22 @@ def murmur3_32(keys: pa.Array) -> Hashes:
     starts, lengths, content = _layout(keys)
     hashes = np.zeros(len(keys), dtype=np.uint32)
     with np.errstate(over="ignore"):
-        _mix_blocks(hashes, starts, lengths, content)
-        _mix_tails(hashes, starts, lengths, content)
+        _mix_blocks(hashes, starts, lengths, content, _mixed, murmur3_32_of)
+        hashes ^= _scramble(_tails(starts, lengths, content))  # 0 for rows without a rest
         return finish(hashes ^ lengths.astype(np.uint32))
+
+
+def murmur2(keys: pa.Array) -> Hashes:
+    """Kafka's hash of each value of a binary column; for null that of the empty value."""
+    starts, lengths, content = _layout(keys)
+    hashes = np.uint32(_SEED2) ^ lengths.astype(np.uint32)
+    with np.errstate(over="ignore"):
+        _mix_blocks(hashes, starts, lengths, content, _mixed2, _murmur2_of)
+        rest = _tails(starts, lengths, content)
+        hashes = np.where(lengths & 3, (hashes ^ rest) * np.uint32(_M), hashes)
+        hashes ^= hashes >> np.uint32(13)
+        hashes *= np.uint32(_M)
+        return hashes ^ (hashes >> np.uint32(15))
 
 
 def murmur3_32_of(key: bytes, hashed: int = 0, first_block: int = 0) -> int:
@@ -151,6 +174,16 @@ def murmur3_32_of(key: bytes, hashed: int = 0, first_block: int = 0) -> int:
         hashed ^= mixed
         hashed = (hashed << 13 | hashed >> 19) & _MASK
         hashed = (hashed * 5 + 0xE6546B64) & _MASK
+    return hashed
+
+
+def _murmur2_of(key: bytes, hashed: int, first_block: int) -> int:
+    """As murmur3_32_of, for murmur2."""
+    words = np.frombuffer(key, dtype="<u4", count=len(key) // 4)[first_block:]
+    for word in words.tolist():
+        mixed = (word * _M) & _MASK
+        mixed = ((mixed ^ mixed >> 24) * _M) & _MASK
+        hashed = ((hashed * _M) & _MASK) ^ mixed
     return hashed
 
 
@@ -167,40 +200,54 @@ def _layout(keys: pa.Array) -> tuple[Counts, Counts, Bytes]:
     return starts, lengths, np.frombuffer(content, dtype=np.uint8)
 
 
-def _mix_blocks(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
-    """Mix in the whole 4-byte blocks, block by block over the rows that have it."""
+def _mix_blocks(
+    hashes: Hashes,
+    starts: Counts,
+    lengths: Counts,
+    content: Bytes,
+    mixed: Callable[[Hashes, Hashes], Hashes],
+    rest_of: Callable[[bytes, int, int], int],
+) -> None:
+    """Mix in the whole 4-byte blocks, block by block over the rows that have it: `mixed` does that
+    for one block of many rows, `rest_of` for the rest of one row."""
     blocks = lengths >> 2
     words = _words(content)
     common = int(blocks.min()) if len(blocks) > FEW_ROWS else 0
     for at in range(common):  # no row is looked for that every row is
-        hashes[:] = _mixed(hashes, words[starts + 4 * at])
+        hashes[:] = mixed(hashes, words[starts + 4 * at])
     rows, at = np.flatnonzero(blocks > common), common
     while len(rows) > FEW_ROWS:
-        hashes[rows] = _mixed(hashes[rows], words[starts[rows] + 4 * at])
+        hashes[rows] = mixed(hashes[rows], words[starts[rows] + 4 * at])
         at += 1
         rows = rows[blocks[rows] > at]
     for row in rows.tolist():
         start = int(starts[row])
         key = content[start : start + int(lengths[row])].tobytes()
-        hashes[row] = murmur3_32_of(key, int(hashes[row]), at)
+        hashes[row] = rest_of(key, int(hashes[row]), at)
 
 
-def _mix_tails(hashes: Hashes, starts: Counts, lengths: Counts, content: Bytes) -> None:
-    """Mix in the last 1 to 3 bytes of the rows that have such a rest."""
+def _tails(starts: Counts, lengths: Counts, content: Bytes) -> Hashes:
+    """The last 1 to 3 bytes of the rows that have such a rest; 0 of the others."""
     rest = lengths & 3
     tails = starts + lengths - rest
-    block = np.zeros(len(hashes), dtype=np.uint32)
+    block = np.zeros(len(lengths), dtype=np.uint32)
     common = int(rest.min()) if len(rest) else 0
     for i in range(common):
         block |= content[tails + i].astype(np.uint32) << np.uint32(8 * i)
     for i in range(common, 3):
         rows = np.flatnonzero(rest > i)
         block[rows] |= content[tails[rows] + i].astype(np.uint32) << np.uint32(8 * i)
-    hashes ^= _scramble(block)  # 0 for rows without a rest
+    return block
 
 
 def _mixed(hashes: Hashes, block: Hashes) -> Hashes:
     return _rotate(hashes ^ _scramble(block), 13) * np.uint32(5) + np.uint32(0xE6546B64)
+
+
+def _mixed2(hashes: Hashes, block: Hashes) -> Hashes:
+    block = block * np.uint32(_M)
+    block ^= block >> np.uint32(24)
+    return hashes * np.uint32(_M) ^ block * np.uint32(_M)
 
 
 def _words(content: Bytes) -> npt.NDArray[np.uint32]:

@@ -10,6 +10,7 @@ from spark_ledger.topic.routing import (
     Router,
     Routing,
     key_hashes,
+    murmur2,
     murmur3_32,
     partitions_of,
     repeat,
@@ -26,6 +27,16 @@ VECTORS = {
     b"The quick brown fox jumps over the lazy dog": 0x2E4FF723,
 }
 
+# What Kafka's clients hash these keys to (org.apache.kafka.common.utils.Utils.murmur2).
+KAFKAS = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
 
 @pytest.mark.parametrize("copies", [1, 40])
 def test_the_hash_is_murmur3(copies):
@@ -34,15 +45,35 @@ def test_the_hash_is_murmur3(copies):
     assert murmur3_32(keys).tolist() == list(VECTORS.values()) * copies
 
 
-def test_a_key_hashes_alike_alone_in_a_crowd_in_a_slice_and_when_far_longer_than_the_rest():
+@pytest.mark.parametrize("copies", [1, 40])
+def test_murmur2_is_that_of_kafka(copies):
+    keys = pa.array(list(KAFKAS) * copies, pa.binary())
+
+    assert murmur2(keys).view("i4").tolist() == list(KAFKAS.values()) * copies
+
+
+def test_a_key_is_routed_by_murmur2_to_the_partition_that_kafka_chooses():
+    route = router(Routing.MURMUR2, partitions=7, task_index=3).route
+    keys = [*KAFKAS, None]
+
+    wanted = [(n & 0x7FFFFFFF) % 7 for n in KAFKAS.values()]
+    assert route(len(keys), binary(*keys), None, None).tolist() == [*wanted, 3]
+    many = binary(*keys * 1000)
+    hashes = key_hashes(many)  # an encoder has these for its filters: they do not decide
+    assert route(len(many), many, hashes, None).tolist() == [*wanted, 3] * 1000
+    assert router(Routing.MURMUR2, partitions=7, task_index=3).route(2, None, None, None) == 3
+
+
+@pytest.mark.parametrize("hash_of", [murmur3_32, murmur2])
+def test_a_key_hashes_alike_alone_in_a_crowd_in_a_slice_and_when_far_longer_than_the_rest(hash_of):
     rng = random.Random(7)
     keys = [rng.randbytes(rng.randrange(40)) for _ in range(100)] + [rng.randbytes(5001), None]
     crowd = pa.array(keys, pa.binary())
 
-    together = murmur3_32(crowd).tolist()
+    together = hash_of(crowd).tolist()
 
-    assert together == [int(murmur3_32(pa.array([key], pa.binary()))[0]) for key in keys]
-    assert together[30:] == murmur3_32(crowd.slice(30)).tolist()
+    assert together == [int(hash_of(pa.array([key], pa.binary()))[0]) for key in keys]
+    assert together[30:] == hash_of(crowd.slice(30)).tolist()
 
 
 def test_a_partition_is_the_hash_without_its_sign_modulo_partitions_and_null_is_sticky():
@@ -59,6 +90,8 @@ def test_a_partition_is_the_hash_without_its_sign_modulo_partitions_and_null_is_
 def test_a_column_without_rows_or_without_bytes_is_hashed():
     assert murmur3_32(pa.array([], pa.binary())).tolist() == []
     assert murmur3_32(pa.nulls(2, pa.binary())).tolist() == [0, 0]
+    assert murmur2(pa.array([], pa.binary())).tolist() == []
+    assert murmur2(pa.nulls(2, pa.binary())).tolist() == [275646681] * 2
 
 
 def router(routing, task_index=0, partitions=4):
