@@ -12,7 +12,7 @@ gone and is no loss it is looked for another of its name: at once, and every RES
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ from spark_ledger.topic.topics import TopicInfo
 if TYPE_CHECKING:
     from spark_ledger.spark.typed_values import ValueReader
 
-RESCAN_S = 10.0
+RESCAN_S = 1.0
 NOTHING_SEEN = -1
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,8 @@ class TopicsRead:
             self._take(await self._matching(fresh=True))
 
     async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
-        return await _all_topics(self._client, self.options, fresh=fresh)
+        """The topics that match the pattern and are not known yet."""
+        return await _new_topics(self._client, self.options, self.infos, fresh=fresh)
 
     def _take(self, found: Sequence[TopicInfo]) -> None:
         for info in found:
@@ -306,12 +307,17 @@ async def _is_gone(log: TopicLog) -> bool:
     return False
 
 
-async def _all_topics(client: TopicClient, options: ReadOptions, *, fresh: bool) -> list[TopicInfo]:
-    """The topics that match the pattern, by short name."""
+async def _new_topics(
+    client: TopicClient, options: ReadOptions, known: Container[str], *, fresh: bool
+) -> list[TopicInfo]:
+    """The topics that match the pattern and are not `known`, by short name. Only these cost a read
+    each."""
     if fresh:
         await client.store.sync()
-    infos = {info.name.short: info for info in await client.topics.list()}
-    return [infos[name] for name in options.matching(infos)]
+    names = (name.short for name in await client.topics.names())
+    wanted = options.matching(name for name in names if name not in known)
+    found = await asyncio.gather(*(client.topics.find(name, fresh=False) for name in wanted))
+    return [info for info in found if info is not None]
 
 
 def _lives(states: Mapping[str, TopicState]) -> list[LiveSegment]:

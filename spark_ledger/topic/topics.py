@@ -101,13 +101,19 @@ class Topics:
 
     async def list(self) -> list[TopicInfo]:
         """Every topic, by full name."""
-        found = []
         with reachable("listing topics"):
+            found = [await self._find(name) for name in await self.names()]
+        return [info for info in found if info is not None]
+
+    async def names(self) -> builtins.list[TopicName]:
+        """Every topic's name, with one read for each namespace and none for each topic."""
+        found = []
+        with reachable("listing the names of topics"):
             for tenant in await self._children(paths.TOPICS):
                 for namespace in await self._children(f"{paths.TOPICS}/{tenant}"):
-                    for name in await self._children(f"{paths.TOPICS}/{tenant}/{namespace}"):
-                        found.append(await self._find(TopicName(tenant, namespace, name)))
-        return [info for info in found if info is not None]
+                    names = await self._children(f"{paths.TOPICS}/{tenant}/{namespace}")
+                    found += [TopicName(tenant, namespace, name) for name in names]
+        return found
 
     async def delete(self, name: str) -> TopicInfo:
         """Remove the name and set the head to deleted, in one multi: when it returns nobody can

@@ -86,6 +86,31 @@ def test_a_running_source_finds_topics_and_partitions_that_come(
     assert sorted(read(run, start, end) + read(run, end, poll(run, end))) == list(range(9))
 
 
+def test_looking_for_topics_that_a_pattern_matches_reads_none_that_is_known_or_does_not_match(
+    by_hand, source, topic, monkeypatch
+):
+    monkeypatch.setattr("spark_ledger.spark.driver_state.RESCAN_S", 0.05)
+    by_hand.write(f"{topic}-a", range(5))
+    by_hand.write(f"{topic}-elsewhere", range(5))
+    run = source(subscribePattern=f"{topic}-[ab]")
+    start = run.initialOffset()
+    by_hand.write(f"{topic}-b", range(5, 9))
+    topics, read_paths = run._topics._client.topics, []
+    get = topics.store.get
+
+    async def watched(path, watch=None):
+        read_paths.append(path)
+        return await get(path, watch)
+
+    monkeypatch.setattr(topics.store, "get", watched)
+    wait_until(lambda: f"{topic}-b" in poll(run, start))
+    scanned_s = run._topics._scanned_s
+    wait_until(lambda: poll(run, start) and run._topics._scanned_s > scanned_s + 0.2)
+    named = [path.rpartition("/")[2] for path in read_paths]
+    assert named.count(f"{topic}-b") == 1
+    assert not {f"{topic}-a", f"{topic}-elsewhere"} & set(named)
+
+
 def test_a_subscription_is_at_the_end_when_an_available_now_run_is(by_hand, source, topic):
     by_hand.write(topic, range(20))
     run = source(subscribe=topic, subscription="mine", maxOffsetsPerTrigger="15")

@@ -19,6 +19,7 @@ def test_a_topic_is_opened_and_listed_as_it_was_made():
             "t",
         ]
         assert (made.partitions, made.policies) == (7, policies)
+        assert [name.short for name in await other.topics.names()] == ["persistent://a/b/c", "t"]
 
     play(act)
 
