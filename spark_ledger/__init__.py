@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_ledger.client.admin import Admin
     from spark_ledger.client.ledger_client import LedgerClient
+    from spark_ledger.spark.causes import cause_of
     from spark_ledger.spark.foreach import foreach_writer
     from spark_ledger.spark.lag_listener import LagListener
     from spark_ledger.spark.merge_job import compact
@@ -21,6 +22,7 @@ __all__ = [
     "LagListener",
     "LedgerClient",
     "__version__",
+    "cause_of",
     "compact",
     "foreach_writer",
     "sql_setup",
@@ -31,6 +33,7 @@ _HOMES = {
     "Admin": "spark_ledger.client.admin",
     "LagListener": "spark_ledger.spark.lag_listener",
     "LedgerClient": "spark_ledger.client.ledger_client",
+    "cause_of": "spark_ledger.spark.causes",
     "compact": "spark_ledger.spark.merge_job",
     "foreach_writer": "spark_ledger.spark.foreach",
     "sql_setup": "spark_ledger.spark.sql_functions",

@@ -351,7 +351,10 @@ class PartitionRemoved(LedgerError):
 
     error_class = "LEDGER_DATA_LOSS.PARTITION_REMOVED"
     sql_state = "22000"
-    remedy = "Start with a new checkpoint, or read the partitions that the checkpoint names."
+    remedy = (
+        "Read the partitions that the checkpoint names, set failOnDataLoss to false to go on"
+        " without them, or start with a new checkpoint."
+    )
 
 
 class RowsLost(LedgerError):
@@ -418,7 +421,10 @@ class PartitionInvalid(LedgerError):
 
     error_class = "LEDGER_WRITE.PARTITION_INVALID"
     sql_state = "22023"
-    remedy = "Give each row a partition from 0 up to the topic's number of them, or grow the topic."
+    remedy = (
+        "Make or grow the topic with as many partitions, or give option routing, as hash: it goes"
+        " before the column partition."
+    )
 
 
 class ColumnTypeMismatch(LedgerError):

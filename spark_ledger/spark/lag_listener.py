@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_ledger.spark.causes import cause_of
 from spark_ledger.spark.places import IDS, split
 
 LAGS_KEPT = 1000
@@ -96,7 +97,10 @@ class LagListener(StreamingQueryListener):
         """What was told last still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """What was heard of it stays."""
+        """What was heard of it stays. Why it failed is printed if the error is one of ours."""
+        why = None if event.exception is None else cause_of(event.exception)
+        if self._echo and why is not None:
+            print(f"query {event.id} failed: {why}", file=self._file or sys.stdout, flush=True)
 
     def _keep(self, lag: QueryLag) -> None:
         with self._lock:

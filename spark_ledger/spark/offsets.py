@@ -48,6 +48,11 @@ GO_ON = (
     " checkpoint."
 )
 
+GO_ON_WITHOUT = (
+    "Set failOnDataLoss to false to go on without it (named again later, it is read from its"
+    " beginning), or name it in subscribe again."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicEnds:
@@ -340,7 +345,8 @@ def _check_still_read(
         what = f"{IN_CHECKPOINT} names topic {topic!r}, which is gone"
         raise TopicDeleted(what, GO_ON, topic=topic)
     if ends is None:
-        raise OffsetsNotAssigned(f"{IN_CHECKPOINT} names topic {topic!r}, which is not read")
+        what = f"{IN_CHECKPOINT} names topic {topic!r}, which is not read any more"
+        raise OffsetsNotAssigned(what, GO_ON_WITHOUT)
     read = set(ends.partitions)
     for p in named:
         if p not in read:

@@ -5,6 +5,7 @@ another kind of query; names are compared without case; an option is given by on
 most. Parsing, errors and the tables of docs/spark.md are all made of this table.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +19,7 @@ from spark_ledger.spark.option_values import (
     Pattern,
     Text,
     Whole,
+    Zone,
 )
 from spark_ledger.topic.topics import PARTITIONS_MAX
 
@@ -36,7 +38,7 @@ SPARKS_OWN = frozenset(
 COMPRESSIONS = ("none", "lz4", "zstd")
 ON_REPLAY = ("fail", "skip", "append")
 DURABILITIES = ("synced", "page-cache")
-ROUTINGS = ("hash", "roundRobin", "single", "column", "spark")
+ROUTINGS = ("hash", "murmur2", "roundRobin", "single", "column", "spark")
 PAYLOAD_FORMATS = ("json", "arrow", "schema")
 """Those whose rows have the payload's own columns in place of `value`."""
 FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
@@ -51,6 +53,40 @@ STRATEGIES = ("error", "latest", "earliest")
 NAME_CHARS_MAX = 200
 USER_METADATA_CHARS_MAX = 8192
 MIB = 1 << 20
+
+
+_TLS = "Leave it out: connections are not encrypted, and who reaches the ports may read and write."
+_DEFAULTED = "Leave it out: there is nothing like it to set here."
+_RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
+_GROUP = "Leave it out, or name a durable cursor with subscription."
+KAFKAS: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "Here it is serviceUrl, as zk://127.0.0.1:2281/ledger.",
+    "kafka.group.id": _GROUP,
+    "groupIdPrefix": _GROUP,
+    "kafkaConsumer.pollTimeoutMs": _RETRIES,
+    "fetchOffset.numRetries": _RETRIES,
+    "fetchOffset.retryIntervalMs": _RETRIES,
+    "kafka.auto.offset.reset": "Here it is startingOffsets.",
+    "kafka.enable.auto.commit": "Leave it out: where a query stands is in its checkpoint.",
+    "kafka.isolation.level": "Leave it out: rows are read when they are committed.",
+    "kafka.max.partition.fetch.bytes": "Here it is maxBytesPerPartition, bytes of a task.",
+    "kafka.max.poll.records": "Here it is maxOffsetsPerTrigger, rows of a micro-batch.",
+    "kafka.acks": "Here it is ackQuorum, a number of copies.",
+    "kafka.enable.idempotence": "Leave it out: a write is committed once.",
+    "kafka.transactional.id": "Here it is txnAppId, with txnVersion; a stream needs neither.",
+    "kafka.compression.type": "Here it is compression: none, lz4 or zstd.",
+    "kafka.partitioner.class": "Here it is routing; murmur2 is Kafka's default partitioner.",
+    "kafka.buffer.memory": "Here it is maxInFlightBytes.",
+    "kafka.batch.size": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
+    "kafka.linger.ms": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
+    "kafka.max.request.size": "Leave it out: a row must fit into an entry, entry_bytes_max.",
+    "kafka.security.protocol": _TLS,
+    "kafka.sasl.": _TLS,
+    "kafka.ssl.": _TLS,
+    "kafka.": _DEFAULTED,
+}
+"""Options of Spark's Kafka source and sink that have another name here or none, and what to do
+without; one that ends with a dot is every option that begins so."""
 
 
 class Use(Enum):
@@ -144,15 +180,14 @@ READ_OPTIONS = (
         Text(64),
         None,
         "start at the first row committed at or after it: milliseconds since 1970, "
-        "or ISO text as `2024-05-01T12:00:00Z` (UTC if no offset is said). Goes "
-        "before the next",
+        "or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
     ),
     Option(
         "startingOffsetsByTimestamp",
         READ,
         Text(),
         None,
-        'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01"}}`.'
+        'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01T00:00Z"}}`.'
         " Goes before `startingOffsets`",
     ),
     Option(
@@ -161,6 +196,15 @@ READ_OPTIONS = (
         Choice(STRATEGIES),
         "error",
         "where a partition starts that has no such row: `error`, `latest` or `earliest`",
+    ),
+    Option(
+        "timeZone",
+        READ,
+        Zone(),
+        None,
+        "of times in these options that say none, as `Europe/Berlin`, `UTC` or `+01:00`"
+        " (see below)",
+        default_says="the driver's, as the session's is",
     ),
     Option(
         "startingSubscription",
@@ -301,9 +345,9 @@ WRITE_OPTIONS = (
         WRITE,
         Choice(ROUTINGS),
         None,
-        "a row's partition: `hash` of its key, `roundRobin`, `single` (one for each"
-        " task), `column` (column `partition`), `spark` (Spark's task modulo "
-        "partitions)",
+        "a row's partition: `hash` of its key, `murmur2` of its key as Kafka's producers have it,"
+        " `roundRobin`, `single` (one for each task), `column` (column `partition`), `spark`"
+        " (Spark's task modulo partitions). It goes before a column `partition`",
         default_says="`column` if there is a column `partition`, else `hash`",
     ),
     Option("compression", WRITE, Choice(COMPRESSIONS), "none", "`none`, `lz4`, `zstd`"),
@@ -413,6 +457,15 @@ WRITE_OPTIONS = (
 def options_for(use: Use) -> tuple[Option, ...]:
     table = READ_OPTIONS if use in READ else WRITE_OPTIONS
     return tuple(option for option in table if use in option.uses)
+
+
+def kafkas(lower: str) -> str | None:
+    """What to do without the option of Kafka's that has this name; None: it has none such."""
+    for name, remedy in KAFKAS.items():
+        known = name.lower()
+        if lower == known or (known.endswith(".") and lower.startswith(known)):
+            return remedy
+    return None
 
 
 def belongs_to(uses: tuple[Use, ...]) -> str:

@@ -4,10 +4,12 @@ Always true: a kind returns a value or raises an error that names the option, qu
 and says what may be given instead; nothing is rounded, guessed or cut.
 """
 
+import datetime
 import json
 import re
 from dataclasses import dataclass
 from typing import Any, Protocol
+from zoneinfo import ZoneInfo
 
 from spark_ledger.errors import OptionInvalid
 
@@ -17,6 +19,7 @@ for _power, _letter in enumerate("kmgt", 1):
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 _UNITS_MS |= {"d": 86_400_000}
 _WITH_UNIT = re.compile(r"(\d+)\s*([a-z]*)", re.ASCII)
+_DISTANCE = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 NUMBER_MAX = 2**63 - 1
 
 
@@ -130,6 +133,20 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
+class Zone:
+    """A time zone by its region, or by its distance from UTC as +05:30."""
+
+    def parse(self, name: str, text: str) -> datetime.tzinfo:
+        try:
+            return _distance(text) or ZoneInfo(text)
+        except (ValueError, KeyError, OSError):  # a region that is not known is a KeyError
+            raise OptionInvalid(
+                f"{name} is {text!r}, which is no time zone",
+                f"Give {name} as Europe/Berlin, UTC or +01:00.",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
 class Keys:
     """One key as it is, or several as a JSON list of texts; returned as their UTF-8 bytes."""
 
@@ -164,6 +181,15 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) != len(pairs):
         raise ValueError("a name is given twice")
     return made
+
+
+def _distance(text: str) -> datetime.tzinfo | None:
+    """The zone of +05:30. Raises ValueError for a distance of a day or more."""
+    found = _DISTANCE.fullmatch(text)
+    if found is None:
+        return None
+    minutes = int(found[2]) * 60 + int(found[3])
+    return datetime.timezone(datetime.timedelta(minutes=-minutes if found[1] == "-" else minutes))
 
 
 def _utf8(value: object) -> bytes | None:

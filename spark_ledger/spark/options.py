@@ -33,15 +33,18 @@ from spark_ledger.spark.option_table import (
     Option,
     Use,
     belongs_to,
+    kafkas,
     options_for,
 )
 from spark_ledger.spark.places import AtSubscription, AtTime, Place
 from spark_ledger.topic.names import parse_topic
 
+IN_SQL = "In SQL a table has no options of its own: name it WITH (topic '...')."
 NEAR = 0.7
 """How like a known option's name one must be to be taken for a misspelt one."""
 ANY_TOPIC = "*"
 """The target of a write whose rows name their topics."""
+STRATEGY = "startingOffsetsByTimestampStrategy"
 WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metadata"})
 
 
@@ -67,6 +70,12 @@ class ReadOptions:
     include_metadata: bool = False
     key_filter: tuple[bytes, ...] | None = None
     metadata: str | None = None
+
+    @property
+    def zoneless(self) -> tuple[tuple[str, int], ...]:
+        """Times of these options that say no zone, and the milliseconds they were taken for."""
+        every = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
+        return tuple(one for place in every for one in place.zoneless)
 
     @property
     def max_offsets_per_trigger(self) -> int | None:
@@ -212,6 +221,7 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
     _check_nothing_is_pushed_down(given)
     topics, assigned = _selected(given)
     start, end = _starting(given, starting), _ending(given)
+    _check_zone(given)
     _check_times(start, end)
     return ReadOptions(
         service_url=resolve_service_url(given["serviceUrl"]),
@@ -320,9 +330,9 @@ def _starting(given: _Given, default: str) -> Place:
     given.excludes("startingSubscription", (*by_time, "startingOffsets"))
     if given.has("startingSubscription"):
         return AtSubscription("startingSubscription", given["startingSubscription"])
-    missing = given["startingOffsetsByTimestampStrategy"]
-    if given.has("startingOffsetsByTimestampStrategy") and not any(map(given.has, by_time)):
-        given.needs("startingOffsetsByTimestampStrategy", by_time[0])
+    missing = given[STRATEGY]
+    if given.has(STRATEGY) and not any(map(given.has, by_time)):
+        given.needs(STRATEGY, by_time[0])
     return _place(given, (*by_time, "startingOffsets"), default, missing)
 
 
@@ -331,14 +341,21 @@ def _ending(given: _Given) -> Place:
     return _place(given, ways, "latest", "latest")
 
 
+def _check_zone(given: _Given) -> None:
+    """Raises OptionMissing for a time zone where no time is given."""
+    if not any("Timestamp" in name and name != STRATEGY for name in given.texts):
+        given.needs("timeZone", "startingTimestamp")
+
+
 def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> Place:
     """By the first of the ways that is used; all that are used must be well formed."""
     every, by_partition, offsets = ways
     used: list[Place] = []
     if given.has(every):
-        used.append(places.parse_time(given[every], every, missing))
+        used.append(places.parse_time(given[every], every, missing, given["timeZone"]))
     if given.has(by_partition):
-        used.append(places.parse_times(given[by_partition], by_partition, missing))
+        zone = given["timeZone"]
+        used.append(places.parse_times(given[by_partition], by_partition, missing, zone))
     used.append(places.parse_offsets(given.texts.get(offsets, default), offsets))
     return used[0]
 
@@ -423,6 +440,9 @@ def _unknown(lower: str, known: Iterable[Option], use: Use) -> LedgerError:
         return OptionUnknown(
             f"{lower!r} belongs to a streaming query; this is {use.value}", "Leave the option out."
         )
+    remedy = kafkas(lower)
+    if remedy is not None:
+        return OptionUnknown(f"{lower!r} is an option of Kafka's, which is not here", remedy)
     near = difflib.get_close_matches(lower, names, n=1, cutoff=NEAR)
     if near:
         remedy = f"Did you mean {names[near[0]]}?"
@@ -434,7 +454,7 @@ def _unknown(lower: str, known: Iterable[Option], use: Use) -> LedgerError:
 def _no_topic(option: str) -> OptionMissing:
     return OptionMissing(
         "no topic is named",
-        f"Add option {option!r}, or give the topic to load(), save() or start().",
+        f"Add option {option!r}, or give the topic to load(), save() or start(). {IN_SQL}",
     )
 
 

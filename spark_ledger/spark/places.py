@@ -13,8 +13,9 @@ in full.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import tzinfo
 from typing import Any
 
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid
@@ -56,6 +57,8 @@ class AtTime:
     missing: str
     every_ms: int | None = None
     by_partition: ByPartition | None = None
+    zoneless: tuple[tuple[str, int], ...] = ()
+    """Texts that say no zone, where no option says it, and what they were taken for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +120,19 @@ def key_of(topic: str) -> str:
     return parse_topic(topic).full if topic.startswith("_") else topic
 
 
-def parse_time(text: str, option: str, missing: str) -> AtTime:
-    """Raises OptionInvalid."""
-    return AtTime(option, missing, every_ms=_millis(text, option))
+def parse_time(text: str, option: str, missing: str, zone: tzinfo | None = None) -> AtTime:
+    """`zone` as timestamps.millis_of. Raises OptionInvalid."""
+    millis = _millis(text, option, zone)
+    zoneless = _zoneless(zone, [(text, millis)])
+    return AtTime(option, missing, every_ms=millis, zoneless=zoneless)
 
 
-def parse_times(text: str, option: str, missing: str) -> AtTime:
-    """Raises OptionInvalid, TopicNameInvalid."""
+def parse_times(text: str, option: str, missing: str, zone: tzinfo | None = None) -> AtTime:
+    """`zone` as timestamps.millis_of. Raises OptionInvalid, TopicNameInvalid."""
     example = '{"t":{"0":1714557600000,"1":"2024-05-01T10:00:00Z"}}'
     given = json_of(option, text, example)
     times: dict[str, dict[int, int]] = {}
+    taken: list[tuple[Any, int]] = []
     for key, by_partition in given.items() if isinstance(given, dict) else [("", None)]:
         named = by_partition if isinstance(by_partition, dict) else {"": 0}
         good = all(map(_is_number, named))
@@ -136,8 +142,9 @@ def parse_times(text: str, option: str, missing: str) -> AtTime:
                 f"{option} is {_quoted(text)}, not times by topic and partition number, each once",
                 f"Give {option} as {example}.",
             )
-        times[topic] = {int(p): _millis(at, option) for p, at in named.items()}
-    return AtTime(option, missing, by_partition=times)
+        times[topic] = {int(p): _millis(at, option, zone) for p, at in named.items()}
+        taken += zip(named.values(), times[topic].values(), strict=True)
+    return AtTime(option, missing, by_partition=times, zoneless=_zoneless(zone, taken))
 
 
 def parse_assigned(text: str, option: str) -> dict[str, tuple[int, ...]]:
@@ -175,8 +182,14 @@ def _is_number(name: str) -> bool:
     return name.isascii() and name.isdigit() and len(name) < 10 and name == str(int(name))
 
 
-def _millis(value: object, option: str) -> int:
-    millis = timestamps.millis_of(value)
+def _zoneless(zone: tzinfo | None, taken: Iterable[tuple[Any, int]]) -> tuple[tuple[str, int], ...]:
+    if zone is not None:
+        return ()
+    return tuple(one for one in taken if timestamps.says_no_zone(one[0]))
+
+
+def _millis(value: object, option: str, zone: tzinfo | None) -> int:
+    millis = timestamps.millis_of(value, zone)
     if millis is None:
         raise OptionInvalid(
             f"{option} is {value!r}, which is no moment",

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark import collector, schema
+from spark_ledger.spark import collector, schema, timestamps
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.topic import blocking
@@ -22,6 +23,9 @@ from spark_ledger.topic.read_plan import ReadTask
 
 if TYPE_CHECKING:
     from spark_ledger.spark.typed_values import ValueReader
+
+
+SESSION_ZONE = "spark.sql.session.timeZone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,10 @@ def read_rows(
 ) -> Iterator[pa.RecordBatch]:
     """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan.
 
-    Raises as task_reader.fetch_kept, SchemaIncompatible.
+    Raises as task_reader.fetch_kept, SchemaIncompatible, OptionInvalid for times without a zone.
     """
+    if options.zoneless:
+        timestamps.check_zone(options.zoneless, session_zone())
     if planned is None:
         return
     from spark_ledger.spark import columns  # not loaded where tasks are only planned
@@ -59,6 +65,12 @@ def read_rows(
         made = made if keys is None else columns.with_keys(rows, made, keys)
         if made.num_rows:
             yield made
+
+
+def session_zone() -> str | None:
+    """Of the session whose task this is, if it was given one."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(SESSION_ZONE)
 
 
 def _entry_columns(

@@ -180,6 +180,12 @@ def entry_columns(
     return frozenset(found)
 
 
+def is_place(column: StructField, typed: bool) -> bool:
+    """Whether a reader has this column, of this type, and no writer: it says where a row is."""
+    kinds = (_TYPED_ALL if typed else _UNTYPED_ALL).get(column.name, ())
+    return any(_same(column.dataType, kind) for kind in kinds)
+
+
 def check_type(column: StructField, allowed: Kinds) -> None:
     """Raises SchemaTypeMismatch."""
     if not any(_same(column.dataType, kind) for kind in allowed):

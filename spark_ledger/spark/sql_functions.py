@@ -6,7 +6,7 @@
 
 Always true: the functions know the cluster that `sql_setup` was given; each runs as one task of
 Spark, for so Spark runs a table function. `read_ledger` hands rows over one by one: it is for a
-look at a topic; a temporary view (docs/spark.md) is read by many tasks, column by column.
+look at a topic; a table WITH options (docs/spark.md) is read by many tasks, column by column.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFun
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionConflict, OptionInvalid
 from spark_ledger.spark import listings
+from spark_ledger.spark.read_tasks import session_zone
 from spark_ledger.spark.session import check_session
 
 PREFIX = "ledger_"
@@ -90,7 +91,11 @@ def _reading(url: str) -> type:
 
         def eval(self, placed: Any = None, **arguments: Any) -> Iterator[tuple[Any, ...]]:
             arguments = _with_topic(placed, arguments)
-            source = _source(url, {name: _option(one) for name, one in arguments.items()})
+            options = {name: _option(one) for name, one in arguments.items()}
+            zone, given = session_zone(), " ".join(options).lower()
+            if zone is not None and "timestamp" in given and "timezone" not in given:
+                options["timeZone"] = zone
+            source = _source(url, options)
             reader = source.reader(source.schema())
             for partition in reader.partitions():
                 for batch in reader.read(partition):

@@ -5,9 +5,11 @@
     json and typed   the payload's own columns, and beside them __key __topic __partition
                      __messageProperties __eventTime
 
-Always true: a column that would be ignored is an error that names it (but for `topic` beside the
-option, which goes before it as Kafka's does); a row without a topic is an error, never lost; rows
-of a topic keep their order. Nothing here loops over rows.
+Always true: a column that would be ignored is an error that names it. Excepted are what a reader
+says of where a row was (`offset`, `timestampType`, ...: written again, it is elsewhere), and what
+something else goes before: `topic` and `partition` beside the options topic and routing, and
+`timestamp` beside `eventTime`. A row without a topic is an error, never lost; rows of a topic keep
+their order. Nothing here loops over rows.
 """
 
 from collections.abc import Iterator
@@ -29,12 +31,11 @@ from pyspark.sql.types import (
 
 from spark_ledger.errors import (
     NullTopic,
-    OptionConflict,
     OptionMissing,
     SchemaMissingColumn,
     SchemaUnknownColumn,
 )
-from spark_ledger.spark.options import WriteOptions
+from spark_ledger.spark.options import IN_SQL, WriteOptions
 from spark_ledger.spark.schema import (
     HEADERS_TYPE,
     Kinds,
@@ -42,6 +43,7 @@ from spark_ledger.spark.schema import (
     check_not_reserved,
     check_type,
     has_payload,
+    is_place,
 )
 from spark_ledger.topic.arrow_arrays import as_numpy, of_numpy
 from spark_ledger.topic.names import parse_topic
@@ -154,7 +156,8 @@ def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
     if options.topic is None and "topic" not in found:
         raise OptionMissing(
             "no topic is named",
-            "Add option 'topic' or a column topic, or give the topic to save() or start().",
+            "Add option 'topic' or a column topic, or give the topic to save() or start()."
+            f" {IN_SQL}",
         )
     if options.topic is not None:
         found.pop("topic", None)
@@ -195,7 +198,10 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
     assert topics is not None, "there is a column of topics"
     if topics.null_count:
         row = int(np.flatnonzero(as_numpy(topics.is_null()))[0])
-        raise NullTopic(f"{topics.null_count} of {len(topics)} rows have no topic, first row {row}")
+        raise NullTopic(
+            f"the topic of row {row} of a batch of {len(topics)} is null, as are"
+            f" {topics.null_count - 1} more of this batch of a task's rows"
+        )
     encoded = topics.dictionary_encode()
     names = [parse_topic(name).short for name in encoded.dictionary.to_pylist()]
     number = {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -205,7 +211,8 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
 
 
 def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple[str, ...]]:
-    """By what they are the names of the columns that are known, and the others."""
+    """By what they are the names of the columns that are known, and the others, without those that
+    say where a row was."""
     known = _BESIDE if typed else _UNTYPED
     found: dict[str, str] = {}
     payload = []
@@ -213,12 +220,10 @@ def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple
         what, kinds = known.get(column.name.lower(), (None, ()))
         if what is not None:
             check_type(column, kinds)
-            if what in found:
-                raise SchemaUnknownColumn(
-                    f"the columns {found[what]!r} and {column.name!r} both say the event time",
-                    "Select one of them.",
-                )
-            found[what] = column.name
+            if what not in found or column.name.lower() == "eventtime":
+                found[what] = column.name
+        elif is_place(column, typed):
+            continue
         elif typed:
             check_not_reserved(column.name)
             payload.append(column.name)
@@ -235,9 +240,6 @@ def _routing(asked: str | None, found: dict[str, str]) -> str:
             "routing is 'column', but there is no column 'partition'",
             "Add an INT column partition, or choose another routing.",
         )
-    if asked != "column" and "partition" in found:
-        raise OptionConflict(
-            f"routing is {asked!r}, but there is a column {found['partition']!r}",
-            "Leave the option or the column out.",
-        )
+    if asked != "column":
+        found.pop("partition", None)
     return asked

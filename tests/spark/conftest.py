@@ -1,6 +1,8 @@
 """One Spark session for all tests of this folder, and topics of their own for each."""
 
 import itertools
+import os
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,11 +12,24 @@ from spark_ledger.local import LocalCluster
 from tests.spark.topics import SparkTopics
 
 _numbers = itertools.count()
+MACHINES_ZONE = "Asia/Kolkata"
+"""Of this process, the JVM and Spark's workers: no full hour from UTC."""
+SESSIONS_ZONE = {
+    "test_batch": "America/New_York",
+    "test_sink": "Pacific/Chatham",
+    "test_source_batch": MACHINES_ZONE,
+    "test_stream": "America/New_York",
+    "test_typed_values": "America/New_York",
+}
+"""By the file of tests; UTC for the others."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, loopback only, nothing registered: format("ledger") is found by its package."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = MACHINES_ZONE
+    time.tzset()
     session = (
         SparkSession.builder.master("local[2]")
         .appName("spark-ledger tests")
@@ -29,6 +44,21 @@ def spark() -> Iterator[SparkSession]:
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+    if before is None:
+        del os.environ["TZ"]
+    else:
+        os.environ["TZ"] = before
+    time.tzset()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sessions_zone(request: pytest.FixtureRequest) -> None:
+    """The file's zone of the session, if its tests have one."""
+    zone = SESSIONS_ZONE.get(request.module.__name__.rpartition(".")[2], "UTC")
+    active = SparkSession.getActiveSession()
+    if zone != "UTC" or active is not None:
+        spark = active or request.getfixturevalue("spark")
+        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ def an_end_before_its_start(scene: Scene) -> str:
 
 @raises("LEDGER_OFFSETS.TIMESTAMP_NOT_FOUND")
 def a_start_in_the_future(scene: Scene) -> str:
-    return scene.reads(scene.ten, startingTimestamp="2999-01-01")
+    return scene.reads(scene.ten, startingTimestamp="2999-01-01T00:00Z")
 
 
 # -- columns -------------------------------------------------------------------------------------

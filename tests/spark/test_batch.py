@@ -7,6 +7,7 @@ import pyspark.sql.functions as F
 import pytest
 
 import spark_ledger
+from tests.spark.scene import error_of
 
 OFFSETS = "value STRING, partition INT, offset BIGINT"
 
@@ -29,7 +30,7 @@ def test_what_is_written_is_read_with_kafkas_schema(topics, topic, keyed):
     assert {row.key.decode() for row in rows} == {f"k{i}" for i in range(5)}
     assert [row.offset for row in rows] == list(range(10))
     assert {(row.topic, row.partition, row.timestampType) for row in rows} == {(topic, 0, 0)}
-    written = {row.timestamp.replace(tzinfo=UTC) for row in rows}
+    written = {row.timestamp.astimezone(UTC) for row in rows}
     assert all(before < at < datetime.now(UTC) for at in written)
 
 
@@ -151,6 +152,21 @@ def test_a_job_that_fails_leaves_nothing_visible(topics, topic, keyed):
     assert topics.numbers(topic) == list(range(5))
     topics.write(keyed(5, start=5), topic)
     assert topics.numbers(topic) == list(range(10))
+
+
+def test_a_read_can_be_written_to_another_topic_as_it_is(topics, topic, keyed):
+    topics.write(keyed(40, keys=20), topic, partitions=3)
+    whole = topics.read(topic, includeHeaders=True, includeMetadata=True)
+    topics.write(whole, f"{topic}-same", partitions=3)
+    narrow = topics.read(topic)
+    topics.write(narrow, f"{topic}-two", partitions=2, routing="murmur2")
+    said = error_of(lambda: topics.write(narrow, f"{topic}-one"))
+    assert "[LEDGER_WRITE.PARTITION_INVALID]" in said and "give option routing, as hash" in said
+    for copy, columns in (("same", ["key", "value", "partition"]), ("two", ["key", "value"])):
+        rows = topics.read(f"{topic}-{copy}").select(*columns)
+        assert sorted(rows.collect()) == sorted(narrow.select(*columns).collect())
+    times = topics.read(f"{topic}-two", "value STRING, eventTime TIMESTAMP").collect()
+    assert sorted(times) == sorted(narrow.selectExpr("string(value)", "timestamp").collect())
 
 
 def test_a_limit_that_ends_the_read_early_is_no_error(topics, topic, keyed):

@@ -98,8 +98,8 @@ def test_a_partition_column_says_where_a_row_goes(spark, topics, topic):
     assert all(int(row.value) % 4 == row.partition for row in read) and len(read) == 40
     said = error_of(lambda: topics.write(rows.selectExpr("value", "9 AS partition"), topic))
     assert "[LEDGER_WRITE.PARTITION_INVALID]" in said
-    said = error_of(lambda: topics.write(rows, topic, routing="hash"))
-    assert "[LEDGER_OPTION.CONFLICT]" in said
+    topics.write(rows.selectExpr("value", "9 AS partition"), topic, routing="single")
+    assert topics.numbers(topic) == sorted([*range(40), *range(40)])
 
 
 @pytest.mark.parametrize(

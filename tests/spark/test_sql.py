@@ -71,6 +71,18 @@ def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
         spark.sql(f"SELECT * FROM read_ledger('{topic}', topic => 'another')").collect()
 
 
+def test_a_time_without_a_zone_is_of_the_sessions_or_refused(spark, functions, topics, topic, keyed):
+    """The machine's zone is another, and a source is not told the session's."""
+    topics.write(keyed(10), topic)
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    hour_ago = spark.sql("SELECT string(current_timestamp() - INTERVAL 1 HOUR)").first()[0]
+    read = f"read_ledger('{topic}', startingTimestamp => '{hour_ago}')"
+    assert spark.sql(f"SELECT count(*) FROM {read}").first()[0] == 10
+    assert len(topics.values(topic, startingTimestamp=hour_ago, timeZone=zone)) == 10
+    with pytest.raises(PySparkException, match=f"Add option timeZone, '{zone}'"):
+        topics.values(topic, startingTimestamp=hour_ago)
+
+
 def test_a_temporary_view_keeps_its_options_and_is_read_and_written(
     spark, topics, topic, given, keyed
 ):
@@ -81,7 +93,26 @@ def test_a_temporary_view_keeps_its_options_and_is_read_and_written(
     keyed(1, start=11).write.insertInto("flights")
     assert topics.numbers(topic) == list(range(12))
     assert spark.sql("SELECT count(*) FROM flights").first()[0] == 12
+    keyed(1, start=12).write.insertInto("flights")
+    assert spark.sql("SELECT count(*) FROM flights").first()[0] == 12, "as Spark planned it first"
+    assert topics.numbers(topic) == list(range(13))
     spark.catalog.dropTempView("flights")
+
+
+def test_a_view_over_a_tables_options_or_a_function_sees_what_is_there_at_each_query(
+    spark, functions, topics, topic, given, keyed, database
+):
+    topics.write(keyed(10), topic)
+    spark.sql(f"CREATE TABLE {database}.t (key STRING, value STRING) USING ledger")
+    for name, over in (("w", f"{database}.t WITH {given}"), ("f", f"read_ledger('{topic}')")):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM {over}")
+    spark.sql(f"CREATE VIEW {database}.v AS SELECT * FROM {database}.t WITH {given}")
+    views = ("w", "f", f"{database}.v")
+    assert [spark.table(view).count() for view in views] == [10] * 3
+    topics.write(keyed(5, start=10), topic)
+    assert [spark.table(view).count() for view in views] == [15] * 3
+    topics.write(keyed(2), topic, mode="overwrite")
+    assert [spark.table(view).count() for view in views] == [2] * 3
 
 
 def test_a_table_is_read_with_the_options_that_the_query_gives(
@@ -124,7 +155,7 @@ def test_what_a_table_was_made_with_does_not_reach_its_source(spark, given, data
     spark.sql(f"CREATE TABLE {database}.t (value STRING) USING ledger {kept.format(given)}")
     with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
         spark.sql(f"SELECT * FROM {database}.t").collect()
-    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
+    with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING.*WITH \(topic '...'\)"):
         spark.sql(f"INSERT INTO {database}.t VALUES ('x')")
     with pytest.raises(PySparkException, match=r"LEDGER_OPTION\.MISSING"):
         spark.sql(f"CREATE TABLE {database}.c USING ledger OPTIONS {given} AS SELECT 'x' AS value")

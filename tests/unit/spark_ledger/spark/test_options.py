@@ -1,6 +1,7 @@
 """What a reader and a writer may be told, and what is refused by name."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ PARSERS = {
 }
 NOT_BUILT = (
     *("snapshot", "timestampAsOf", "readCompacted", "eventTimeOrder", "headerFilter"),
-    *("isolationLevel", "pollTimeoutMs", "fetchOffset.numRetries", "subscriptionPrefix"),
+    *("isolationLevel", "pollTimeoutMs", "subscriptionPrefix"),
     *("deliverAt", "accessMode", "idempotent", "createTopic", "hashing", "batchRows"),
     *("deliverAfter", "batchBytes", "subscriptionType", "force", "withEventTimeOrder"),
 )
@@ -49,6 +50,7 @@ GOOD = {
     "startingOffsetsByTimestampStrategy": "latest",
     "endingOffsets": "latest",
     "endingTimestamp": "2030-01-01",
+    "timeZone": "Asia/Kolkata",
     "endingOffsetsByTimestamp": '{"t":{"0":5}}',
     "failOnDataLoss": "false",
     "valueFormat": "arrow",
@@ -65,6 +67,7 @@ GOOD = {
     "maxInFlightBytes": "8m",
 }
 LONG = "x" * 201
+HOUR_MS = 3_600_000
 WRONG_TEXTS: dict[str, tuple[str, type[LedgerError], str]] = {
     "subscribe": ("no/good", TopicNameInvalid, "'no/good' is no name of a topic"),
     "topic": ("no/good", TopicNameInvalid, "'no/good' is no name of a topic"),
@@ -84,6 +87,7 @@ WRONG_TEXTS: dict[str, tuple[str, type[LedgerError], str]] = {
 """Of options that are text: a wrong value, and how it is refused."""
 REFUSED_LATER = {"serviceUrl": "by who connects: metadata/test_service_url.py, error_cases.py"}
 PARTNERS = {
+    "timeZone": {"startingTimestamp": "5"},
     "startingOffsetsByTimestampStrategy": {"startingTimestamp": "5"},
     "maxTriggerDelay": {"minOffsetsPerTrigger": "5"},
     "txnAppId": {"txnVersion": "0"},
@@ -221,6 +225,42 @@ def test_an_option_of_the_other_kind_of_query_says_where_it_belongs():
         write(failOnDataLoss="false")
 
 
+@pytest.mark.parametrize("use", Use, ids=lambda use: use.name)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("kafka.bootstrap.servers", "Here it is serviceUrl"),
+        ("kafka.group.id", "Leave it out, or name a durable cursor with subscription"),
+        ("groupIdPrefix", "Leave it out, or name a durable cursor with subscription"),
+        ("kafkaConsumer.pollTimeoutMs", "Leave it out"),
+        ("fetchOffset.numRetries", "Leave it out"),
+        ("fetchOffset.retryIntervalMs", "Leave it out"),
+        ("kafka.acks", "Here it is ackQuorum"),
+        ("kafka.sasl.mechanism", "Leave it out: connections are not encrypted"),
+        ("kafka.request.timeout.ms", "Leave it out: there is nothing like it"),
+    ],
+)
+def test_an_option_of_kafka_is_refused_with_what_it_is_here(use, name, remedy):
+    with pytest.raises(OptionUnknown, match=f"option of Kafka's, which is not here. {remedy}"):
+        PARSERS[use]({"topic": "t", name: "x"})
+
+
+def test_what_is_an_option_here_is_not_refused_as_one_of_kafka():
+    taken = {name.lower() for one in (*READ_OPTIONS, *WRITE_OPTIONS) for name in one.names}
+    assert not any(map(option_table.kafkas, taken))
+    for remedy in option_table.KAFKAS.values():
+        for name in re.findall(r"Here it is (\w+)", remedy):
+            assert name.lower() in taken, f"{remedy} names an option that there is"
+
+
+def test_where_no_topic_is_named_it_is_said_how_sql_names_one():
+    for parse in PARSERS.values():
+        with pytest.raises(OptionMissing, match=r"WITH \(topic '...'\)"):
+            parsed = parse({})
+            assert isinstance(parsed, options.WriteOptions), "each row of a write may name its own"
+            assert parsed.target
+
+
 # -- what is read ----------------------------------------------------------------------------
 
 
@@ -314,6 +354,45 @@ def test_a_read_starts_at_a_subscription_and_at_nothing_else():
     for other in ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"):
         with pytest.raises(OptionConflict, match=f"startingSubscription is 's' and {other}"):
             stream(startingSubscription="s", **{other: GOOD[other]})
+
+
+def test_a_time_is_of_the_zone_that_it_says_else_of_the_option_else_of_this_process(monkeypatch):
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        local = read(startingTimestamp="2024-05-01T12:00:00").starting
+        told = read(startingTimestamp="2024-04-01T12:00:00Z", endingTimestamp="2024-05-01").ending
+        zoned = read(startingTimestamp="2024-05-01T12:00:00", timeZone="asia/kolkata".title())
+        away = read(startingTimestamp="2024-05-01T12:00:00", timeZone="-03:30").starting
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    noon = 1_714_564_800_000
+    assert isinstance(local, AtTime) and isinstance(zoned.starting, AtTime)
+    assert (local.every_ms, local.zoneless) == (
+        noon + 4 * HOUR_MS,
+        (("2024-05-01T12:00:00", noon + 4 * HOUR_MS),),
+    )
+    assert isinstance(told, AtTime) and told.every_ms == noon - 8 * HOUR_MS
+    assert (zoned.starting.every_ms, zoned.zoneless) == (noon - 11 * HOUR_MS // 2, ())
+    assert isinstance(away, AtTime) and away.every_ms == noon + 7 * HOUR_MS // 2
+
+
+def test_every_time_that_says_no_zone_is_kept_for_the_tasks_to_compare():
+    times = '{"t":{"0":5,"1":"2024-05-01","2":"2024-05-01T00:00Z"}}'
+    given = read(startingOffsetsByTimestamp=times, endingTimestamp="2024-05-02")
+    assert [text for text, _ in given.zoneless] == ["2024-05-01", "2024-05-02"]
+
+
+@pytest.mark.parametrize("zone", ["Mars", "+25:00", "1", "../x"])
+def test_what_is_no_time_zone_is_refused(zone):
+    with pytest.raises(OptionInvalid, match=f"timeZone is {zone!r}".replace("+", r"\+")):
+        read(startingTimestamp="5", timeZone=zone)
+
+
+def test_a_time_zone_without_a_time_is_refused():
+    with pytest.raises(OptionMissing, match="timeZone means nothing without it"):
+        read(timeZone="UTC")
 
 
 def test_an_end_before_its_start_is_refused():

@@ -1,5 +1,7 @@
 """Where a read begins, as users write it."""
 
+from datetime import UTC
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,8 +59,8 @@ def test_text_that_is_no_offsets_is_refused_with_what_is_wrong(text, says):
         ("2024-05-01T10:00:00.0001Z", 1714557600001),
     ],
 )
-def test_a_moment_is_milliseconds_or_iso_text_in_utc_and_parts_of_one_round_up(text, millis):
-    assert places.parse_time(text, "startingTimestamp", "error") == AtTime(
+def test_a_moment_is_milliseconds_or_iso_text_in_a_zone_and_parts_of_one_round_up(text, millis):
+    assert places.parse_time(text, "startingTimestamp", "error", UTC) == AtTime(
         "startingTimestamp", "error", every_ms=millis
     )
 

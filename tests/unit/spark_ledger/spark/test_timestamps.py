@@ -1,5 +1,10 @@
 """The rows that were committed since a moment."""
 
+import datetime
+
+import pytest
+
+from spark_ledger.errors import OptionInvalid
 from spark_ledger.spark import timestamps
 from spark_ledger.topic.actions import Append, OpenLive
 from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
@@ -18,6 +23,16 @@ def committed(*parts: tuple[int, int, int]) -> TopicState:
         segment = Segment(partition, 7 + number, 1, ((0, 0),), (rows,), rows, 9, 1, 1)
         state = apply(state, number, Commit(**APP, actions=(Append((segment,)),)), millis)
     return state
+
+
+def test_a_time_without_a_zone_is_refused_where_the_session_was_given_another():
+    zone = datetime.timezone(datetime.timedelta(hours=1))
+    taken = timestamps.millis_of("2024-05-01T12:00", zone)
+    assert taken is not None
+    for same in (None, "+01:00", "Africa/Lagos", "a zone that Spark alone knows"):
+        timestamps.check_zone([("2024-05-01T12:00", taken)], same)
+    with pytest.raises(OptionInvalid, match=r"taken for 2024-05-01T11:00.* Asia/Kolkata"):
+        timestamps.check_zone([("2024-05-01T12:00", taken)], "Asia/Kolkata")
 
 
 def test_each_partition_starts_at_its_first_row_of_that_time_or_later():

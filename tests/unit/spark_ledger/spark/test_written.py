@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from spark_ledger.errors import (
     NullTopic,
-    OptionConflict,
     OptionMissing,
     SchemaMissingColumn,
     SchemaReservedColumn,
@@ -16,7 +15,8 @@ from spark_ledger.errors import (
     TopicNameInvalid,
 )
 from spark_ledger.spark import written
-from spark_ledger.spark.options import stream_write_options
+from spark_ledger.spark.options import shape_options, stream_write_options
+from spark_ledger.spark.schema import read_schema
 from spark_ledger.spark.written import WrittenRows
 from tests.unit.spark_ledger.spark.test_columns import ddl
 
@@ -38,7 +38,8 @@ def plan(text: str, **options: str) -> written.WritePlan:
         ("value INT", SchemaTypeMismatch, "'value' is INT, not STRING or BINARY"),
         ("key BIGINT, value STRING", SchemaTypeMismatch, "'key' is BIGINT"),
         ("value STRING, price DOUBLE", SchemaUnknownColumn, "'price'"),
-        ("value STRING, offset BIGINT", SchemaUnknownColumn, "'offset'"),
+        ("value STRING, offset STRING", SchemaUnknownColumn, "'offset'"),
+        ("value STRING, __offset BIGINT", SchemaUnknownColumn, "'__offset'"),
         ("value STRING, deliverAt TIMESTAMP", SchemaUnknownColumn, "'deliverAt'"),
         ("value STRING, orderingKey STRING", SchemaUnknownColumn, "'orderingKey'"),
         ("value STRING, sequenceId BIGINT", SchemaUnknownColumn, "'sequenceId'"),
@@ -47,11 +48,6 @@ def plan(text: str, **options: str) -> written.WritePlan:
         ("value STRING, partition BIGINT", SchemaTypeMismatch, "'partition' is BIGINT, not INT"),
         ("value STRING, headers STRING", SchemaTypeMismatch, "'headers' is STRING, not ARRAY"),
         ("value STRING, eventTime BIGINT", SchemaTypeMismatch, "'eventTime' is BIGINT"),
-        (
-            "value STRING, eventTime TIMESTAMP, timestamp TIMESTAMP",
-            SchemaUnknownColumn,
-            "'eventTime' and 'timestamp' both",
-        ),
     ],
 )
 def test_columns_that_cannot_be_written_are_refused_by_name(declared, kind, says):
@@ -107,8 +103,8 @@ def test_routing_is_by_the_column_if_there_is_one_and_by_key_if_not():
     assert plan("value STRING", topic="t", routing="roundrobin").routing == "roundRobin"
     assert plan("value STRING, partition INT", topic="t").routing == "column"
     assert plan("value STRING, partition INT", topic="t", routing="column").routing == "column"
-    with pytest.raises(OptionConflict, match="routing is 'hash', but there is a column"):
-        plan("value STRING, partition INT", topic="t", routing="hash")
+    with_column = plan("value STRING, partition INT", topic="t", routing="hash")
+    assert (with_column.routing, with_column.partition) == ("hash", None)
     with pytest.raises(SchemaMissingColumn, match="no column 'partition'"):
         plan("value STRING", topic="t", routing="column")
 
@@ -135,9 +131,33 @@ def test_typed_rows_need_a_column_of_their_own_and_no_other_reserved_names():
         plan("price DOUBLE, __key DOUBLE", topic="t", valueFormat="arrow")
 
 
+@pytest.mark.parametrize("value_format", ["binary", "string", "json", "arrow", "schema"])
+def test_what_a_reader_offers_can_be_written_to_another_topic(value_format):
+    for more in ("true", "false"):
+        shape = shape_options(
+            {"valueFormat": value_format, "includeHeaders": more, "includeMetadata": more}
+        )
+        offered = read_schema(shape, ddl("price DOUBLE"))
+        options = stream_write_options({"topic": "t", "valueFormat": value_format})
+        made = written.plan_write(offered, options)
+        typed = value_format not in ("binary", "string")
+        assert made.payload == (("price",) if typed else ())
+        assert made.key == ("__key" if typed else "key")
+        assert (made.routing, made.topic) == ("column", None)
+        untyped_time = "eventTime" if more == "true" else "timestamp"
+        assert made.event_time == ("__eventTime" if typed else untyped_time)
+
+
+def test_the_event_time_goes_before_the_timestamp_wherever_they_stand():
+    for names in (("EVENTTIME", "timestamp"), ("timestamp", "EVENTTIME")):
+        columns = f"value STRING, {names[0]} TIMESTAMP, {names[1]} TIMESTAMP"
+        assert plan(columns, topic="t").event_time == "EVENTTIME"
+
+
 def test_a_row_without_a_topic_is_an_error_that_says_how_many_there_are():
     rows = WrittenRows(pa.array(["1", "2", "3"]), topics=pa.array(["t", None, None]))
-    with pytest.raises(NullTopic, match="2 of 3 rows have no topic, first row 1"):
+    said = "the topic of row 1 of a batch of 3 is null, as are 1 more of this batch of a task's"
+    with pytest.raises(NullTopic, match=said):
         list(written.by_topic(rows))
 
 
