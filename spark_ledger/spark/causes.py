@@ -1,7 +1,7 @@
 """The error of ours behind one of Spark's.
 
-A sink that writes files (Delta, Parquet) wraps what a task failed of: the message of Spark's error
-is `[TASK_WRITE_FAILED]`, and ours is in its cause only, which Python's text of it does not show.
+Delta's sink wraps what a task failed of: the message of Spark's error is `[TASK_WRITE_FAILED]`, and
+ours is in its cause only, which Python's text of it does not show.
 """
 
 import re

@@ -2,10 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
 from pyspark.sql.pandas.types import to_arrow_schema
 
-import spark_ledger
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
 from spark_ledger.topic.slice_reader import Rows
 from tests.spark.scene import error_of
@@ -112,19 +110,3 @@ def test_bytes_for_a_topic_with_a_schema_are_refused_and_nothing_of_the_write_is
     topics.write(plain, topic, schemaMode="none")
     said = error_of(topics.read(topic, valueFormat="arrow").select("id").collect)
     assert "offsets 5 to" in said and "the values are bytes" in said
-
-
-def test_what_a_task_failed_of_is_found_behind_the_error_of_a_sink_that_writes_files(
-    spark, topics, topic, tmp_path
-):
-    topics.write(spark.sql("SELECT 5000000000L AS n"), topic, valueFormat="arrow")
-    reader = spark.readStream.format("ledger").option("serviceUrl", topics.service_url)
-    reader = reader.option("valueFormat", "arrow").option("startingOffsets", "earliest")
-    writer = reader.schema("n INT").load(topic).writeStream.format("parquet")
-    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    query = writer.trigger(availableNow=True).start(str(tmp_path / "out"))
-    with pytest.raises(StreamingQueryException, match="TASK_WRITE_FAILED") as caught:
-        query.awaitTermination(60)
-    why = spark_ledger.cause_of(caught.value)
-    assert why is not None and why.startswith("[LEDGER_SCHEMA.INCOMPATIBLE] topic"), caught.value
-    assert "5000000000 not in range" in why and why.endswith("when it starts again.")
