@@ -143,8 +143,7 @@ def plan_write(written: StructType, options: WriteOptions) -> WritePlan:
     """What the columns of a write are.
 
     Raises SchemaUnknownColumn, SchemaMissingColumn, SchemaReservedColumn, SchemaTypeMismatch,
-    OptionMissing when nothing names a topic, OptionConflict when a column partition would be
-    ignored.
+    OptionMissing when nothing names a topic.
     """
     check_named_once(written)
     typed = has_payload(options.value_format)
@@ -199,8 +198,8 @@ def _numbered(rows: WrittenRows) -> tuple[list[str], npt.NDArray[np.int64]]:
     if topics.null_count:
         row = int(np.flatnonzero(as_numpy(topics.is_null()))[0])
         raise NullTopic(
-            f"the topic of row {row} of a batch of {len(topics)} is null, as are"
-            f" {topics.null_count - 1} more of this batch of a task's rows"
+            f"{topics.null_count} of the {len(topics)} rows of one batch of a task have no topic,"
+            f" first row {row} of this batch"
         )
     encoded = topics.dictionary_encode()
     names = [parse_topic(name).short for name in encoded.dictionary.to_pylist()]
