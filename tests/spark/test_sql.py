@@ -71,7 +71,9 @@ def test_read_ledger_reads_a_topic_with_the_options_of_a_batch_read(
         spark.sql(f"SELECT * FROM read_ledger('{topic}', topic => 'another')").collect()
 
 
-def test_a_time_without_a_zone_is_of_the_sessions_or_refused(spark, functions, topics, topic, keyed):
+def test_a_time_without_a_zone_is_of_the_sessions_or_refused(
+    spark, functions, topics, topic, keyed
+):
     """The machine's zone is another, and a source is not told the session's."""
     topics.write(keyed(10), topic)
     zone = spark.conf.get("spark.sql.session.timeZone")

@@ -9,7 +9,7 @@ import spark_ledger
 from spark_ledger import errors
 
 OURS = "[LEDGER_SCHEMA.INCOMPATIBLE] topic 't', offset 7: 5000000000. Read with the wider type."
-STACK = f"org.apache.spark.SparkException: [TASK_WRITE_FAILED] ...\n at a.b(c)\nCaused by: X: {OURS}\n at"
+STACK = f"SparkException: [TASK_WRITE_FAILED] ...\n at a.b(c)\nCaused by: X: {OURS}\n at"
 
 
 class OfSpark(Exception):
