@@ -7,10 +7,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_ledger.errors import RowsTrimmed, TopicDeleted
 from spark_ledger.spark import offsets, read_tasks
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.schema import check_projection
+
+AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
 
 
 class LedgerBatchReader(DataSourceReader):
@@ -29,4 +32,8 @@ class LedgerBatchReader(DataSourceReader):
         return read_tasks.partitions_of(tasks, topics.values(self.schema))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_tasks.read_rows(self.options, partition.value, self.schema)
+        read_tasks.check_zone(self.options.zoneless)  # also where nothing is read
+        try:
+            yield from read_tasks.read_rows(self.options, partition.value, self.schema)
+        except (RowsTrimmed, TopicDeleted) as error:  # it was there when this was planned
+            raise type(error)(error.what, AGAIN, **error.facts) from None

@@ -30,14 +30,20 @@ SESSION_ZONE = "spark.sql.session.timeZone"
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A task as it goes to its executor. `values` is for rows whose payload is columns."""
+    """A task as it goes to its executor. `values` is for rows whose payload is columns, `zoneless`
+    are times that the plan goes by and that say no zone (see timestamps.check_zone)."""
 
     task: ReadTask
     values: "ValueReader | None"
+    zoneless: tuple[tuple[str, int], ...]
 
 
-def partitions_of(tasks: list[ReadTask], values: "ValueReader | None") -> list[InputPartition]:
-    return [InputPartition(Planned(task, values)) for task in tasks]
+def partitions_of(
+    tasks: list[ReadTask],
+    values: "ValueReader | None",
+    zoneless: tuple[tuple[str, int], ...] = (),
+) -> list[InputPartition]:
+    return [InputPartition(Planned(task, values, zoneless)) for task in tasks]
 
 
 def read_rows(
@@ -47,10 +53,10 @@ def read_rows(
 
     Raises as task_reader.fetch_kept, SchemaIncompatible, OptionInvalid for times without a zone.
     """
-    if options.zoneless:
-        timestamps.check_zone(options.zoneless, session_zone())
     if planned is None:
         return
+    if planned.zoneless:
+        check_zone(planned.zoneless)
     from spark_ledger.spark import columns  # not loaded where tasks are only planned
 
     task, values, keys = planned.task, planned.values, options.key_filter
@@ -65,6 +71,11 @@ def read_rows(
         made = made if keys is None else columns.with_keys(rows, made, keys)
         if made.num_rows:
             yield made
+
+
+def check_zone(zoneless: tuple[tuple[str, int], ...]) -> None:
+    """As timestamps.check_zone, in a task of the session."""
+    timestamps.check_zone(zoneless, session_zone())
 
 
 def session_zone() -> str | None:

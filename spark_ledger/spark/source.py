@@ -125,7 +125,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._opened()
         self._cursor.at(topics, end, first)
         tasks = topics.plan(first, last)
-        return read_tasks.partitions_of(tasks, topics.values(self.schema))
+        zoneless = self.options.zoneless if FIRST in end else ()  # a checkpoint needs no time
+        return read_tasks.partitions_of(tasks, topics.values(self.schema), zoneless)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_tasks.read_rows(self.options, partition.value, self.schema)

@@ -32,7 +32,7 @@ def test_small_segments_of_many_commits_become_one_of_each_partition(spark, topi
     before = written(topics, keyed, topic)
     small = segments(topics, topic)
     assert len(small) > 2
-    since = small[-1]["committedAt"].isoformat() + "+00:00"
+    since = small[-1]["committedAt"].astimezone().isoformat()
     late = topics.values(
         topic, startingTimestamp=since, startingOffsetsByTimestampStrategy="latest"
     )

@@ -58,6 +58,22 @@ def test_a_loss_that_is_accepted_leaves_the_other_rows_at_their_offsets(topics, 
     assert topics.numbers(f"{holed}-copy") == kept
 
 
+def test_a_dataframe_whose_rows_were_replaced_since_its_first_query_says_to_load_it_again(
+    topics, topic, keyed
+):
+    topics.write(too_large_for_a_commit(keyed(10, tasks=1)), topic)
+    rows = topics.read(topic)
+    assert rows.count() == 10
+    ledgers = LedgersOf(topics.service_url, topic)
+    (planned,) = ledgers.ids()
+    topics.write(keyed(5), topic, mode="overwrite")
+    assert rows.count() == 10, "its ledger is still there"
+    ledgers.delete(planned)
+    with pytest.raises(Exception, match=r"DATA_LOSS\.TRIMMED\] 10 rows .* Load it again: Spark"):
+        rows.count()
+    assert topics.read(topic).count() == 5
+
+
 def test_a_hole_in_a_topic_is_no_loss(topics, topic, keyed, tmp_path):
     topics.write(too_large_for_a_commit(keyed(30, tasks=1)), topic)
     Cluster(topics.service_url).commit(topic, Hole(0, 5, 25))

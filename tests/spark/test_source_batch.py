@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import datetime
 
 import pyspark.sql.functions as F
 import pytest
@@ -57,6 +58,8 @@ def test_times_are_those_of_the_commits(topics, topic, keyed):
     topics.write(keyed(5, start=5), topic)
     assert topics.numbers(topic, startingTimestamp=middle) == list(range(5, 10))
     assert topics.numbers(topic, endingTimestamp=middle) == list(range(5))
+    told = datetime.fromtimestamp(middle / 1000).isoformat()  # of the machine's zone, and ours
+    assert topics.numbers(topic, startingTimestamp=told) == list(range(5, 10))
     by_partition = json.dumps({topic: {"0": middle}})
     assert topics.numbers(topic, startingOffsetsByTimestamp=by_partition) == list(range(5, 10))
     later = middle + 10**9

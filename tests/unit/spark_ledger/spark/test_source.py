@@ -1,5 +1,7 @@
 """What the streaming source answers the driver, with topics that live in the test."""
 
+import dataclasses
+
 import pytest
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -9,6 +11,7 @@ from spark_ledger.spark import offsets
 from spark_ledger.spark.limits import Curve
 from spark_ledger.spark.offsets import TopicEnds
 from spark_ledger.spark.options import stream_read_options
+from spark_ledger.spark.places import AtTime
 from spark_ledger.spark.schema import DEFAULT_SCHEMA
 from spark_ledger.spark.source import LedgerStreamReader
 from spark_ledger.topic.lag import PartitionLag
@@ -235,3 +238,16 @@ def test_a_query_with_a_subscription_signs_its_offsets_and_keeps_its_sign(monkey
     polled.commit(end)
     assert polled.latestOffset(end, ReadAllAvailable()) is end
     assert told == [("s", "q-1", {0: 2}), {0: 2}, {0: 5}, {0: 5}]
+
+
+def test_only_the_tasks_of_batch_0_compare_a_time_that_says_no_zone_with_the_sessions():
+    topics = TopicsInATest(5, 7)
+    polled = reader(topics)
+    first = {**offset(3, 3), "_first": offset(0, 0)}
+    polled.options = dataclasses.replace(
+        polled.options, starting=AtTime("x", "error", 5, zoneless=(("2024-05-01", 5),))
+    )
+    (planned,) = polled.partitions(offset(0, 0), first)
+    assert planned.value.zoneless == (("2024-05-01", 5),)
+    (planned,) = polled.partitions(first, offset(5, 7))
+    assert planned.value.zoneless == ()
