@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
     from spark_ledger.topic.client import TopicClient
     from spark_ledger.topic.compactor import Compacted
+    from spark_ledger.topic.row_blocks import Rows
     from spark_ledger.topic.seek_target import SeekTarget
-    from spark_ledger.topic.slice_reader import Rows
     from spark_ledger.topic.topics import TopicInfo
     from spark_ledger.topic.upkeep import UpkeepReport
 

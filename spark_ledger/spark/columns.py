@@ -15,16 +15,16 @@ import pyarrow as pa
 from spark_ledger.errors import SchemaIncompatible
 from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.message_batch import EVENT_TIME, HEADERS, KEY, TYPED_NAMES, VALUE
-from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.row_blocks import Block
 
 CREATE_TIME = 0
 """The timestampType of Kafka that says: the time the writer made the entry."""
 
-Column = Callable[[Rows, str, pa.DataType], pa.Array]
+Column = Callable[[Block, str, pa.DataType], pa.Array]
 
 
 def to_spark(
-    rows: Rows, topic: str, schema: pa.Schema, payload: Sequence[pa.Array] | None = None
+    rows: Block, topic: str, schema: pa.Schema, payload: Sequence[pa.Array] | None = None
 ) -> pa.RecordBatch:
     """The columns that `schema` names. `payload` are those of them that are the payload's own, in
     their order (typed_values.py makes them); None in a format that has no such columns.
@@ -44,7 +44,7 @@ def to_spark(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def with_keys(rows: Rows, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
+def with_keys(rows: Block, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.RecordBatch:
     """Of `made`, the columns of `rows`, the rows that have one of the keys."""
     import pyarrow.compute as pc
 
@@ -55,7 +55,7 @@ def with_keys(rows: Rows, made: pa.RecordBatch, keys: Sequence[bytes]) -> pa.Rec
     return made if pc.all(mask).as_py() else made.filter(mask)
 
 
-def _stored(rows: Rows, name: str) -> pa.Array | None:
+def _stored(rows: Block, name: str) -> pa.Array | None:
     """A column of the entry, None if it has none."""
     batch = rows.record_batch
     at = batch.schema.get_field_index(TYPED_NAMES.get(name, name) if rows.typed else name)
@@ -63,33 +63,34 @@ def _stored(rows: Rows, name: str) -> pa.Array | None:
 
 
 def _entrys(name: str) -> Column:
-    def column(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
         stored = _stored(rows, name)
-        return pa.nulls(rows.record_batch.num_rows, kind) if stored is None else _as(stored, kind)
+        return pa.nulls(rows.num_rows, kind) if stored is None else _as(stored, kind)
 
     return column
 
 
-def _value(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+def _value(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     _check_untyped(rows, topic)
     return _entrys(VALUE)(rows, topic, kind)
 
 
-def _value_size(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+def _value_size(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     import pyarrow.compute as pc
 
     _check_untyped(rows, topic)
     stored = _stored(rows, VALUE)
     if stored is None:
-        return pa.nulls(rows.record_batch.num_rows, kind)
+        return pa.nulls(rows.num_rows, kind)
     return pc.binary_length(stored).cast(kind)
 
 
-def _check_untyped(rows: Rows, topic: str) -> None:
+def _check_untyped(rows: Block, topic: str) -> None:
     if rows.typed:
+        partition, offset = rows.place_of(0)
         raise SchemaIncompatible(
-            f"partition {rows.partition} of topic {topic!r} has typed rows from offset "
-            f"{rows.offset} on: they have columns of their own and no value",
+            f"partition {partition} of topic {topic!r} has typed rows from offset "
+            f"{offset} on: they have columns of their own and no value",
             "Read them with valueFormat=arrow.",
         )
 
@@ -103,34 +104,42 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _offsets(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    return _counted(rows, rows.offset, kind)
+def _counted(name: str) -> Column:
+    """Counted up from row to row."""
+
+    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+        return of_numpy(rows.each_counted(name).astype(kind.to_pandas_dtype(), copy=False))
+
+    return column
 
 
-def _indexes(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    return _counted(rows, rows.entry_row, kind)
+def _runs(name: str) -> Column:
+    """What rows that are together in an entry have in common."""
+
+    def column(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
+        return of_numpy(rows.each(name).astype(kind.to_pandas_dtype(), copy=False))
+
+    return column
 
 
-def _counted(rows: Rows, first: int, kind: pa.DataType) -> pa.Array:
-    count = rows.record_batch.num_rows
-    return of_numpy(np.arange(first, first + count, dtype=kind.to_pandas_dtype()))
-
-
-def _times(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+def _times(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     return of_numpy(rows.each_ms() * 1000).view(kind)
 
 
-def _message_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
+def _message_ids(rows: Block, topic: str, kind: pa.DataType) -> pa.Array:
     """`ledger:entry:partition:index` of each row."""
     import pyarrow.compute as pc
 
-    entry = f"{rows.ledger_id}:{rows.entry_id}:{rows.partition}:"
-    count = rows.record_batch.num_rows
-    texts = _number_texts(_rounded(rows.entry_row + count)).slice(rows.entry_row, count)
-    return pc.binary_join_element_wise(of_list([entry], pa.string())[0], texts, "")
+    if len(rows.runs) == 1:
+        ((partition, _, count, ledger, entry, first, _),) = rows.runs.tolist()
+        texts = _number_texts(_rounded(first + count)).slice(first, count)
+        place = of_list([f"{ledger}:{entry}:{partition}:"], pa.string())[0]
+        return pc.binary_join_element_wise(place, texts, "")
+    parts = (*map(rows.each, ("ledger", "entry", "partition")), rows.each_counted("entry_row"))
+    return pc.binary_join_element_wise(*(of_numpy(part).cast(pa.string()) for part in parts), ":")
 
 
-def _each(value_of: Callable[[Rows, str], str | int]) -> Column:
+def _each(value_of: Callable[[Block, str], str | int]) -> Column:
     return lambda rows, topic, kind: _repeated(value_of(rows, topic), kind, rows)
 
 
@@ -144,9 +153,9 @@ def _constant(value: str | int, kind: pa.DataType, count: int) -> pa.Array:
     return pa.repeat(of_list([value], kind)[0], count)  # pa.scalar loads pandas
 
 
-def _repeated(value: str | int, kind: pa.DataType, rows: Rows) -> pa.Array:
+def _repeated(value: str | int, kind: pa.DataType, rows: Block) -> pa.Array:
     """`value` for each row: a slice of a column that is kept, its length rounded up."""
-    count = rows.record_batch.num_rows
+    count = rows.num_rows
     return _constant(value, kind, _rounded(count)).slice(0, count)
 
 
@@ -155,37 +164,23 @@ def _rounded(count: int) -> int:
     return max(1024, 1 << (count - 1).bit_length())
 
 
-def _filled(rows: Rows, value: int, kind: pa.DataType) -> pa.Array:
-    """As `_repeated` for values that are another for each entry."""
-    return of_numpy(np.full(rows.record_batch.num_rows, value, dtype=kind.to_pandas_dtype()))
-
-
 _TOPIC = _each(lambda rows, topic: topic)
-_PARTITION = _each(lambda rows, topic: rows.partition)
 _SCHEMA_VERSION = _each(lambda rows, topic: rows.schema_version)
-
-
-def _ledger_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    return _filled(rows, rows.ledger_id, kind)
-
-
-def _entry_ids(rows: Rows, topic: str, kind: pa.DataType) -> pa.Array:
-    return _filled(rows, rows.entry_id, kind)
 
 
 _COLUMNS: dict[str, Column] = {
     "key": _entrys(KEY),
     "value": _value,
     "topic": _TOPIC,
-    "partition": _PARTITION,
-    "offset": _offsets,
+    "partition": _runs("partition"),
+    "offset": _counted("offset"),
     "timestamp": _times,
     "timestamptype": _each(lambda rows, topic: CREATE_TIME),
     "headers": _entrys(HEADERS),
     "eventtime": _entrys(EVENT_TIME),
-    "ledgerid": _ledger_ids,
-    "entryid": _entry_ids,
-    "batchindex": _indexes,
+    "ledgerid": _runs("ledger"),
+    "entryid": _runs("entry"),
+    "batchindex": _counted("entry_row"),
     "messageid": _message_ids,
     "schemaversion": _SCHEMA_VERSION,
     "valuesize": _value_size,
@@ -193,14 +188,14 @@ _COLUMNS: dict[str, Column] = {
 _TYPED_COLUMNS: dict[str, Column] = {
     "__key": _entrys(KEY),
     "__topic": _TOPIC,
-    "__partition": _PARTITION,
-    "__offset": _offsets,
+    "__partition": _runs("partition"),
+    "__offset": _counted("offset"),
     "__publishtime": _times,
     "__eventtime": _entrys(EVENT_TIME),
     "__messageid": _message_ids,
     "__messageproperties": _entrys(HEADERS),
-    "__ledgerid": _ledger_ids,
-    "__entryid": _entry_ids,
-    "__batchindex": _indexes,
+    "__ledgerid": _runs("ledger"),
+    "__entryid": _runs("entry"),
+    "__batchindex": _counted("entry_row"),
     "__schemaversion": _SCHEMA_VERSION,
 }

@@ -31,8 +31,7 @@ class LedgerEnds:
 
     async def of(self, tasks: Iterable[ReadTask]) -> LastEntries:
         """The ends of the ledgers that the tasks read, as many as are looked at."""
-        tables = (stretch.table for task in tasks for stretch in task.stretches)
-        every = sorted({ledger_id for table in tables for ledger_id in table.ledger_ids()})
+        every = sorted({ledger_id for task in tasks for ledger_id in task.table.ledger_ids()})
         found: dict[int, int | None] = {}
         found.update((one, self._closed[one]) for one in every if one in self._closed)
         wanted = [one for one in every if one not in found][:LEDGERS_MAX]
@@ -72,6 +71,5 @@ def readable(
     lost = {i: found for i, task in enumerate(tasks) if (found := lost_of(task, last_entries))}
     if fail_on_data_loss and lost:
         raise rows_lost([one for found in lost.values() for one in found])
-    gone = {i: [(one.start, one.end) for one in found] for i, found in lost.items()}
-    kept = (without(task, gone[i]) if i in gone else task for i, task in enumerate(tasks))
+    kept = (without(task, lost[i]) if i in lost else task for i, task in enumerate(tasks))
     return [task for task in kept if task.rows]

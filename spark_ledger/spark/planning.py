@@ -31,6 +31,7 @@ from spark_ledger.topic.read_plan import (
     chunks_to_read,
     plan_read,
 )
+from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.topics import TopicInfo
 
@@ -187,7 +188,7 @@ class Planner:
         for first in range(lo, hi, rows):
             last = min(hi, first + rows)
             part = LiveRows(live, first, last, known.last_entry)
-            yield ReadTask(topic, state.topic_id, held.number, first, last, (), part)
+            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part)
 
     def _known(self, held: PartitionState) -> LiveEnd:
         return LiveEnd() if held.live is None else self._live.known(held.live)

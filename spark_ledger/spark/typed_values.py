@@ -45,10 +45,10 @@ from spark_ledger.spark.schema import entry_columns
 from spark_ledger.topic import json_values, schema_rules
 from spark_ledger.topic.message_batch import VALUE, column_of
 from spark_ledger.topic.payload_columns import check_convertible, conformed
+from spark_ledger.topic.row_blocks import Block
 from spark_ledger.topic.schema_records import UNREGISTERED, SchemaVersion, canonical
 from spark_ledger.topic.schema_registry import SchemaRegistry, TopicLike, not_registered
 from spark_ledger.topic.schema_rules import SchemaMode
-from spark_ledger.topic.slice_reader import Rows
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
 TYPED_FORMATS = (ARROW, SCHEMA)
@@ -202,7 +202,7 @@ class ValueReader:
             return None
         return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
 
-    def columns(self, rows: Rows, topic: str) -> list[pa.Array]:
+    def columns(self, rows: Block, topic: str) -> list[pa.Array]:
         """The payload's columns of the rows, in order. Raises errors.SchemaIncompatible."""
         if not len(self.payload):
             return []
@@ -211,7 +211,7 @@ class ValueReader:
         except SchemaIncompatible as error:
             raise _placed(error, rows, topic) from error
 
-    def _read(self, rows: Rows) -> pa.RecordBatch:
+    def _read(self, rows: Block) -> pa.RecordBatch:
         batch = rows.record_batch
         if rows.typed:
             return conformed(batch, self.payload)  # no name of a payload is one beside it
@@ -243,21 +243,25 @@ async def registered_schema(
         raise
 
 
-def _placed(error: SchemaIncompatible, rows: Rows, topic: str) -> SchemaIncompatible:
+def _placed(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompatible:
     """The error with the place of the rows, or of the one row, that do not fit."""
     row = error.facts.get("row")
-    count = rows.record_batch.num_rows
-    place = (
-        f"offset {rows.offset + row}"
-        if isinstance(row, int)
-        else (f"offsets {rows.offset} to {rows.offset + count - 1}")
-    )
+    first = row if isinstance(row, int) else 0
+    partition, offset = rows.place_of(first)
+    place = f"offset {offset}" if isinstance(row, int) else _all_of(rows)
     version = f" (version {rows.schema_version} of its schema)" if rows.schema_version else ""
     return SchemaIncompatible(
-        f"topic {topic!r}, partition {rows.partition}, {place}{version}: {error.what}",
+        f"topic {topic!r}, partition {partition}, {place}{version}: {error.what}",
         error.remedy,
         **error.facts,
     )
+
+
+def _all_of(rows: Block) -> str:
+    first, last = rows.place_of(0), rows.place_of(rows.num_rows - 1)
+    if len(rows.runs) == 1:
+        return f"offsets {first[1]} to {last[1]}"
+    return f"offset {first[1]} and others up to offset {last[1]} of partition {last[0]}"
 
 
 def _check_type(kind: DataType, path: str) -> None:

@@ -26,7 +26,8 @@ from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.slice_reader import FetchedPiece, Rows
+from spark_ledger.topic.row_blocks import Block, joined_blocks
+from spark_ledger.topic.slice_reader import FetchedEntry
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import (
@@ -112,17 +113,16 @@ class BlockingTopics:
         *,
         keys: Sequence[bytes] | None = None,
         lossy: bool = False,
-    ) -> Iterator[Rows]:
-        """The task's rows in order, fetched ahead. `columns` are those that are decoded, by their
-        names in entries (None: all). With `keys` some entries without any of these are left out.
-        Raises as task_reader.fetch_kept."""
+    ) -> Iterator[Block]:
+        """The task's rows, those of a partition in order, fetched ahead. `columns` are those that
+        are decoded, by their names in entries (None: all). With `keys` some entries without any of
+        these are left out. Raises as task_reader.fetch_kept."""
         loop = background_loop()
         hashes = None if keys is None else hashes_of(keys)
         ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
         try:
             while handful := self.run(ahead.next()):
-                for piece in handful:
-                    yield piece.rows(columns)
+                yield from joined_blocks(fetched.block(columns) for fetched in handful)
         finally:
             loop.run(ahead.close())
 
@@ -217,11 +217,11 @@ class BlockingTaskWriter:
 class _Ahead:
     """Fetches the next handful of entries while the caller decodes the last. On the loop."""
 
-    def __init__(self, fetched: AsyncGenerator[FetchedPiece, None]) -> None:
+    def __init__(self, fetched: AsyncGenerator[FetchedEntry, None]) -> None:
         self._fetched = fetched
-        self._next: asyncio.Task[list[FetchedPiece]] | None = None
+        self._next: asyncio.Task[list[FetchedEntry]] | None = None
 
-    async def next(self) -> list[FetchedPiece]:
+    async def next(self) -> list[FetchedEntry]:
         """The next entries in order; none at the end."""
         loop = asyncio.get_running_loop()
         handful = await (self._next or loop.create_task(self._fetch()))
@@ -234,13 +234,13 @@ class _Ahead:
             await asyncio.gather(self._next, return_exceptions=True)
         await self._fetched.aclose()
 
-    async def _fetch(self) -> list[FetchedPiece]:
+    async def _fetch(self) -> list[FetchedEntry]:
         """AHEAD_BYTES of entries, or one more."""
-        taken: list[FetchedPiece] = []
+        taken: list[FetchedEntry] = []
         size = 0
-        async for piece in self._fetched:
-            taken.append(piece)
-            size += len(piece.entry.payload)
+        async for fetched in self._fetched:
+            taken.append(fetched)
+            size += len(fetched.entry.payload)
             if size >= AHEAD_BYTES:
                 break
         return taken

@@ -33,8 +33,8 @@ from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
 from spark_ledger.topic.replay import QueryBatch
 from spark_ledger.topic.routing import Router
+from spark_ledger.topic.row_blocks import Rows
 from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.task_writer import (

@@ -4,14 +4,14 @@ Always true: what is told lost lies beyond the end of its ledger and within what
 task without its lost rows reads exactly the others, at the offsets they have (hazard 26).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from spark_ledger.errors import RowsLost
+from spark_ledger.topic.pieces import cut_out, pieces_of
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.segment_table import Stretch
 
 ENDLESS = 2**62
 NAMED_MAX = 8
@@ -40,47 +40,47 @@ class Lost:
 
 def lost_of(task: ReadTask, last_entries: LastEntries) -> list[Lost]:
     """What the task would read beyond the ends of ledgers."""
-    return [
-        Lost(task.topic, task.partition, *rows, ledger_id)
-        for stretch in task.stretches
-        for rows, ledger_id in _lost_of(stretch, last_entries)
-    ]
+    table = task.table
+    ledgers, which = np.unique(table.ledgers, return_inverse=True)
+    ends = (last_entries.get(ledger) for ledger in ledgers.tolist())
+    reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)[which]
+    short = table.last_entries > reach
+    if not bool(short.any()):
+        return []
+    pieces = pieces_of(table, task.spans, among=short)
+    pieces = pieces.taken(pieces.entry > reach[pieces.segment])
+    found: list[Lost] = []
+    columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
+    for partition, start, end, ledger in zip(*(one.tolist() for one in columns), strict=True):
+        last = found[-1] if found else None
+        if last and (last.partition, last.end, last.ledger_id) == (partition, start, ledger):
+            found[-1] = replace(last, end=end)
+        else:
+            found.append(Lost(task.topic, partition, start, end, ledger))
+    return found
 
 
-def without(task: ReadTask, gone: Iterable[tuple[int, int]]) -> ReadTask:
-    """The task without the committed offsets [start, end) of each pair."""
-    stretches = list(task.stretches)
-    for start, end in gone:
-        stretches = [part for one in stretches for part in one.without(start, end)]
-    return replace(task, stretches=tuple(stretches))
+def without(task: ReadTask, gone: Iterable[Lost]) -> ReadTask:
+    """The task without these rows."""
+    by_partition: dict[int, list[tuple[int, int]]] = {}
+    for one in gone:
+        by_partition.setdefault(one.partition, []).append((one.start, one.end))
+    return replace(task, spans=cut_out(task.spans, by_partition))
 
 
-def since(task: ReadTask, offset: int) -> ReadTask:
-    """The task without what is before the offset."""
-    if offset <= task.start:
-        return task
-    rest, live = without(task, [(task.start, offset)]), task.live
+def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
+    """The task without what is before these offsets of partitions."""
+    spans = (one._replace(lo=max(one.lo, offsets.get(one.partition, 0))) for one in task.spans)
+    live = task.live
     if live is not None:
-        live = replace(live, start=max(live.start, offset)) if live.end > offset else None
-    return replace(rest, start=offset, live=live)
+        start = max(live.start, offsets.get(live.live.partition, 0))
+        live = replace(live, start=start) if start < live.end else None
+    return replace(task, spans=tuple(one for one in spans if one.lo < one.hi), live=live)
 
 
-def rows_lost(lost: Sequence[Lost]) -> RowsLost:
-    """The error that says so, with how many rows."""
+def rows_lost(lost: Sequence[Lost], ended: tuple[int, int] | None = None) -> RowsLost:
+    """The error that says so, with how many rows; `ended`: the ledger that ends before them, and
+    its last entry."""
     named = "; ".join(map(str, lost[:NAMED_MAX])) + ("; ..." if len(lost) > NAMED_MAX else "")
     rows = sum(one.end - one.start for one in lost)
-    return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows)
-
-
-def _lost_of(stretch: Stretch, last_entries: LastEntries) -> Iterator[tuple[tuple[int, int], int]]:
-    """The offsets [start, end) of the stretch beyond the end of their ledger."""
-    table = stretch.table
-    ends = (last_entries.get(ledger) for ledger in table.ledgers.tolist())
-    reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)
-    for i in np.flatnonzero(table.last_entries > reach).tolist():
-        placed = table[i]
-        counts = zip(placed.segment.entry_ids(), placed.segment.entry_rows, strict=True)
-        there = sum(rows for entry, rows in counts if entry <= reach[i])
-        start, end = max(placed.base + there, stretch.lo), min(placed.end, stretch.hi)
-        if start < end:
-            yield (start, end), placed.segment.ledger_id
+    return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows, ended=ended)

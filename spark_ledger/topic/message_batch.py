@@ -117,6 +117,12 @@ class Header:
     def rows(self) -> int:
         return int(self.index["rows"].sum(dtype=np.int64))
 
+    def each_ms(self) -> Longs | None:
+        """When each row of the stream was written; None: all at `written_ms`."""
+        if self.times is None:
+            return None
+        return np.repeat(self.times["ms"], self.times["rows"])
+
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
@@ -287,12 +293,10 @@ def decode_batch(
     """
     header = decode_header(payload)
     at, share = _share_of(header, partition)
-    try:
-        record_batch = _read(memoryview(payload)[header.body_at :], header, columns)
-    except (pa.ArrowException, StopIteration, OSError) as error:
-        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
+    record_batch = decode_body(payload, header, columns)
     if header.shared:
         record_batch = record_batch.slice(at, share.rows)
+    times = header.each_ms()
     return MessageBatch(
         share.partition,
         share.first_row,
@@ -300,17 +304,18 @@ def decode_batch(
         record_batch,
         header.typed,
         header.schema_version,
-        _times_of(header, at, share.rows),
+        None if times is None else times[at : at + share.rows],
     )
 
 
-def _times_of(header: Header, at: int, rows: int) -> Longs | None:
-    """The times of `rows` of the stream's rows from `at` on."""
-    runs = header.times
-    if runs is None:
-        return None
-    each: Longs = np.repeat(runs["ms"], runs["rows"])[at : at + rows]
-    return each
+def decode_body(
+    payload: Buffer, header: Header, columns: Collection[str] | None = None
+) -> pa.RecordBatch:
+    """All rows of the entry, of all partitions. Raises errors.UnsupportedFormat as decode_batch."""
+    try:
+        return _read(memoryview(payload)[header.body_at :], header, columns)
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:

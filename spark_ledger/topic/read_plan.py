@@ -1,27 +1,44 @@
 """Planning a read: ranges of offsets become tasks. Pure.
 
-Always true: the tasks of a plan hold every row of the ranges once, in order within a partition,
-holes left out; a task reads one partition. It carries segments in columns; what its reader fetches
-is made of them in the task itself (read_slice.py), so a plan over a million segments stays small.
+Always true: the tasks of a plan hold every row of the ranges once, holes left out; the rows of a
+partition are in order within a task, and from task to task of the plan. A task carries segments in
+columns; what its reader fetches is made of them in the task itself (read_slice.py), so a plan over
+a million segments stays small.
+
+A partition that is large has tasks of its own, cut by bytes. Small ones are packed together. Where
+partitions share entries so that such tasks would read many bytes several times (READ_AGAIN), the
+plan is cut between entries instead: a task has some entries, whole, and so rows of many partitions.
 """
 
 import heapq
 import itertools
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from spark_ledger import errors
 from spark_ledger.topic.intervals import Chunk
-from spark_ledger.topic.read_slice import ReadSlice, slices_of
-from spark_ledger.topic.segment_table import Longs, Stretch
+from spark_ledger.topic.pieces import (
+    EMPTY_ROW_BYTES,
+    Floats,
+    Pieces,
+    Span,
+    Spans,
+    fetch_order,
+    on_their_own,
+    pieces_of,
+    rows_of,
+    spans_by,
+)
+from spark_ledger.topic.segment_table import NO_SEGMENTS, Longs, SegmentTable
 from spark_ledger.topic.segments import LiveSegment
-from spark_ledger.topic.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.state import UNREAD, Tables, TopicState
 
 TASK_BYTES = 64 * 1024 * 1024
-EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
+PACKED_BYTES = 8 << 20  # of partitions that have less some are read by one task,
+PACKED_TASKS = 16  # unless that would leave fewer tasks than this
+READ_AGAIN = 1.1  # times the bytes, at most, because partitions share entries
 Ranges = Mapping[int, tuple[int, int]]
 """By partition the offsets [start, end) to read."""
 
@@ -39,30 +56,27 @@ class LiveRows:
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one Spark task reads: what is kept of offsets [start, end) of one partition. Picklable.
-    `live` are rows of the partition's open end, after those of the stretches."""
+    """What one Spark task reads: the rows of the spans, whose segments are in the table (there may
+    be others in it). Picklable. `live` are rows of a partition's open end, after those."""
 
     topic: str
     topic_id: str
-    partition: int
-    start: int
-    end: int
-    stretches: tuple[Stretch, ...]
+    spans: Spans
+    table: SegmentTable
     live: LiveRows | None = None
 
     @property
     def rows(self) -> int:
         live = 0 if self.live is None else self.live.end - self.live.start
-        return live + sum(stretch.rows for stretch in self.stretches)
+        return live + rows_of(self.spans)
 
     @property
-    def slices(self) -> tuple[ReadSlice, ...]:
-        """What is fetched, in order; made anew at each call."""
-        return tuple(self.slices_in_order())
-
-    def slices_in_order(self) -> Iterator[ReadSlice]:
-        """As `slices`, one at a time."""
-        return slices_of(self.topic_id, self.partition, self.stretches)
+    def partitions(self) -> list[int]:
+        """Those that it has rows of, ascending."""
+        found = [one.partition for one in self.spans]
+        if self.live is not None:
+            found.append(self.live.live.partition)
+        return sorted(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,93 +104,192 @@ def plan_read(
     cutting: Cutting | None = None,
     read: Tables = UNREAD,
 ) -> list[ReadTask]:
-    """Tasks for the rows [start, end) of each partition in `ranges`, by partition and offset.
+    """Tasks for the rows [start, end) of each partition in `ranges`.
 
     Cut at entry boundaries where one is near, else inside an entry. Ranges without a row give no
     task. `read` has the chunks of `chunks_to_read`.
     Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
     """
     _check(state, ranges)
-    cutting = cutting or Cutting()
-    parts = {p: _Part(state.partitions[p], *ends, read) for p, ends in sorted(ranges.items())}
-    total = sum(part.weight for part in parts.values())
-    tasks = []
-    for p, part in parts.items():
-        for lo, hi in itertools.pairwise(part.cuts(cutting, total)):
-            kept = tuple(part.clipped(lo, hi))
-            if kept:
-                tasks.append(ReadTask(topic, state.topic_id, p, lo, hi, kept))
-    return _as_many(tasks, parts, cutting.tasks_min)
+    spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
+    return [
+        ReadTask(topic, state.topic_id, *on_their_own(some, table))
+        for some in _cut(spans, table, cutting or Cutting())
+    ]
 
 
-def _as_many(tasks: list[ReadTask], parts: Mapping[int, "_Part"], tasks_min: int) -> list[ReadTask]:
+def segments_in(
+    state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = UNREAD
+) -> tuple[Spans, SegmentTable]:
+    """Where offsets [start, end) of partitions, given in order, have rows, and the segments that
+    hold these."""
+    spans: list[Span] = []
+    tables: list[SegmentTable] = []
+    first = 0
+    for p, lo, hi in ranges:
+        for one in state.partitions[p].stretches(lo, hi, read):
+            spans.append(Span(p, one.lo, one.hi, first, first + len(one.table)))
+            tables.append(one.table)
+            first += len(one.table)
+    return tuple(spans), SegmentTable.after_each_other(tables or [NO_SEGMENTS])
+
+
+# -- cutting -------------------------------------------------------------------------------------
+
+
+def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
+    """The spans of each task, in order."""
+    parts = [
+        _Part(tuple(some), table)
+        for _, some in itertools.groupby(spans, key=lambda one: one.partition)
+    ]
+    total = sum(part.weight for part in parts)
+    if not parts:
+        return []
+    count = min(len(parts), max(PACKED_TASKS, total // PACKED_BYTES))
+    goal = total / max(cutting.tasks_min, count, -(-total // cutting.task_bytes))
+    alone = [one for part in parts for one in part.cut(cutting, total)]
+    tasks = list(_packed(alone, goal, cutting.task_rows))
+    if len(parts) > 1 and bool(table.shared.any()):
+        pieces = pieces_of(table, spans)
+        if _bytes_read(pieces, tasks) > READ_AGAIN * total:
+            tasks = _by_entries(pieces, goal)
+            if cutting.task_rows is not None:
+                rows_max = cutting.task_rows
+                tasks = [some for one in tasks for some in _by_rows(one, rows_max)]
+    return _as_many(tasks, cutting.tasks_min)
+
+
+def _packed(
+    tasks: Iterable[tuple[Spans, float]], goal: float, rows_max: int | None
+) -> Iterator[Spans]:
+    """Neighbours of these together as long as they come to `goal` bytes at most."""
+    held: list[Span] = []
+    size, rows = 0.0, 0
+    for spans, more in tasks:
+        count = rows_of(spans)
+        if held and (size + more > goal or (rows_max is not None and rows + count > rows_max)):
+            yield tuple(held)
+            held, size, rows = [], 0.0, 0
+        held += spans
+        size += more
+        rows += count
+    if held:
+        yield tuple(held)
+
+
+def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
+    """About how many bytes the tasks read: of each entry all that is wanted of it by any, however
+    little is."""
+    entries = pieces.entries()
+    sizes = np.bincount(entries, weights=pieces.weight)
+    firsts = np.array([(spans[0].partition, spans[0].lo) for spans in tasks], dtype=np.int64)
+    order = np.lexsort(
+        (
+            np.concatenate([np.zeros(len(firsts), np.int8), np.ones(len(pieces), np.int8)]),
+            np.concatenate([firsts[:, 1], pieces.offset]),
+            np.concatenate([firsts[:, 0], pieces.partition]),
+        )
+    )
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.cumsum(order < len(firsts)) - 1
+    readers = np.unique(rank[len(firsts) :] * len(sizes) + entries)
+    return float(sizes[readers % len(sizes)].sum())
+
+
+def _by_entries(pieces: Pieces, goal: float) -> list[Spans]:
+    """Tasks of whole entries, in the order in which they are fetched, of about `goal` bytes."""
+    places = fetch_order(pieces)
+    sizes = np.bincount(places, weights=pieces.weight)
+    task_of = ((np.cumsum(sizes) - sizes / 2) / goal).astype(np.int64)
+    return list(spans_by(pieces, task_of[places]))
+
+
+def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
+    """The spans in parts of `rows_max` rows; the last has what is left."""
+    held: list[Span] = []
+    left = rows_max
+    for span in spans:
+        lo = span.lo
+        while span.hi - lo > left:
+            yield (*held, span._replace(lo=lo, hi=lo + left))
+            held, lo, left = [], lo + left, rows_max
+        held.append(span._replace(lo=lo))
+        left -= span.hi - lo
+    if held:
+        yield tuple(held)
+
+
+def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
     """Those with most rows cut in the middle until there are enough, or one for each row: bytes
     alone do not tell where to cut rows that have none, or many beside one large row."""
     if len(tasks) >= tasks_min:
         return tasks
-    heap = [(-task.rows, task.partition, task.start, task) for task in tasks]
+    heap: list[tuple[int, tuple[int, ...], Spans]]
+    heap = [(-rows_of(spans), (i,), spans) for i, spans in enumerate(tasks)]
     heapq.heapify(heap)
     while heap and len(heap) < tasks_min and heap[0][0] < -1:
-        task = heapq.heappop(heap)[-1]
-        cut = parts[task.partition].after_rows(task, task.rows // 2)
-        for lo, hi in ((task.start, cut), (cut, task.end)):
-            kept = tuple(parts[task.partition].clipped(lo, hi))
-            half = replace(task, start=lo, end=hi, stretches=kept)
-            heapq.heappush(heap, (-half.rows, task.partition, lo, half))
-    return sorted((one[-1] for one in heap), key=lambda task: (task.partition, task.start))
+        rows, place, spans = heapq.heappop(heap)
+        for half, some in enumerate(_halves(spans, -rows // 2)):
+            heapq.heappush(heap, (-rows_of(some), (*place, half), some))
+    return [spans for _, _, spans in sorted(heap, key=lambda one: one[1])]
+
+
+def _halves(spans: Spans, rows: int) -> tuple[Spans, Spans]:
+    """The first so many rows, and the others."""
+    first = next(_by_rows(spans, rows))
+    cut = spans[len(first) - 1]._replace(lo=first[-1].hi)
+    rest = (cut,) if cut.lo < cut.hi else ()
+    return first, (*rest, *spans[len(first) :])
 
 
 class _Part:
     """One partition's share of a plan."""
 
-    def __init__(self, held: PartitionState, start: int, end: int, read: Tables) -> None:
-        self._held = held
-        self._start = start
-        self._end = end
-        self._stretches = held.stretches(start, end, read)
-        self._firsts = np.cumsum([0, *(len(one.table) for one in self._stretches)])
-        empty: Sequence[Longs] = [np.zeros(0, np.int64)]
-        clipped = [_clipped(one) for one in self._stretches]
-        self._los = np.concatenate([los for los, _, _ in clipped] or empty)
-        self._rows = np.concatenate([rows for _, rows, _ in clipped] or empty)
+    def __init__(self, spans: Spans, table: SegmentTable) -> None:
+        self._spans = spans
+        tables = [table.part(one.first, one.end) for one in spans]
+        self._firsts = np.cumsum([0, *map(len, tables)])
+        self._tables = tables
+        clipped = [_clipped(one, part) for one, part in zip(spans, tables, strict=True)]
+        self._los = np.concatenate([los for los, _, _ in clipped])
+        self._rows = np.concatenate([rows for _, rows, _ in clipped])
         self._weights = np.zeros(len(self._rows) + 1)
-        np.cumsum(
-            np.concatenate([sizes for _, _, sizes in clipped] or empty), out=self._weights[1:]
-        )
+        np.cumsum(np.concatenate([sizes for _, _, sizes in clipped]), out=self._weights[1:])
 
     @property
     def weight(self) -> float:
         """About the bytes to be read."""
         return float(self._weights[-1])
 
-    def cuts(self, cutting: Cutting, total: float) -> list[int]:
-        """The start, the cuts in proportion to bytes, the end; strictly rising."""
-        if not len(self._rows):
-            return []
-        rows = int(self._rows.sum())
+    def cut(self, cutting: Cutting, total: float) -> Iterator[tuple[Spans, float]]:
+        """Tasks in proportion to bytes, and about the bytes of each."""
+        rows = rows_of(self._spans)
         share = -(-cutting.tasks_min * self.weight // total)
         size = -(-self.weight // cutting.task_bytes)
         count = min(rows, max(1, int(share), int(size)))
         inner = (self._cut_at(self.weight * i / count, rows // count // 4) for i in range(1, count))
-        cuts = sorted({self._start, *inner, self._end})
-        if cutting.task_rows is None:
-            return cuts
-        pairs = itertools.pairwise(cuts)
-        fine = (self._by_rows(lo, hi, cutting.task_rows) for lo, hi in pairs)
-        return [*itertools.chain.from_iterable(fine), self._end]
+        cuts = [*sorted({self._spans[0].lo, *inner}), self._spans[-1].hi]
+        for lo, hi in itertools.pairwise(cuts):
+            spans = self._between(lo, hi)
+            if cutting.task_rows is None:
+                parts: Iterable[Spans] = (spans,) if spans else ()
+            else:
+                parts = _by_rows(spans, cutting.task_rows)
+            for some in parts:
+                yield some, self._weight_at(some[-1].hi) - self._weight_at(some[0].lo)
 
-    def after_rows(self, task: ReadTask, rows: int) -> int:
-        """The offset before which the task has so many rows that are kept, and after which more."""
-        return list(itertools.islice(self._by_rows(task.start, task.end, rows), 2))[1]
+    def _between(self, lo: int, hi: int) -> Spans:
+        found = (one._replace(lo=max(lo, one.lo), hi=min(hi, one.hi)) for one in self._spans)
+        return tuple(one for one in found if one.lo < one.hi)
 
-    def clipped(self, lo: int, hi: int) -> Iterator[Stretch]:
-        """What there is of [lo, hi)."""
-        at = bisect_right(self._stretches, lo, key=lambda one: one.hi)
-        for one in self._stretches[at:]:
-            if one.lo >= hi:
-                return
-            first, end = max(lo, one.lo), min(hi, one.hi)
-            yield Stretch(first, end, one.table.between(self._held.number, first, end))
+    def _weight_at(self, offset: int) -> float:
+        """What there is before the offset."""
+        at = int(np.searchsorted(self._los, offset, side="right")) - 1
+        if at < 0:
+            return 0.0
+        inside = min(1.0, (offset - int(self._los[at])) / int(self._rows[at]))
+        return float(self._weights[at] + inside * (self._weights[at + 1] - self._weights[at]))
 
     def _cut_at(self, weight: float, slack: int) -> int:
         """The offset before which there is so much, or the entry's boundary near to it."""
@@ -189,37 +302,21 @@ class _Part:
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
         """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
         which = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        one = self._stretches[which]
-        first, counts = one.table.entry_rows_of(at - int(self._firsts[which]))
+        span, table = self._spans[which], self._tables[which]
+        first, counts = table.entry_rows_of(at - int(self._firsts[which]))
         bounds = np.concatenate([[first], first + np.cumsum(counts)])
         nearest = int(bounds[np.abs(bounds - cut).argmin()])
-        within = one.lo < nearest < one.hi and abs(nearest - cut) <= slack
+        within = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
         return nearest if within else cut
 
-    def _by_rows(self, lo: int, hi: int, rows_max: int) -> Iterator[int]:
-        """`lo`, and a cut wherever `rows_max` rows that are kept lie before it."""
-        yield lo
-        left = rows_max
-        for one in self.clipped(lo, hi):
-            at = one.lo
-            while one.hi - at > left:
-                at += left
-                yield at
-                left = rows_max
-            left -= one.hi - at
-            if not left and one.hi < hi:
-                yield one.hi
-                left = rows_max
 
-
-def _clipped(one: Stretch) -> tuple[Longs, Longs, Longs]:
-    """First offset, rows and weight of each segment of the stretch, as far as it counts."""
-    table = one.table
+def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
+    """First offset, rows and weight of each segment of the span, as far as it counts."""
     los, rows, sizes = table.bases, table.rows, table.sizes
-    cut = int(los[0]) < one.lo or int(table.ends[-1]) > one.hi
+    cut = int(los[0]) < span.lo or int(table.ends[-1]) > span.hi
     if cut:
-        los = np.maximum(los, one.lo)
-        rows = np.minimum(table.ends, one.hi) - los
+        los = np.maximum(los, span.lo)
+        rows = np.minimum(table.ends, span.hi) - los
         sizes = sizes * rows // table.rows
     return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
 

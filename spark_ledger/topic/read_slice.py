@@ -1,28 +1,32 @@
 """What a task fetches: entries of ledgers, made of the segments that it carries. Pure.
 
-Always true: slices hold the rows asked for once, in order; a slice carries all that its reader
-trusts: the ledger's metadata version and the end of the committed ranges, which is proof that they
-are confirmed (hazard 18). What a commit held itself is a slice without a ledger.
+Always true: slices hold the rows of the spans once, those of each partition in order, and an entry
+once for all its partitions (pieces.py says when not); a slice carries all that its reader trusts:
+the ledger's metadata version and the end of the committed ranges, which is proof that they are
+confirmed (hazard 18). What a commit held itself is a slice without a ledger.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.topic.segment_table import Stretch
-from spark_ledger.topic.segments import (
-    INLINE,
-    NO_ENTRY,
-    Payload,
-    PlacedSegment,
-    index_of_row,
+import numpy as np
+import numpy.typing as npt
+
+from spark_ledger.topic.pieces import Pieces, Spans, fetch_order, pieces_of
+from spark_ledger.topic.segment_table import Longs, SegmentTable
+from spark_ledger.topic.segments import INLINE, NO_ENTRY, Payload
+
+SLICE_ENTRIES_MAX = 4096  # are objects at a time; a task may have a million
+WANTED = np.dtype(
+    [(name, np.int64) for name in ("partition", "first_row", "skip", "take", "offset")]
 )
+Wanted = npt.NDArray[np.void]
+"""Pieces of one entry, by partition and offset, as in Pieces."""
 
 
 class EntryPiece(NamedTuple):
-    """Rows [skip, skip + take) that an entry has of the partition; the first of them has offset
+    """Rows [skip, skip + take) that an entry has of a partition; the first of them has offset
     `offset`. `first_row` is what the entry's header must say."""
 
     entry_id: int
@@ -31,124 +35,120 @@ class EntryPiece(NamedTuple):
     take: int
     offset: int
 
+    def wanted(self, partition: int) -> Wanted:
+        return np.array([(partition, *self[1:])], dtype=WANTED)
 
-@dataclass(frozen=True, slots=True)
+
+class WantedEntry(NamedTuple):
+    """An entry, and what is wanted of it."""
+
+    entry_id: int
+    pieces: Wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ReadSlice:
-    """Entries of one ledger, ids rising, that hold consecutive offsets of one partition; those
-    of a commit have the `ledger_id` INLINE and their payloads, by entry id. `filter_entry` as a
-    segment's."""
+    """Entries of one ledger, ids rising; those of commits have the `ledger_id` INLINE, and their
+    payloads. `bytes` are about those of what is wanted, which may be a small part of what the
+    entries take. `filter_entry` as a segment's."""
 
-    topic_id: str
-    partition: int
     ledger_id: int
     metadata_version: int
     known_confirmed: int
-    pieces: tuple[EntryPiece, ...]
+    entries: tuple[WantedEntry, ...]
     bytes: int
     filter_entry: int = NO_ENTRY
-    inline: tuple[Payload, ...] = ()
+    payloads: tuple[Payload, ...] = ()
+
+    @property
+    def entry_ids(self) -> list[int]:
+        return [entry.entry_id for entry in self.entries]
 
     @property
     def rows(self) -> int:
-        return sum(piece.take for piece in self.pieces)
+        return sum(int(entry.pieces["take"].sum()) for entry in self.entries)
 
 
-@dataclass(frozen=True, slots=True)
-class LostRows:
-    """Committed offsets [start, end) of a partition that a closed ledger does not hold."""
-
-    topic_id: str
-    partition: int
-    start: int
-    end: int
-    ledger_id: int
-    last_entry: int
-
-    def error(self) -> errors.RowsLost:
-        return errors.RowsLost(
-            f"{self.end - self.start} rows (offsets {self.start} to {self.end - 1}) of partition"
-            f" {self.partition} of topic {self.topic_id} were committed but ledger"
-            f" {self.ledger_id} ends at entry {self.last_entry}",
-            rows=self.end - self.start,
-            start=self.start,
-            end=self.end,
-            partition=self.partition,
+def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> Iterator[ReadSlice]:
+    """The slices of the spans' rows, in order. Neighbours in one ledger are one, unless that is
+    `by_filter` and they have different key filters."""
+    pieces = pieces_of(table, spans)
+    if not len(pieces):
+        return
+    places = _places(pieces)
+    order = np.argsort(places, kind="stable")
+    pieces, places = pieces.taken(order), places[order]
+    firsts = np.flatnonzero(np.diff(places, prepend=-1))
+    filters = table.filter_entries[pieces.segment]
+    keys = [pieces.ledger[firsts], filters[firsts] if by_filter else np.zeros(len(firsts), int)]
+    starts = _starts(keys, pieces.entry[firsts])
+    bounds = np.append(firsts, len(pieces))
+    sizes = np.add.reduceat(pieces.weight, firsts)
+    known = _by_ledger(table)
+    wanted = _wanted(pieces)
+    for start, end in zip(starts, [*starts[1:], len(firsts)], strict=True):
+        some = range(start, end)
+        ids = pieces.entry[firsts[start:end]].tolist()
+        at = bounds[start : end + 1].tolist()
+        ledger_id = int(pieces.ledger[at[0]])
+        yield ReadSlice(
+            *(ledger_id, *known[ledger_id]),
+            entries=tuple(
+                WantedEntry(entry, wanted[at[i] : at[i + 1]]) for i, entry in enumerate(ids)
+            ),
+            bytes=int(sizes[start:end].sum()),
+            filter_entry=int(filters[at[0]]) if by_filter else NO_ENTRY,
+            payloads=_payloads(table, pieces, [at[i - start] for i in some], ledger_id),
         )
 
 
-def lost_rows(record: LedgerRecord, planned: ReadSlice) -> LostRows | None:
-    """The rows of the slice beyond the end of its closed ledger (hazard 26), or None."""
-    last = record.last_entry
-    if last is None or planned.pieces[-1].entry_id <= last:
-        return None
-    beyond = [piece for piece in planned.pieces if piece.entry_id > last]
-    end = beyond[-1].offset + beyond[-1].take
-    return LostRows(
-        planned.topic_id, planned.partition, beyond[0].offset, end, planned.ledger_id, last
-    )
+def _places(pieces: Pieces) -> Longs:
+    """As fetch_order; of one partition every entry is where its rows are."""
+    if pieces.partition[0] == pieces.partition[-1]:
+        new = (np.diff(pieces.segment, prepend=-1) != 0) | (np.diff(pieces.entry, prepend=-1) != 0)
+        return np.cumsum(new) - 1
+    return fetch_order(pieces)
 
 
-def slices_of(topic_id: str, partition: int, stretches: Iterable[Stretch]) -> Iterator[ReadSlice]:
-    """The slices of the stretches' rows, in order: neighbours in one ledger become one."""
-    last: ReadSlice | None = None
-    for stretch in stretches:
-        for placed in stretch.table:
-            made = _slice(topic_id, placed, stretch.lo, stretch.hi)
-            if last is None:
-                last = made
-            elif _follows(last, made):
-                last = _joined(last, made)
-            else:
-                yield last
-                last = made
-    if last is not None:
-        yield last
+def _starts(keys: list[Longs], entries: Longs) -> list[int]:
+    """Where slices begin: a key is another, or the entries do not rise. Inline entries count from
+    0 in each segment, and need not rise."""
+    new = (np.diff(entries) <= 0) & (keys[0][1:] != INLINE)
+    for key in keys:
+        new |= np.diff(key) != 0
+    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
+    ends = [*starts[1:], len(entries)]
+    return [
+        at
+        for start, end in zip(starts, ends, strict=True)
+        for at in range(start, end, SLICE_ENTRIES_MAX)
+    ]
 
 
-def _slice(topic_id: str, placed: PlacedSegment, lo: int, hi: int) -> ReadSlice:
-    segment = placed.segment
-    pieces = tuple(_pieces(placed, max(lo, placed.base), min(hi, placed.end)))
-    rows = sum(piece.take for piece in pieces)
-    return ReadSlice(
-        topic_id=topic_id,
-        partition=segment.partition,
-        ledger_id=segment.ledger_id,
-        metadata_version=segment.metadata_version,
-        known_confirmed=segment.last_entry,
-        pieces=pieces,
-        bytes=segment.bytes * rows // segment.rows,
-        filter_entry=segment.filter_entry,
-        inline=segment.inline,
-    )
+def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
+    """Of each ledger the newest version that a segment names, and the last entry known to be
+    confirmed."""
+    ledgers, which = np.unique(table.ledgers, return_inverse=True)
+    versions = np.zeros(len(ledgers), np.int64)
+    np.maximum.at(versions, which, table.versions)
+    lasts = np.zeros(len(ledgers), np.int64)
+    np.maximum.at(lasts, which, table.last_entries)
+    each = zip(ledgers.tolist(), versions.tolist(), lasts.tolist(), strict=True)
+    return {ledger: (version, last) for ledger, version, last in each}
 
 
-def _pieces(placed: PlacedSegment, lo: int, hi: int) -> Iterator[EntryPiece]:
-    """The parts of the segment's entries that hold offsets [lo, hi), a part of the segment."""
-    first_rows = placed.segment.first_rows()
-    ids = list(placed.segment.entry_ids())
-    at = index_of_row(first_rows, lo - placed.base)
-    while at < len(ids) and placed.base + first_rows[at] < hi:
-        base = placed.base + first_rows[at]
-        skip = max(0, lo - base)
-        take = min(hi, base + placed.segment.entry_rows[at]) - base - skip
-        yield EntryPiece(ids[at], first_rows[at], skip, take, base + skip)
-        at += 1
+def _wanted(pieces: Pieces) -> Wanted:
+    wanted = np.empty(len(pieces), dtype=WANTED)
+    for name in WANTED.names or ():
+        wanted[name] = getattr(pieces, name)
+    return wanted
 
 
-def _follows(one: ReadSlice, other: ReadSlice) -> bool:
-    """Whether both can be fetched as one: no filter of their own, ids that go on rising."""
-    return (
-        one.ledger_id == other.ledger_id != INLINE
-        and one.filter_entry == other.filter_entry == NO_ENTRY
-        and one.pieces[-1].entry_id < other.pieces[0].entry_id
-    )
-
-
-def _joined(one: ReadSlice, other: ReadSlice) -> ReadSlice:
-    return replace(
-        one,
-        metadata_version=max(one.metadata_version, other.metadata_version),
-        known_confirmed=max(one.known_confirmed, other.known_confirmed),
-        pieces=one.pieces + other.pieces,
-        bytes=one.bytes + other.bytes,
-    )
+def _payloads(
+    table: SegmentTable, pieces: Pieces, at: list[int], ledger_id: int
+) -> tuple[Payload, ...]:
+    """Those of the inline entries whose first pieces are there."""
+    if ledger_id != INLINE:
+        return ()
+    places = zip(pieces.segment[at].tolist(), pieces.entry[at].tolist(), strict=True)
+    return tuple(table.inline_payload(segment, entry) for segment, entry in places)

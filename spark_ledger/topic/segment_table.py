@@ -66,15 +66,20 @@ class SegmentTable:
     @classmethod
     def joined(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
         """All rows of the tables, put in order."""
+        made = cls.after_each_other(tables)
+        parts, bases = np.diff(made.partitions), np.diff(made.bases)
+        if bool(((parts > 0) | ((parts == 0) & (bases >= 0))).all()):
+            return made
+        return made.chosen(np.lexsort((made.bases, made.partitions)))
+
+    @classmethod
+    def after_each_other(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
+        """All rows of the tables as they come: the order is the caller's."""
         if len(tables) == 1:
             return tables[0]
         whole = pa.Table.from_batches([one.batch for one in tables], SCHEMA).combine_chunks()
         batches = whole.to_batches()
-        made = cls(batches[0] if batches else cls.of(()).batch)
-        order = np.lexsort((made.bases, made.partitions))
-        if bool((np.diff(order) == 1).all()):
-            return made
-        return cls(made.batch.take(of_numpy(order)))
+        return cls(batches[0] if batches else cls.of(()).batch)
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -142,6 +147,27 @@ class SegmentTable:
         return self._numbers("ledger")
 
     @cached_property
+    def versions(self) -> Longs:
+        """No older record of the segment's ledger may be used to read it."""
+        return self._numbers("version")
+
+    @cached_property
+    def shared(self) -> npt.NDArray[np.bool_]:
+        """Whether a segment has entries that hold rows of other partitions too."""
+        found: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
+        return found
+
+    @cached_property
+    def filter_entries(self) -> Longs:
+        """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
+        return self._numbers("filter_entry")
+
+    def inline_payload(self, i: int, entry: int) -> bytes:
+        """The payload of an entry of an inline segment."""
+        found: bytes = self.batch.column("inline")[i][entry].as_py()
+        return found
+
+    @cached_property
     def last_entries(self) -> Longs:
         """The last entry of each segment."""
         entries = self.batch.column("entries")
@@ -178,6 +204,10 @@ class SegmentTable:
         if start == 0 and end == len(self):
             return self
         return SegmentTable(self.batch.slice(start, end - start))
+
+    def chosen(self, rows: Longs) -> "SegmentTable":
+        """These rows, in this order."""
+        return SegmentTable(self.batch.take(of_numpy(rows)))
 
     def kept(self, mask: npt.NDArray[np.bool_]) -> "SegmentTable":
         """The rows where the mask is true."""
@@ -319,3 +349,6 @@ def _joins(one: Stretch, other: Stretch) -> bool:
         and int(one.table.ends[-1]) == one.hi
         and int(other.table.bases[0]) == other.lo
     )
+
+
+NO_SEGMENTS = SegmentTable.of(())

@@ -1,9 +1,9 @@
 """Reading a task to its end although the topic moves on below it.
 
-Always true: rows come in order of offsets, each once. A ledger that is not there any more means:
-fold the topic again. What was put elsewhere is read there; what was trimmed is errors.RowsTrimmed
-with the count; what the topic still says is in that ledger is errors.RowsLost. Who accepts losses
-(`lossy`) gets exactly the other rows.
+Always true: the rows of each partition come in order of offsets, each once. A ledger that is not
+there any more means: fold the topic again, and go on in each partition where it was. What was put
+elsewhere is read there; what was trimmed is errors.RowsTrimmed with the count; what the topic still
+says is in that ledger is errors.RowsLost. Who accepts losses (`lossy`) gets exactly the other rows.
 """
 
 import asyncio
@@ -14,19 +14,22 @@ from dataclasses import replace
 from spark_ledger import errors
 from spark_ledger.topic import slice_reader
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.lost_rows import lost_of, rows_lost, since, without
-from spark_ledger.topic.read_plan import LiveRows, ReadTask
+from spark_ledger.topic.lost_rows import NAMED_MAX, lost_of, rows_lost, since, without
+from spark_ledger.topic.read_plan import LiveRows, ReadTask, segments_in
 from spark_ledger.topic.routing import Hashes
-from spark_ledger.topic.slice_reader import FetchedPiece
+from spark_ledger.topic.slice_reader import FetchedEntry
 from spark_ledger.topic.state import PartitionState, Tables, TopicState
 
 FOLDS_MAX = 20
 PAUSE_S = 0.05
 
+Left = list[tuple[int, int, int]]
+"""Offsets [start, end) of partitions that are still to be read."""
+
 
 async def fetch_kept(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
-) -> AsyncGenerator[FetchedPiece, None]:
+) -> AsyncGenerator[FetchedEntry, None]:
     """The entries of the task, in order, not decoded yet; with `keys` (hashes) without those that
     are known to have none of them.
 
@@ -34,13 +37,16 @@ async def fetch_kept(
     errors.NoSuchLedger when a ledger is gone whenever the topic is folded again,
     errors.DataUnavailable, errors.DigestMismatch, errors.UnsupportedFormat, errors.Unavailable.
     """
-    at, tries = task.start, 0
+    at: dict[int, int] = {}  # by partition where to go on
+    tries = 0
     while True:
         try:
-            async with aclosing(slice_reader.fetch_task(client.ledgers, task, keys)) as pieces:
-                async for fetched in pieces:
+            async with aclosing(slice_reader.fetch_task(client.ledgers, task, keys)) as entries:
+                async for fetched in entries:
                     yield fetched
-                    at = fetched.piece.offset + fetched.piece.take
+                    pieces = fetched.pieces
+                    ends = pieces["offset"] + pieces["take"]
+                    at.update(zip(pieces["partition"].tolist(), ends.tolist(), strict=True))
             return
         except errors.NoSuchLedger as error:
             tries += 1
@@ -49,49 +55,55 @@ async def fetch_kept(
             task = await _folded_again(client, since(task, at), error, lossy)
             await asyncio.sleep(PAUSE_S * (tries - 1))
         except errors.RowsLost as error:
-            start, end = error.facts.get("start"), error.facts.get("end")
-            if not lossy or not isinstance(start, int) or not isinstance(end, int):
+            if not lossy:
                 raise
-            task = without(_live_until(since(task, at), start, error), [(start, end)])
+            task = _without_lost(since(task, at), error)
+
+
+def _without_lost(task: ReadTask, error: errors.RowsLost) -> ReadTask:
+    """The task without what the error tells. Raises it where it tells no rows."""
+    ended, start, end = (error.facts.get(name) for name in ("ended", "start", "end"))
+    if isinstance(ended, tuple):
+        return without(task, lost_of(task, dict([ended])))
+    if isinstance(start, int) and isinstance(end, int):
+        return _live_until(task, start, error)
+    raise error
 
 
 async def _folded_again(
     client: TopicClient, task: ReadTask, gone: errors.NoSuchLedger, lossy: bool
 ) -> ReadTask:
     """The task by the newest state, from where it is."""
-    state, read = await _newest(client, task)
-    held = state.partitions[task.partition]
-    start = min(max(task.start, held.start_offset), task.end)
-    if start > task.start and not lossy:
-        raise errors.RowsTrimmed(
-            f"{start - task.start} rows to be read were removed: offsets {task.start} to"
-            f" {start - 1} of partition {task.partition} of topic {task.topic!r}",
-            rows=start - task.start,
-        )
-    lo, hi = _committed(held, replace(task, start=start))
-    live = _still_live(held, task.live, hi, task.end)
-    nowhere = max(start, hi) if live is None else task.end
-    if nowhere < task.end and not lossy:
-        raise errors.RowsLost(
-            f"{task.end - nowhere} confirmed rows are gone: offsets {nowhere} to {task.end - 1} of"
-            f" partition {task.partition} of topic {task.topic!r}, whose live segment ended before",
-            rows=task.end - nowhere,
-        )
-    stretches = tuple(held.stretches(lo, hi, read))
-    place = (task.topic, task.topic_id, task.partition)
-    return _without_ledger(ReadTask(*place, start, task.end, stretches, live), gone, lossy)
+    left: Left = [(one.partition, one.lo, one.hi) for one in task.spans]
+    if task.live is not None:
+        left.append((task.live.live.partition, task.live.start, task.live.end))
+    state, read = await _newest(client, task, left)
+    starts = state.start_offsets()
+    trimmed = [(p, lo, min(hi, starts[p])) for p, lo, hi in left if lo < starts[p]]
+    if trimmed and not lossy:
+        raise _rows_trimmed(task, trimmed)
+    live = None
+    if task.live is not None:
+        live = _still_live(state.partitions[task.live.live.partition], task.live)
+        nowhere = _end_of_known(state, task.live, live)
+        if nowhere < task.live.end and not lossy:
+            raise _confirmed_lost(task, task.live, nowhere)
+    spans, table = segments_in(state, _committed(state, left), read)
+    return _without_ledger(replace(task, spans=spans, table=table, live=live), gone, lossy)
 
 
-async def _newest(client: TopicClient, task: ReadTask) -> tuple[TopicState, Tables]:
-    """The topic's state with what the task needs of chunks; again if those are gone, or rows are,
+async def _newest(client: TopicClient, task: ReadTask, left: Left) -> tuple[TopicState, Tables]:
+    """The topic's state with what is needed of chunks; again if those are gone, or rows are,
     before they were read."""
     for tries in range(FOLDS_MAX):
         if (state := await _folded(client, task.topic_id)) is None:
             raise errors.TopicDeleted(
                 f"topic {task.topic!r} (id {task.topic_id}) was deleted", topic=task.topic
             )
-        start, end = _committed(state.partitions[task.partition], task)
-        asked = {task.partition: (start, end)} if start < end else {}  # none where all is gone
+        asked: dict[int, tuple[int, int]] = {}
+        for p, lo, hi in _committed(state, left):
+            first, last = asked.get(p, (lo, hi))
+            asked[p] = (min(first, lo), max(last, hi))
         try:
             return await client.readable(state, asked)
         except (errors.NoSuchLedger, errors.NoSuchEntry):
@@ -110,21 +122,49 @@ async def _folded(client: TopicClient, topic_id: str) -> TopicState | None:
     return None if state.deleted else state
 
 
-def _committed(held: PartitionState, task: ReadTask) -> tuple[int, int]:
-    """What commits hold of what the task reads."""
-    start = min(max(task.start, held.start_offset), task.end)
-    return min(start, held.end_offset), max(start, min(task.end, held.end_offset))
+def _committed(state: TopicState, left: Left) -> Left:
+    """What commits hold of it, and keep."""
+    found = []
+    for p, lo, hi in left:
+        held = state.partitions[p]
+        lo, hi = max(lo, held.start_offset), min(hi, held.end_offset)
+        if lo < hi:
+            found.append((p, lo, hi))
+    return found
 
 
-def _still_live(
-    held: PartitionState, live: LiveRows | None, start: int, end: int
-) -> LiveRows | None:
-    """The rows [start, end) of the live segment, which no commit has yet."""
-    if live is None or start >= end or held.live is None:
+def _still_live(held: PartitionState, live: LiveRows) -> LiveRows | None:
+    """The rows of the live segment which no commit has yet."""
+    start = max(live.start, held.end_offset)
+    if start >= live.end or held.live is None or held.live.ledger_id != live.live.ledger_id:
         return None
-    if held.live.ledger_id != live.live.ledger_id:
-        return None
-    return replace(live, start=max(start, live.start), end=end)
+    return replace(live, start=start)
+
+
+def _end_of_known(state: TopicState, wanted: LiveRows, live: LiveRows | None) -> int:
+    """Up to where the rows wanted are in a commit or still live."""
+    held = state.partitions[wanted.live.partition]
+    known = max(wanted.start, held.start_offset, held.end_offset) if live is None else wanted.end
+    return min(known, wanted.end)
+
+
+def _confirmed_lost(task: ReadTask, live: LiveRows, start: int) -> errors.RowsLost:
+    return errors.RowsLost(
+        f"{live.end - start} confirmed rows are gone: offsets {start} to {live.end - 1} of"
+        f" partition {live.live.partition} of topic {task.topic!r}, whose live segment ended"
+        " before",
+        rows=live.end - start,
+    )
+
+
+def _rows_trimmed(task: ReadTask, trimmed: Left) -> errors.RowsTrimmed:
+    rows = sum(hi - lo for _, lo, hi in trimmed)
+    named = [f"offsets {lo} to {hi - 1} of partition {p}" for p, lo, hi in trimmed[:NAMED_MAX]]
+    more = ", ..." if len(trimmed) > NAMED_MAX else ""
+    return errors.RowsTrimmed(
+        f"{rows} rows to be read were removed: {', '.join(named)}{more} of topic {task.topic!r}",
+        rows=rows,
+    )
 
 
 def _live_until(task: ReadTask, start: int, lost: errors.RowsLost) -> ReadTask:
@@ -145,4 +185,4 @@ def _without_ledger(task: ReadTask, gone: errors.NoSuchLedger, lossy: bool) -> R
     lost = lost_of(task, {ledger_id: -1})
     if lost and not lossy:
         raise rows_lost(lost)
-    return without(task, [(one.start, one.end) for one in lost])
+    return without(task, lost)

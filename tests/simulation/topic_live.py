@@ -23,6 +23,7 @@ from spark_ledger.topic.live import LiveEnds
 from spark_ledger.topic.message_batch import Share, encode_batch
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
+from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.segments import LiveSegment, Segment
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
@@ -157,7 +158,7 @@ class TopicLive:
             return []
         end = live.base + known.rows
         part = LiveRows(live, live.base, end, known.last_entry)
-        task = ReadTask(LIVE, log.topic_id, 0, live.base, end, (), part)
+        task = ReadTask(LIVE, log.topic_id, (), NO_SEGMENTS, part)
         async with aclosing(topics.read(task)) as read:
             async for rows in read:
                 values = rows.record_batch.column("value").to_pylist()

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -29,7 +30,7 @@ from spark_ledger.errors import (
 from spark_ledger.spark import columns, schema
 from spark_ledger.spark.options import shape_options
 from spark_ledger.topic import message_batch
-from spark_ledger.topic.slice_reader import Rows
+from spark_ledger.topic.row_blocks import RUN, Block, Rows, joined_blocks
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
 KINDS: dict[str, DataType] = {
@@ -57,7 +58,24 @@ def arrow(declared: StructType) -> pa.Schema:
     return to_arrow_schema(declared, timezone="UTC")
 
 
-def rows(*names: str) -> Rows:
+PLACES = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("ledgerId", pa.int64()),
+        ("entryId", pa.int64()),
+        ("batchIndex", pa.int32()),
+        ("messageId", pa.string()),
+        ("schemaVersion", pa.int32()),
+    ]
+)
+
+
+def rows(*names: str) -> Block:
     """Rows 40 to 42 of partition 3, of which the entry has the columns named (all by default)."""
     made = {
         "key": pa.array([b"a", None, b"c"], pa.binary()),
@@ -66,16 +84,17 @@ def rows(*names: str) -> Rows:
         "headers": pa.array(HEADERS, message_batch.HEADERS_TYPE),
     }
     batch = pa.record_batch({name: made[name] for name in names or made})
-    return Rows(3, 40, 1_700_000_000_123, batch, ledger_id=7, entry_id=5, entry_row=2)
+    place = {"ledger_id": 7, "entry_id": 5, "entry_row": 2}
+    return Block.of(Rows(3, 40, 1_700_000_000_123, batch, **place))
 
 
-def typed_rows() -> Rows:
+def typed_rows() -> Block:
     made = {
         "__key": pa.array([b"a", None], pa.binary()),
         "__messageProperties": pa.array(HEADERS[:2], message_batch.HEADERS_TYPE),
         "price": pa.array([1.5, None]),
     }
-    return Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2)
+    return Block.of(Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2))
 
 
 def shape(**given: str):
@@ -261,3 +280,32 @@ def test_an_error_of_the_columns_survives_the_way_from_a_task():
     with pytest.raises(SchemaIncompatible) as caught:
         columns.to_spark(typed_rows(), "t", arrow(ddl("value BINARY")))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has():
+    """A block of two partitions of one entry, and small blocks put together: as one by one."""
+    first, typed = rows(), typed_rows()
+    times = np.array([5, 6, 7])
+    alike = Block.of(Rows(9, 7, 50, first.record_batch, False, 0, 8, 6, 0, times))
+    runs = np.array([(1, 10, 1, 4, 3, 2, 99), (2, 20, 2, 4, 3, 0, 99)], dtype=RUN)
+    both = Block(runs, first.record_batch)
+    ones = runs.copy()
+    ones["rows"] = 1
+    several = [first, alike, both, typed, Block(ones, typed.record_batch, True, 4)]
+
+    together = list(joined_blocks(several))
+
+    assert [block.num_rows for block in together] == [9, 4]
+    for blocks, joined in ((several[:3], together[0]), (several[3:], together[1])):
+        made = columns.to_spark(joined, "t", PLACES).to_pylist()
+        assert made == [
+            row
+            for block in blocks
+            for part in block.parts()
+            for row in columns.to_spark(Block.of(part), "t", PLACES).to_pylist()
+        ]
+    assert [together[0].place_of(row) for row in (0, 5, 6, 7, 8)] == [
+        *((3, 40), (9, 9), (1, 10), (2, 20), (2, 21))
+    ]
+    nothing = [Block(block.runs, block.record_batch.select([])) for block in several[:3]]
+    assert [block.num_rows for block in joined_blocks(nothing)] == [9]

@@ -7,8 +7,10 @@ import pytest
 
 from spark_ledger.errors import NoSuchLedger, RowsLost
 from spark_ledger.spark import losses
+from spark_ledger.topic.pieces import Span
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.segment_table import SegmentTable, Stretch
+from spark_ledger.topic.read_slice import slices_of
+from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import PlacedSegment, Segment
 
 
@@ -18,8 +20,7 @@ def task(ledger_id: int, entries: range, start: int) -> ReadTask:
     ends = ((entries[0], entries[-1]),)
     segment = Segment(2, ledger_id, 0, ends, (10,) * len(entries), rows, 1000, 1, 2)
     table = SegmentTable.of([PlacedSegment(segment, start, 0, 0)])
-    end = start + rows
-    return ReadTask("t", "id-1", 2, start, end, (Stretch(start, end, table),))
+    return ReadTask("t", "id-1", (Span(2, start, start + rows, 0, 1),), table)
 
 
 def test_nothing_is_lost_where_ledgers_are_open_or_end_behind_the_rows():
@@ -35,8 +36,8 @@ def test_a_loss_is_told_with_its_rows_and_offsets():
 
 def test_a_loss_that_is_accepted_leaves_out_exactly_these_rows():
     (kept,) = losses.readable([task(7, range(3, 6), 100)], {7: 4}, False)
-    (part,) = kept.slices
-    assert [piece.offset for piece in part.pieces] == [100, 110]
+    (part,) = slices_of(kept.table, kept.spans)
+    assert [int(pieces["offset"][0]) for _, pieces in part.entries] == [100, 110]
 
 
 def test_a_task_whose_ledger_is_gone_has_nothing_left():

@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append
+from spark_ledger.topic.lost_rows import lost_of
 from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.read_slice import lost_rows
+from spark_ledger.topic.read_slice import slices_of
 from spark_ledger.topic.records import Commit
 from tests.unit.spark_ledger.topic.stage import segment
 
@@ -20,13 +20,26 @@ def topic_of(*segments, partitions=1):
     return topic
 
 
+def slices(task):
+    return list(slices_of(task.table, task.spans))
+
+
+def pieces(part):
+    """(entry, first row, skip, take, offset) of each piece."""
+    return [(entry, *piece[1:]) for entry, some in part.entries for piece in some.tolist()]
+
+
+def bounds(tasks):
+    return [(task.spans[0].lo, task.spans[-1].hi) for task in tasks]
+
+
 def offsets_of(tasks):
     return [
-        piece.offset + row
+        offset + row
         for task in tasks
-        for part in task.slices
-        for piece in part.pieces
-        for row in range(piece.take)
+        for part in slices(task)
+        for _, _, _, take, offset in pieces(part)
+        for row in range(take)
     ]
 
 
@@ -47,9 +60,9 @@ def test_every_row_of_the_range_is_planned_once_and_in_order(seed):
 
     assert offsets_of(tasks) == list(range(lo, hi))
     for task in tasks:
-        assert offsets_of([task]) == list(range(task.start, task.end))
-        for part in task.slices:
-            ids = [piece.entry_id for piece in part.pieces]
+        assert offsets_of([task]) == list(range(task.spans[0].lo, task.spans[-1].hi))
+        for part in slices(task):
+            ids = part.entry_ids
             assert ids == sorted(ids)
             assert part.known_confirmed >= ids[-1]
 
@@ -59,9 +72,9 @@ def test_a_piece_says_where_in_its_entry_and_in_its_segment_the_rows_are():
 
     (task,) = plan_read(topic, {0: (12, 18)}, topic="t")
 
-    (part,) = task.slices
+    (part,) = slices(task)
     assert (part.ledger_id, part.known_confirmed, part.rows) == (2, 4, 6)
-    assert [tuple(piece) for piece in part.pieces] == [(3, 0, 7, 3, 12), (4, 10, 0, 3, 15)]
+    assert pieces(part) == [(3, 0, 7, 3, 12), (4, 10, 0, 3, 15)]
 
 
 def test_small_batches_in_one_ledger_are_read_as_one_slice():
@@ -69,8 +82,8 @@ def test_small_batches_in_one_ledger_are_read_as_one_slice():
 
     (task,) = plan_read(topic, {0: (0, 100)})
 
-    assert len(task.slices) == 1
-    assert task.slices[0].rows == 100
+    (part,) = slices(task)
+    assert part.rows == 100
 
 
 def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
@@ -78,7 +91,7 @@ def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
 
     tasks = plan_read(topic, {0: (0, 100)}, cutting=Cutting(4))
 
-    assert [(task.start, task.end) for task in tasks] == [(0, 25), (25, 50), (50, 75), (75, 100)]
+    assert bounds(tasks) == [(0, 25), (25, 50), (50, 75), (75, 100)]
 
 
 def test_a_cut_goes_to_an_entrys_boundary_when_one_is_near():
@@ -86,7 +99,7 @@ def test_a_cut_goes_to_an_entrys_boundary_when_one_is_near():
 
     tasks = plan_read(topic, {0: (0, 200)}, cutting=Cutting(4))
 
-    assert [task.end for task in tasks] == [48, 100, 147, 200]
+    assert [end for _, end in bounds(tasks)] == [48, 100, 147, 200]
 
 
 def test_a_task_has_about_as_many_bytes_as_it_may():
@@ -102,7 +115,7 @@ def test_tasks_are_shared_out_by_bytes_over_partitions():
 
     tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, cutting=Cutting(10))
 
-    assert [task.partition for task in tasks] == [0] * 9 + [1]
+    assert [task.partitions for task in tasks] == [[0]] * 9 + [[1]]
 
 
 @pytest.mark.parametrize(
@@ -123,9 +136,7 @@ def test_a_partition_of_one_large_row_leaves_its_tasks_to_the_others():
     topic = topic_of(large, replace(segment(2, 50, partition=1), bytes=50), partitions=2)
     tasks = plan_read(topic, {0: (0, 1), 1: (0, 50)}, cutting=Cutting(8))
     assert len(tasks) == 8
-    assert [(task.partition, task.start) for task in tasks] == sorted(
-        (task.partition, task.start) for task in tasks
-    )
+    assert [task.spans for task in tasks] == sorted(task.spans for task in tasks)
     assert offsets_of(tasks) == [0, *range(50)]
 
 
@@ -137,14 +148,8 @@ def test_a_range_that_the_topic_does_not_have_is_refused(asked):
 
 def test_rows_beyond_the_end_of_a_closed_ledger_are_lost_rows_with_their_offsets():
     (task,) = plan_read(topic_of(segment(1, 10, 10, 10)), {0: (0, 25)})
-    ends = {"last_entry": 0, "length_bytes": 9, "rows": 10}
-    shape = {"ledger_id": 1, "ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
-    fragments = (Fragment(0, ("a",)),)
-    closed = LedgerRecord(**shape, fragments=fragments, state=LedgerState.CLOSED, **ends)
-    still_open = LedgerRecord(**shape, fragments=fragments)
 
-    lost = lost_rows(closed, task.slices[0])
+    (lost,) = lost_of(task, {1: 0})
 
     assert (lost.start, lost.end) == (10, 25)
-    assert "15 rows (offsets 10 to 24)" in str(lost.error())
-    assert lost_rows(still_open, task.slices[0]) is None
+    assert lost_of(task, {1: 2}) == lost_of(task, {1: None}) == lost_of(task, {}) == []

@@ -7,7 +7,8 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic.actions import Hole
 from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.slice_reader import read_slices
+from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.slice_reader import read_task
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -20,6 +21,13 @@ async def write_batches(stage, batches, rows=40):
         values = pa.array([b"%d-%d" % (version, n) + b"x" * 1000 for n in range(rows)])
         await task.write(keys, values)
         await stage.commit(intent, version, await task.finish())
+
+
+def changed(task, **segment):
+    """The task as if the topic's log had said that of its segment."""
+    (placed,) = task.table
+    table = SegmentTable.of([replace(placed, segment=replace(placed.segment, **segment))])
+    return replace(task, table=table)
 
 
 def test_every_partition_is_read_in_order_with_dense_offsets_while_its_ledger_is_open():
@@ -98,11 +106,10 @@ def test_a_ledger_that_is_gone_is_an_error_with_its_own_type():
         await write_batches(stage, 1)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (0, 40)})
-        (part,) = task.slices
-        gone = replace(part, ledger_id=999_999)
+        gone = changed(task, ledger_id=999_999)
 
         with pytest.raises(errors.NoSuchLedger):
-            [rows async for rows in read_slices(stage.client.ledgers, [gone])]
+            [rows async for rows in read_task(stage.client.ledgers, gone)]
 
     play(act)
 
@@ -113,12 +120,12 @@ def test_a_committed_range_beyond_the_end_of_its_ledger_is_lost_rows_and_no_sile
         await asyncio.sleep(60)  # the idle ledger closes
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (0, 40)})
-        (part,) = task.slices
-        last = part.pieces[-1]
-        beyond = replace(part, pieces=(*part.pieces[:-1], last._replace(entry_id=999)))
+        counts = task.table[0].segment.entry_rows
+        there = task.table[0].segment.entries[0][0]
+        beyond = changed(task, entries=((there, there), (999, 997 + len(counts))))
 
-        with pytest.raises(errors.RowsLost, match=rf"offsets {last.offset} to 39"):
-            [rows async for rows in read_slices(stage.client.ledgers, [beyond])]
+        with pytest.raises(errors.RowsLost, match=rf"offsets {counts[0]} to 39 \(ledger"):
+            [rows async for rows in read_task(stage.client.ledgers, beyond)]
 
     play(act)
 
@@ -128,11 +135,12 @@ def test_an_entry_that_is_not_what_the_log_says_is_an_error():
         await write_batches(stage, 1)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (0, 40)})
-        (part,) = task.slices
-        wrong = replace(part, pieces=(part.pieces[0]._replace(first_row=5), *part.pieces[1:]))
+        counts = (5, *task.table[0].segment.entry_rows)
+        ((first, last),) = task.table[0].segment.entries
+        wrong = changed(task, entry_rows=counts, rows=45, entries=((first, last + 1),))
 
         with pytest.raises(errors.UnsupportedFormat, match="says otherwise"):
-            [rows async for rows in read_slices(stage.client.ledgers, [wrong])]
+            [rows async for rows in read_task(stage.client.ledgers, wrong)]
 
     play(act)
 

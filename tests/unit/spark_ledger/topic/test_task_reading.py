@@ -12,6 +12,7 @@ from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.live import LiveEnds
 from spark_ledger.topic.message_batch import Share, encode_batch
 from spark_ledger.topic.read_plan import Cutting, LiveRows, ReadTask, plan_read
+from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import TaskSettings
@@ -38,7 +39,7 @@ async def two_ledgers(stage):
         await stage.commit(intent, start, await stage.written(intent, rows))
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
     (task,) = plan_read(state, {0: (0, 20)}, topic="t")
-    return task, task.stretches[0].table.ledgers.tolist()
+    return task, task.table.ledgers.tolist()
 
 
 async def deleted(stage, ledger_id):
@@ -85,7 +86,12 @@ def test_a_task_all_of_whose_rows_were_trimmed_tells_their_number_or_reads_none(
         _, ledgers = await two_ledgers(stage)
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         tasks = plan_read(state, {0: (0, 20)}, topic="t", cutting=Cutting(task_rows=5))
-        assert [(task.start, task.end) for task in tasks] == [(0, 5), (5, 10), (10, 15), (15, 20)]
+        assert [(task.spans[0].lo, task.spans[-1].hi) for task in tasks] == [
+            (0, 5),
+            (5, 10),
+            (10, 15),
+            (15, 20),
+        ]
         await maintenance(stage, Trim(((0, 13),), (ledgers[0],)))
         for ledger_id in ledgers:
             await deleted(stage, ledger_id)
@@ -254,7 +260,7 @@ def test_any_rows_of_a_live_segment_are_read_with_their_offsets(start, end):
         known = ends.known(live)
         assert known.rows == 13
         rows = LiveRows(live, start, end, known.last_entry)
-        task = ReadTask("t", stage.topic.id, 0, start, end, (), rows)
+        task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
 
         assert await read(stage.client, task) == numbered(start, end)
 
@@ -269,7 +275,7 @@ def test_a_task_that_reads_a_live_segment_reads_on_where_its_rows_were_put_after
         await asyncio.sleep(10)
         await ends.look([live])
         rows = LiveRows(live, 12, 22, ends.known(live).last_entry)
-        task = ReadTask("t", stage.topic.id, 0, 12, 22, (), rows)
+        task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
         await owner.seal(5, 7)
         intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
         merged = await stage.written(intent, [b"%d" % n for n in range(10, 22)])
@@ -289,7 +295,7 @@ def test_confirmed_rows_that_a_closed_live_ledger_does_not_have_are_told_or_left
         await owner.append(5, 7)
         await owner.writer.close()
         rows = LiveRows(live, 12, 30, 3)  # as if entries 2 and 3 had been heard of
-        task = ReadTask("t", stage.topic.id, 0, 12, 30, (), rows)
+        task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
 
         with pytest.raises(errors.RowsLost, match="8 confirmed rows are gone: offsets 22 to 29"):
             await read(stage.client, task)
@@ -303,7 +309,7 @@ def test_confirmed_rows_of_a_live_segment_that_its_seal_left_out_are_told_or_lef
         owner, live = await opened(stage)
         await owner.append(5, 7)
         rows = LiveRows(live, 12, 25, 2)  # as if rows 22 to 24 had been heard of
-        task = ReadTask("t", stage.topic.id, 0, 12, 25, (), rows)
+        task = ReadTask("t", stage.topic.id, (), NO_SEGMENTS, rows)
         await owner.seal(5, 7)
         intent = await stage.client.intents.open_system_intent("compact", stage.topic.id)
         merged = await stage.written(intent, [b"%d" % n for n in range(10, 22)])

@@ -1,0 +1,239 @@
+"""Pieces: what each entry has of the rows that a read wants, in columns. Pure.
+
+Always true: pieces are by partition, then by offset, and hold every row of the spans that the table
+has, once. An order of entries that is made of them (`fetch_order`) has the rows of each partition
+rising; an entry that several partitions share is in it once, unless partitions want the same
+entries in different orders.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_ledger.topic.arrow_arrays import as_numpy
+from spark_ledger.topic.segment_table import Longs, SegmentTable
+from spark_ledger.topic.segments import INLINE
+
+EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
+Floats = npt.NDArray[np.float64]
+
+
+class Span(NamedTuple):
+    """Offsets [lo, hi) of a partition without a hole, held by the segments [first, end) of a table,
+    which lie one after the other; there may be some among them that hold none of these rows."""
+
+    partition: int
+    lo: int
+    hi: int
+    first: int
+    end: int
+
+
+Spans = tuple[Span, ...]
+"""By partition, then by offset; they do not overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rows [skip, skip + take) that an entry has of a partition; the first of them has offset
+    `offset`. `first_row` is what the entry says of the partition's first row in it. `span` and
+    `segment` are where it comes from; `weight` are about the bytes: even empty rows have some."""
+
+    span: Longs
+    segment: Longs
+    partition: Longs
+    ledger: Longs
+    entry: Longs
+    first_row: Longs
+    skip: Longs
+    take: Longs
+    offset: Longs
+    weight: Floats
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    def taken(self, which: npt.NDArray[Any]) -> "Pieces":
+        """Those at these positions, or where the mask is true, in their order."""
+        return Pieces(*(getattr(self, name)[which] for name in self.__slots__))
+
+    def entries(self) -> Longs:
+        """For each piece the number of its entry: entries are numbered as ledgers and entries
+        rise. An inline segment has entries of its own."""
+        own = np.where(self.ledger == INLINE, -2 - self.segment, self.ledger)
+        order = np.lexsort((self.entry, own))
+        new = np.diff(own[order], prepend=0) != 0
+        new |= np.diff(self.entry[order], prepend=0) != 0
+        new[:1] = False
+        numbers = np.empty(len(self), dtype=np.int64)
+        numbers[order] = np.cumsum(new)
+        return numbers
+
+
+def rows_of(spans: Iterable[Span]) -> int:
+    return sum(one.hi - one.lo for one in spans)
+
+
+def cut_out(spans: Spans, gone: Mapping[int, Sequence[tuple[int, int]]]) -> Spans:
+    """The spans without these offsets [lo, hi) of partitions."""
+    found: list[Span] = []
+    for span in spans:
+        left = [span]
+        for lo, hi in gone.get(span.partition, ()):
+            before = [one._replace(hi=min(one.hi, lo)) for one in left]
+            after = [one._replace(lo=max(one.lo, hi)) for one in left]
+            left = [one for one in sorted(before + after) if one.lo < one.hi]
+        found += left
+    return tuple(found)
+
+
+def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable]:
+    """The spans with a table that has no other segments than theirs."""
+    narrow = [_narrowed(one, table) for one in spans]
+    rows = np.unique(np.concatenate([np.arange(one.first, one.end) for one in narrow]))
+    if int(rows[-1] - rows[0]) + 1 == len(rows):
+        part = table.part(int(rows[0]), int(rows[-1]) + 1)
+    else:
+        part = table.chosen(rows)
+    firsts = np.searchsorted(rows, [one.first for one in narrow]).tolist()
+    found = (
+        one._replace(first=first, end=first + one.end - one.first)
+        for one, first in zip(narrow, firsts, strict=True)
+    )
+    return tuple(found), part
+
+
+def _narrowed(span: Span, table: SegmentTable) -> Span:
+    """With those segments only that hold its rows."""
+    if span.end - span.first == 1:
+        return span
+    bases = table.bases[span.first : span.end]
+    first = int(bases.searchsorted(span.lo, side="right")) - 1
+    end = int(bases.searchsorted(span.hi, side="left"))
+    return span._replace(first=span.first + max(0, first), end=span.first + end)
+
+
+def pieces_of(
+    table: SegmentTable, spans: Spans, among: npt.NDArray[np.bool_] | None = None
+) -> Pieces:
+    """The pieces of the spans' rows; with `among` of these segments of the table alone."""
+    wanted = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
+    segment = _ranges(wanted[:, 3], wanted[:, 4] - wanted[:, 3])
+    span = np.repeat(np.arange(len(spans)), wanted[:, 4] - wanted[:, 3])
+    if among is not None:
+        segment, span = segment[among[segment]], span[among[segment]]
+    counts_at, counts = _lists(table, "entry_rows")
+    many = counts_at[segment + 1] - counts_at[segment]
+    at = _ranges(counts_at[segment], many)  # of each (span, segment, entry) its place in `counts`
+    span, segment = np.repeat(span, many), np.repeat(segment, many)
+    rows = counts[at].astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    first_row = before[at] - before[counts_at[segment]]
+    base = table.bases[segment] + first_row
+    lo = np.maximum(base, wanted[span, 1])
+    hi = np.minimum(base + rows, wanted[span, 2])
+    size = table.sizes[segment] * (hi - lo) / table.rows[segment]
+    found = Pieces(
+        span=span,
+        segment=segment,
+        partition=wanted[span, 0],
+        ledger=table.ledgers[segment],
+        entry=_entry_ids(table)[at],
+        first_row=first_row,
+        skip=lo - base,
+        take=hi - lo,
+        offset=lo,
+        weight=np.maximum(size, (hi - lo) * EMPTY_ROW_BYTES),
+    )
+    kept = hi > lo
+    return found if bool(kept.all()) else found.taken(kept)
+
+
+def fetch_order(pieces: Pieces) -> Longs:
+    """For each piece the place of its entry in an order in which the rows of each partition rise:
+    of the entries that may come next always the first of the lowest ledger.
+
+    Where no order of whole entries does that, what is left comes partition by partition.
+    """
+    entries = pieces.entries()
+    follows = np.diff(pieces.partition) == 0
+    pairs = np.stack([entries[:-1][follows], entries[1:][follows]])
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    if bool((pairs[0] < pairs[1]).all()):
+        return entries
+    count = int(entries.max()) + 1
+    placed = _sorted_by(pairs, count)
+    places = placed[entries]
+    left = places < 0
+    if bool(left.any()):
+        parts, numbers = pieces.partition[left], entries[left]
+        new = (np.diff(parts, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+        places[left] = int(places.max()) + np.cumsum(new)
+    return places
+
+
+def _sorted_by(pairs: Longs, count: int) -> Longs:
+    """The places of `count` entries so that the first of each pair comes before the second; -1 for
+    those that wait for each other."""
+    unique = np.unique(pairs[0] * count + pairs[1])
+    firsts, seconds = unique // count, unique % count
+    waits = np.bincount(seconds, minlength=count).tolist()
+    begins = np.searchsorted(firsts, np.arange(count + 1)).tolist()
+    after = seconds.tolist()
+    ready = [entry for entry, waiting in enumerate(waits) if not waiting]
+    places = np.full(count, -1, dtype=np.int64)
+    place = 0
+    while ready:
+        entry = heapq.heappop(ready)
+        places[entry] = place
+        place += 1
+        for later in after[begins[entry] : begins[entry + 1]]:
+            waits[later] -= 1
+            if not waits[later]:
+                heapq.heappush(ready, later)
+    return places
+
+
+def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
+    """The spans of the pieces with each number, numbers rising."""
+    order = np.argsort(number, kind="stable")
+    pieces, numbers = pieces.taken(order), number[order]
+    hi = pieces.offset + pieces.take
+    new = (np.diff(pieces.span, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+    new[1:] |= pieces.offset[1:] != hi[:-1]
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(order)) - 1
+    columns = (
+        *(numbers[starts], pieces.partition[starts], pieces.offset[starts], hi[ends]),
+        *(pieces.segment[starts], pieces.segment[ends] + 1),
+    )
+    found: dict[int, list[Span]] = {}
+    for one, *span in zip(*(column.tolist() for column in columns), strict=True):
+        found.setdefault(one, []).append(Span(*span))
+    return map(tuple, found.values())
+
+
+def _ranges(starts: Longs, counts: Longs) -> Longs:
+    """starts[i], starts[i] + 1, ... counts[i] of them, for each i."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts - starts, counts)
+
+
+def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
+    """Where the list of each row begins and the last ends, and the values of all."""
+    column = table.batch.column(name)
+    offsets = as_numpy(column.offsets).astype(np.int64)
+    values = as_numpy(column.values)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], values
+
+
+def _entry_ids(table: SegmentTable) -> Longs:
+    """The ids of all entries of all segments, in order."""
+    _, ends = _lists(table, "entries")
+    firsts, lasts = ends[::2], ends[1::2]
+    return _ranges(firsts, lasts - firsts + 1)
