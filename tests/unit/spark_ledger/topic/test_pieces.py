@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append, Hole
-from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.read_plan import Cutting, plan_read, segments_in
 from spark_ledger.topic.read_slice import slices_of
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segments import INLINE, Segment
@@ -190,3 +190,21 @@ def test_small_partitions_are_packed_and_large_ones_are_not():
     assert len(plan_read(topic, small)) == 17  # not one: user code is slow where reading is not
     assert len(plan_read(topic, {p: (0, 9) for p in range(8)})) == 8
     assert len(plan_read(topic, small, cutting=Cutting(1000))) == 1000
+
+
+def test_where_partitions_want_the_same_entries_in_different_orders_each_has_its_own():
+    one, other = (
+        [Segment(p, ledger, 0, ((0, 0),), (3,), 3, 30, 1, 1, shared=True) for p in range(3)]
+        for ledger in (1, 2)
+    )
+    topic = state.apply(
+        state.empty("id", 3), 0, commit(Append((one[0], other[1], one[2], other[2]))), 0
+    )
+    topic = state.apply(topic, 1, commit(Append((other[0], one[1]))), 0)
+    spans, table = segments_in(topic, [(p, 0, 6) for p in range(3)])
+    read = {p: [] for p in range(3)}
+    for part in slices_of(table, spans):
+        for _, pieces in part.entries:
+            for p, _, _, take, offset in pieces.tolist():
+                read[p] += range(offset, offset + take)
+    assert read == {p: list(range(6)) for p in range(3)}
