@@ -52,6 +52,12 @@ class ClientConfig(Settings):
     metadata_timeout_s: float = Field(
         15.0, gt=0, description="Seconds for one call to the metadata store."
     )
+    outage_timeout_s: float = Field(
+        0.0,
+        ge=0,
+        description="Seconds after the beginning of an outage of the metadata store in which calls"
+        " wait for its end, where that is longer than metadata_timeout_s.",
+    )
     session_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
     )

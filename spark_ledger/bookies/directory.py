@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
 
 RETRY_S = 1.0
 REFRESH_S = 30.0
@@ -212,6 +212,9 @@ class BookieDirectory:
             except TimeoutError:
                 pass  # nothing was told for so long: look all the same
             self._changed.clear()
+            if self._metadata.session_state is not SessionState.CONNECTED:
+                pause_s = min(RETRY_S, self._refresh_s)  # nobody waits for this look
+                continue
             try:
                 await self._look_again(told)
                 pause_s, told = self._refresh_s, False

@@ -1,4 +1,5 @@
-"""Connections that a process keeps: one LedgerStore per cluster and process.
+"""Connections that a process keeps: one LedgerStore per process, cluster and time that it waits for
+the end of an outage.
 
 Always true: a store is used only in the process and on the loop that made it; a child forked
 after that is refused (gRPC does not survive a fork), one forked before connects by itself. A
@@ -12,7 +13,7 @@ from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.ledger.client import LedgerStore
 
-_stores: dict[tuple[int, str], LedgerStore] = {}
+_stores: dict[tuple[int, str, float], LedgerStore] = {}
 _connecting = threading.Lock()
 
 
@@ -20,13 +21,13 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     """The process's LedgerStore of the cluster (None: as `config`, LEDGER_SERVICE_URL or the
     default say).
 
-    It lives on `background_loop()`. `config` matters to whoever connects first. Raises BadConfig,
-    Unavailable.
+    It lives on `background_loop()`. Stores whose `outage_timeout_s` differs are two; the rest of
+    `config` matters to whoever connects first. Raises BadConfig, Unavailable.
     """
     from spark_ledger.ledger.connect import connect
 
     url = resolve_service_url(service_url, config)
-    key = (os.getpid(), url)
+    key = (os.getpid(), url, 0.0 if config is None else config.outage_timeout_s)
     with _connecting:
         store = _stores.get(key)
         if store is None:

@@ -34,6 +34,7 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         session_timeout_s=settings.session_timeout_s,
         connect_timeout_s=settings.connect_timeout_s,
         call_timeout_s=settings.metadata_timeout_s,
+        outage_timeout_s=settings.outage_timeout_s,
         make_root=False,
     )
     directory = BookieDirectory(metadata, settings.directory_refresh_s)

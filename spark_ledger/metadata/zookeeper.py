@@ -6,11 +6,11 @@ Always true:
 - what ZooKeeper would cut the connection for is refused here: ValueTooBig;
 - a write is sent at most once; once sent, losing the connection, the session or patience before
   its answer is OutcomeUnknown; before it is sent, StoreUnavailable;
+- while ZooKeeper is away reads, and writes that were not sent, wait as outage.py says;
 - a watch asked for twice by the same function on the same path is one watch.
 """
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ from kazoo.protocol.states import KazooState
 
 from spark_ledger.errors import Unavailable
 from spark_ledger.metadata import service_url as urls
+from spark_ledger.metadata.outage import Outage
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     VALUE_BYTES_MAX,
@@ -73,16 +74,18 @@ async def connect(
     session_timeout_s: float = 30,
     connect_timeout_s: float = 10,
     call_timeout_s: float = CALL_TIMEOUT_S,
+    outage_timeout_s: float = 0.0,
     make_root: bool = True,
 ) -> "ZooKeeperStore":
     """A store over the cluster that `service_url` names; its root is made if absent, unless the
-    caller would rather not write anything.
+    caller would rather not write anything. Calls wait `call_timeout_s` for an answer, and
+    `outage_timeout_s` if that is longer, counted from the beginning of an outage.
 
     Raises errors.Unavailable, which names the URL, when there is no answer in
     `connect_timeout_s`, and errors.BadConfig when it is no service URL.
     """
     url = urls.parse(service_url)
-    store = ZooKeeperStore(url, session_timeout_s, call_timeout_s)
+    store = ZooKeeperStore(url, session_timeout_s, call_timeout_s, outage_timeout_s)
     try:
         async with asyncio.timeout(connect_timeout_s):
             await store.start(make_root)
@@ -167,7 +170,11 @@ class ZooKeeperStore:
     """A MetadataStore (see store.py) of one event loop and one ZooKeeper session at a time."""
 
     def __init__(
-        self, url: urls.ServiceUrl, session_timeout_s: float, call_timeout_s: float
+        self,
+        url: urls.ServiceUrl,
+        session_timeout_s: float,
+        call_timeout_s: float,
+        outage_timeout_s: float,
     ) -> None:
         _quieten_kazoo()
         self._root = url.root
@@ -178,6 +185,7 @@ class ZooKeeperStore:
         self._session_id = 0
         self._listeners: list[Callable[[SessionState], None]] = []
         self._closed = False
+        self._outage = Outage(f"ZooKeeper at {url}", call_timeout_s, outage_timeout_s)
         self._handler = _InOrder()
         self._client = KazooClient(
             hosts=",".join(url.hosts),
@@ -190,7 +198,8 @@ class ZooKeeperStore:
     async def start(self, make_root: bool = True) -> None:
         """Open the session and make the cluster's root. Without a bound of its own."""
         self._client.start_async()
-        await self._connected.wait()
+        with self._outage.call("a session"):
+            await self._connected.wait()
         if make_root:
             await self._make_parents(f"{self._root}/")
 
@@ -217,8 +226,10 @@ class ZooKeeperStore:
         if state is SessionState.CONNECTED:
             self._session_id = session_id
             self._connected.set()
+            self._outage.regained()
         elif not self._closed:
             self._connected.clear()
+            self._outage.lost()
         for listener in list(self._listeners):
             listener(state)
 
@@ -325,46 +336,55 @@ class ZooKeeperStore:
 
     async def _read(self, path: str, send: Callable[[], Any]) -> Any:
         """The answer; asked again when contact was lost. Raises StoreUnavailable."""
-        try:
-            async with asyncio.timeout(self._call_timeout_s):
-                while True:
-                    with contextlib.suppress(*_LOST_CONTACT):
+        with self._outage.call(path) as began_s:
+            while True:
+                await self._contact(path, began_s)
+                try:
+                    async with asyncio.timeout_at(self._outage.until(began_s)):
                         return await self._answer(send)
-        except TimeoutError as error:
-            raise self._unavailable(path, error) from error
-        except zk.ZookeeperError as error:
-            raise _meaning(error, path) from error
+                except _LOST_CONTACT:
+                    continue
+                except TimeoutError as error:
+                    if self._outage.over(began_s):
+                        raise StoreUnavailable(self._outage.why(path, began_s)) from error
+                except zk.ZookeeperError as error:
+                    raise _meaning(error, path) from error
 
     async def _write(self, path: str, send: Callable[[], Any]) -> Any:
         """The answer. Raises OutcomeUnknown if it was lost after the write was sent."""
-        sent = False
+        with self._outage.call(path) as began_s:
+            await self._contact(path, began_s)
+            try:
+                async with asyncio.timeout(self._call_timeout_s):
+                    return await self._answer(send)
+            except (TimeoutError, *_LOST_CONTACT) as error:
+                what = f"the answer to a write of {path} was lost: {error!r}"
+                raise OutcomeUnknown(what) from error
+            except zk.ZookeeperError as error:
+                raise _meaning(error, path) from error
 
-        def send_once() -> Any:
-            nonlocal sent
-            sent = True
-            return send()
-
-        try:
-            async with asyncio.timeout(self._call_timeout_s):
-                return await self._answer(send_once)
-        except (TimeoutError, *_LOST_CONTACT) as error:
-            if not sent:
-                raise self._unavailable(path, error) from error
-            raise OutcomeUnknown(f"the answer to a write of {path} was lost: {error!r}") from error
-        except zk.ZookeeperError as error:
-            raise _meaning(error, path) from error
-
-    async def _answer(self, send: Callable[[], Any]) -> Any:
-        """Send when connected; what kazoo's result will hold. Raises kazoo's exceptions."""
+    async def _contact(self, path: str, began_s: float) -> None:
+        """Return once there is contact, as far as is known. Raises StoreUnavailable."""
+        while not self._connected.is_set():
+            try:
+                async with asyncio.timeout_at(self._outage.until(began_s)):
+                    await self._connected.wait()
+            except TimeoutError as error:
+                if self._outage.over(began_s):
+                    raise StoreUnavailable(self._outage.why(path, began_s)) from error
         if self._closed:
             raise StoreUnavailable("the store is closed")
-        await self._connected.wait()
+
+    async def _answer(self, send: Callable[[], Any]) -> Any:
+        """Send; what kazoo's result will hold. Raises kazoo's exceptions."""
         answer: asyncio.Future[Any] = self._loop.create_future()
         send().rawlink(lambda result: self._deliver(_settle, answer, result))
-        return await answer
-
-    def _unavailable(self, path: str, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(f"ZooKeeper did not answer for {path}: {error!r}")
+        try:
+            return await answer
+        finally:
+            lost = answer.cancelled() or isinstance(answer.exception(), _LOST_CONTACT)
+            if not lost:
+                self._outage.answered()
 
     def _full(self, path: str) -> str:
         return self._root if path == "/" else self._root + path
@@ -389,6 +409,7 @@ class ZooKeeperStore:
     def abandon(self, then: Callable[[], None] = lambda: None) -> None:
         """End the session in the background; kazoo blocks while it does."""
         self._closed = True
+        self._outage.close()
         self._connected.set()  # whoever waits to send meets the closed client
 
         def end() -> None:

@@ -23,7 +23,7 @@ from spark_ledger.topic.intents import Intent
 def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
     """The writer of one job, made in the driver: everything is checked, the intent is open."""
     job = WriteJob.of(options, schema, overwrite)
-    cluster = blocking.topics(options.service_url)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
     known = cluster.run(write_job.check(cluster.client, job, fresh=True))
     replaced = []
     target = options.txn_target

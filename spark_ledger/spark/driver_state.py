@@ -1,12 +1,13 @@
 """What the driver knows of the topics that a query reads: which they are, and how far they go.
 
-Always true: `ends` answers from memory (topic/follower.py says how old that may be) and gives the
-very same object while nothing changed; `fresh_ends` begins with a sync, so a user reads what he
-wrote. A commit over several of the topics is in the ends of all or of none; an end never goes
-back, whether its rows are in a live segment or in a commit by now. A topic keeps the id it was
-found with; topics that a pattern matches later are found by looking again every RESCAN_S, in the
-background. One of them that is deleted before it was seen in `ends` was never there. Of one that is
-gone and is no loss it is looked for another of its name: at once, and every RESCAN_S from then on.
+Always true: `ends` answers from memory (topic/follower.py says how old that may be: then it waits
+for the metadata store) and gives the very same object while nothing changed; `fresh_ends` begins
+with a sync, so a user reads what he wrote. A commit over several of the topics is in the ends of
+all or of none; an end never goes back, whether its rows are in a live segment or in a commit by
+now. A topic keeps the id it was found with; topics that a pattern matches later are found by
+looking again every RESCAN_S, in the background. One of them that is deleted before it was seen in
+`ends` was never there. Of one that is gone and is no loss it is looked for another of its name: at
+once, and every RESCAN_S from then on.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.types import StructType
 
 from spark_ledger.client.loop import background_loop
-from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated
+from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated, Unavailable
 from spark_ledger.spark import collector, planning
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.limits import CurveOf
@@ -64,7 +65,7 @@ class TopicsRead:
     def __init__(self, options: ReadOptions) -> None:
         """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
         self.options = options
-        self.cluster = blocking.topics(options.service_url)
+        self.cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
         collector.set_aside(Moment.CONNECTED)
         self.infos: dict[str, TopicInfo] = {}
         self._left_out: dict[str, TopicInfo] = {}
@@ -83,12 +84,13 @@ class TopicsRead:
         self.cluster.run(self._follow_all())
 
     def ends(self) -> Ends:
-        """From memory. Raises Unavailable when that is too old; TopicDeleted, TopicRecreated."""
+        """From memory; as `fresh_ends` when that is too old. Raises Unavailable, TopicDeleted,
+        TopicRecreated."""
         assert self._followers is not None, "follow() comes first"
         self._look_for_topics()
         try:
             states = {name: one.state() for name, one in self._followers.items()}
-        except (TopicDeleted, TopicNotFound):
+        except (TopicDeleted, TopicNotFound, Unavailable):
             return self.fresh_ends()
         seen, changes = self._view, self._live.changes
         same = seen.live_changes == changes and len(states) == len(seen.states)

@@ -126,6 +126,17 @@ class Option:
         return (self.name, *self.aliases)
 
 
+def _outage_timeout(uses: tuple[Use, ...]) -> Option:
+    return Option(
+        "outageTimeout",
+        uses,
+        Millis(),
+        "5m",
+        "how long the query waits while the metadata store is away before it fails with "
+        "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each answer",
+    )
+
+
 READ_OPTIONS = (
     Option(
         "serviceUrl",
@@ -276,6 +287,7 @@ READ_OPTIONS = (
     Option(
         "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
     ),
+    _outage_timeout(READ),
     Option(
         "valueFormat",
         READ,
@@ -432,6 +444,7 @@ WRITE_OPTIONS = (
         "64m",
         "what a task holds in memory: gathered and not acknowledged",
     ),
+    _outage_timeout(WRITE),
     Option(
         "valueFormat",
         WRITE,

@@ -70,6 +70,7 @@ class ReadOptions:
     include_metadata: bool = False
     key_filter: tuple[bytes, ...] | None = None
     metadata: str | None = None
+    outage_timeout_s: float = 0.0
 
     @property
     def zoneless(self) -> tuple[tuple[str, int], ...]:
@@ -110,6 +111,7 @@ class WriteOptions:
     max_in_flight_bytes: int = 64 << 20
     value_format: str = "binary"
     schema_mode: str = "validate"
+    outage_timeout_s: float = 0.0
 
     @property
     def txn_target(self) -> str:
@@ -241,6 +243,7 @@ def _read_options(given: _Given, starting: str) -> ReadOptions:
         include_metadata=given["includeMetadata"],
         key_filter=given["keyFilter"],
         metadata=given["metadata"],
+        outage_timeout_s=given["outageTimeout"] / 1000,
     )
 
 
@@ -282,6 +285,7 @@ def _write_options(given: _Given, app_id: str | None, version: int | None) -> Wr
         max_in_flight_bytes=given["maxInFlightBytes"],
         value_format=given["valueFormat"],
         schema_mode=_schema_mode(given),
+        outage_timeout_s=given["outageTimeout"] / 1000,
     )
 
 

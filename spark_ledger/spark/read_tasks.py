@@ -62,7 +62,7 @@ def read_rows(
     task, values, keys = planned.task, planned.values, options.key_filter
     arrow = to_arrow_schema(declared, timezone="UTC")
     wanted = _entry_columns(options, values, declared)
-    cluster = blocking.topics(options.service_url)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     collector.set_aside(Moment.CONNECTED)
     lossy = not options.fail_on_data_loss
     for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):

@@ -79,7 +79,7 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 def _refusal(job: WriteJob) -> LedgerError | None:
     """Why the batch cannot be written, as far as can be told before its rows are seen."""
     try:
-        cluster = blocking.topics(job.options.service_url)
+        cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
         cluster.run(write_job.check(cluster.client, job, fresh=True))
     except LedgerError as error:
         return error

@@ -123,7 +123,7 @@ def write_rows(
         for _ in batches:
             pass
         return Written(intent, (), _batch(counted, on_replay))
-    cluster = blocking.topics(job.options.service_url)
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     collector.set_aside(Moment.CONNECTED)
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
@@ -148,7 +148,7 @@ def _work(job: WriteJob, intent: Intent, version: int, on_replay: OnReplay) -> W
     """What is done with a query's rows; above `w0` it is known without a question."""
     if version > intent.record.w0:
         return Work.WRITE
-    cluster = blocking.topics(job.options.service_url)
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     record = cluster.run(cluster.client.intents.recorded(intent))
     return work_of(record, intent.app_id, version, on_replay)
 
@@ -174,7 +174,7 @@ def commit_rows(
     A topic that is replaced is so even if there are no rows, and one that the option names is
     there after a write without rows. Raises as TopicClient.commit_topics.
     """
-    cluster = blocking.topics(job.options.service_url)
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     collector.set_aside(Moment.CONNECTED)
     with naming_deleted(cluster):
         return _commit_rows(cluster, job.options, intent, version, written, last)
@@ -262,7 +262,7 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
     attempt that does a task `again`. A topic that the options name is found first, or made: the
     target is that topic, for what was committed to an older one of its name is not in it."""
     options = job.options
-    cluster = blocking.topics(options.service_url)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     if again:
         _forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
     target, replaced = options.txn_target, []

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
+from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
@@ -43,23 +44,38 @@ T = TypeVar("T")
 
 AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
-_connected: dict[str, "BlockingTopics"] = {}
+_connected: dict[tuple[str, float], "BlockingTopics"] = {}
 _connecting = threading.Lock()
 
 
-def topics(service_url: str) -> "BlockingTopics":
+def topics(
+    service_url: str, outage_timeout_s: float = 0.0, *, begins: bool = False
+) -> "BlockingTopics":
     """The process's client of that cluster, connected at first use; a child forked after that is
-    refused (gRPC does not survive a fork).
+    refused (gRPC does not survive a fork). Its calls wait so long for the end of an outage of the
+    metadata store (0: as the defaults say). So does connecting, unless the query only `begins`: a
+    wrong URL is told soon.
 
     Raises errors.Unavailable, errors.BadConfig.
     """
-    ledgers = ledger_store(service_url)
+    ledgers = ledger_store(service_url, _config(service_url, outage_timeout_s, begins=begins))
     with _connecting:
-        found = _connected.get(service_url)
+        found = _connected.get((service_url, outage_timeout_s))
         if found is None or found.client.ledgers is not ledgers:
             found = BlockingTopics(background_loop().run(_wire(ledgers)))
-            _connected[service_url] = found
+            _connected[service_url, outage_timeout_s] = found
         return found
+
+
+def _config(service_url: str, outage_timeout_s: float, *, begins: bool) -> ClientConfig | None:
+    if not outage_timeout_s:
+        return None
+    config = client_config(service_url=service_url, outage_timeout_s=outage_timeout_s)
+    patience = {
+        "connect_timeout_s": config.connect_timeout_s if begins else outage_timeout_s,
+        "metadata_timeout_s": min(config.metadata_timeout_s, outage_timeout_s),
+    }
+    return config.model_copy(update=patience)
 
 
 async def _wire(ledgers: LedgerStore) -> TopicClient:

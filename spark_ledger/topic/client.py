@@ -249,7 +249,8 @@ class TopicClient:
     async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=wanted.intent_id)
         await each(before, wanted.drafts)
-        outcome = await self.committer.commit(wanted, timeout_s)
+        waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
+        outcome = await self.committer.commit(wanted, waits_s)
         if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
             await self.intents.finish(wanted.intent_id)
         intent_id = None if wanted.finish_intent else wanted.intent_id

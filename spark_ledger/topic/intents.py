@@ -29,6 +29,7 @@ from spark_ledger.metadata.store import (
     NoNode,
     Operation,
     OutcomeUnknown,
+    SessionState,
     Set,
     StoreUnavailable,
     Versioned,
@@ -208,6 +209,8 @@ class Intents:
     async def heartbeat(self, intent: Intent) -> None:
         """Show that somebody works under the intent, at most every HEARTBEAT_S from this process.
         The store's failures are no error: who cannot commit will hear of it then."""
+        if self.store.session_state is not SessionState.CONNECTED:
+            return  # it would wait for the end of an outage, and the rows behind it
         now = asyncio.get_running_loop().time()
         if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
             return

@@ -16,6 +16,7 @@ from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,
     SessionState,
+    Set,
     StoreError,
     StoreUnavailable,
 )
@@ -126,6 +127,38 @@ def test_a_restart_of_zookeeper_suspends_the_session_rings_its_watches_and_keeps
         await asyncio.to_thread(zookeeper.start)
         assert (await store.get("/mine")).owner == store.session_id
         assert states == [SessionState.SUSPENDED, SessionState.CONNECTED]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_calls_wait_for_the_end_of_an_outage_that_is_longer_than_one_answer_may_take(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store, bell = await connect(url, call_timeout_s=0.1, outage_timeout_s=60), Bell()
+        await store.create("/a", b"1")
+        await store.get("/a", bell)
+        await asyncio.to_thread(zookeeper.kill)
+        await bell.rung()
+        calls = [store.get("/a"), store.create("/b", b"2"), store.multi([Set("/a", b"3", 0)])]
+        waiting = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.to_thread(zookeeper.start)
+        read, *_ = await asyncio.gather(*waiting)
+        assert read.value in (b"1", b"3")
+        assert ((await store.get("/a")).value, (await store.get("/b")).value) == (b"3", b"2")
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_outage_longer_than_is_waited_for_is_an_error_that_names_the_option(
+    zookeeper: EmbeddedZooKeeper, url: str
+) -> None:
+    async def scenario() -> None:
+        store = await connect(url, call_timeout_s=0.1, outage_timeout_s=0.5)
+        with frozen(zookeeper), pytest.raises(StoreUnavailable, match=r"outageTimeout is 0\.5 s"):
+            await store.get("/a")
         await store.close()
 
     asyncio.run(scenario())

@@ -24,6 +24,7 @@ from tests.spark.exactly_once.source import PLACE_BYTES, ROW_AT, ROW_BYTES, Step
 POLL_S = 0.02
 PARTITIONS = 3
 IN_FLIGHT = "4m"  # so that a task sends entries long before its end
+OUTAGE = "60s"  # less than what a test waits for a query to fail
 BATCH_ROWS = "50"  # so that rows reach the sink while their source waits
 FEW = 20  # of so many rows each topic but the first has one
 
@@ -78,6 +79,7 @@ class Driver:
         if not told["several"]:
             writer = writer.option("topic", told["topic"])
         writer = writer.option("partitions", PARTITIONS).option("maxInFlightBytes", IN_FLIGHT)
+        writer = writer.option("outageTimeout", OUTAGE)
         writer = writer.options(**told.get("options", {}))
         writer = writer.option("checkpointLocation", told["checkpoint"])
         self._queries[told["query"]] = writer.queryName(told["query"]).start()

@@ -75,8 +75,9 @@ def test_a_client_gives_the_metadata_store_the_times_that_are_set(monkeypatch):
         raise Unavailable("nobody answers")
 
     monkeypatch.setattr(zookeeper, "connect", no_store)
-    config = client_config(session_timeout_s=7, connect_timeout_s=3, metadata_timeout_s=2)
+    given_s = {"session_timeout_s": 7, "connect_timeout_s": 3, "outage_timeout_s": 60}
+    config = client_config(metadata_timeout_s=2, **given_s)
     with pytest.raises(Unavailable):
         asyncio.run(connect("zk://127.0.0.1:1/x", config))
     times = {name: value for name, value in given.items() if name.endswith("_s")}
-    assert times == {"session_timeout_s": 7, "connect_timeout_s": 3, "call_timeout_s": 2}
+    assert times == {"call_timeout_s": 2, **given_s}

@@ -36,7 +36,7 @@ def connected(monkeypatch):
 
     def make(error=None) -> Cluster:
         cluster = Cluster(error)
-        monkeypatch.setattr(sink.blocking, "topics", lambda url: cluster)
+        monkeypatch.setattr(sink.blocking, "topics", lambda *_: cluster)
         monkeypatch.setattr(sink, "_checked", Kept(CHECKED_S))
         return cluster
 
