@@ -16,6 +16,7 @@ FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
 ]
 FOLDER = Path(".spark-ledger")
+MERGE_BYTES = 128 << 20  # as topic/merging.py, which takes a while to import
 
 
 def add_to(app: App) -> None:
@@ -27,12 +28,16 @@ def up(
     bookies: Annotated[int, typer.Option(help="How many bookies at least.", min=1)] = 3,
     port: Annotated[int, typer.Option(help="ZooKeeper's port.", min=1, max=65535)] = 2281,
     data_dir: FolderOption = FOLDER,
+    merge_bytes: Annotated[
+        int,
+        typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
+    ] = MERGE_BYTES,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster on this machine in the background; it takes ledgers when this returns."""
     from spark_ledger.local import background
 
-    here = background.up(data_dir, bookies, port)
+    here = background.up(data_dir, bookies, port, merge_bytes=merge_bytes)
     if json:
         print_json({"service_url": here.service_url, "pid": here.pid, "data_dir": here.data_dir})
     else:

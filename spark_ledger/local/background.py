@@ -24,6 +24,7 @@ from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
 from spark_ledger.local.maintenance import maintain
+from spark_ledger.topic.merging import PASS_BYTES
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"
 START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
@@ -38,8 +39,11 @@ class Background:
     data_dir: str
 
 
-def up(data_dir: Path, bookies: int = 3, port: int | None = None) -> Background:
-    """Start a cluster in the background; a ledger can be created when this returns.
+def up(
+    data_dir: Path, bookies: int = 3, port: int | None = None, *, merge_bytes: int = PASS_BYTES
+) -> Background:
+    """Start a cluster in the background; a ledger can be created when this returns. Once a minute
+    it copies `merge_bytes` at most, about, to merge small segments of topics.
 
     Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
     """
@@ -52,6 +56,7 @@ def up(data_dir: Path, bookies: int = 3, port: int | None = None) -> Background:
         raise BadConfig(f"{data_dir} cannot be used: {error.strerror}") from error
     options = ["--data-dir", str(data_dir), "--bookies", str(bookies)]
     options += ["--port", str(port)] if port else []
+    options += ["--merge-bytes", str(merge_bytes)]
     command = [sys.executable, "-m", "spark_ledger.local.background", *options]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
@@ -142,6 +147,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--bookies", type=int, default=3)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--merge-bytes", type=int, default=PASS_BYTES)
     arguments = parser.parse_args()
     stop = threading.Event()
     state = arguments.data_dir / STATE_FILE
@@ -152,7 +158,9 @@ def main() -> None:
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
             _write(state, json.dumps(asdict(here)))
-            maintenance = background_loop().submit(maintain(cluster.service_url))
+            maintenance = background_loop().submit(
+                maintain(cluster.service_url, merge_bytes=arguments.merge_bytes)
+            )
             maintenance.add_done_callback(_maintenance_ended)
             _say(asdict(here))
             stop.wait()

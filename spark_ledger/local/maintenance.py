@@ -15,6 +15,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.connect import connect
 from spark_ledger.repair.limbo_janitor import LimboJanitor
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.merging import PASS_BYTES
 from spark_ledger.topic.upkeep import Upkeep, elected
 
 PASS_S = 60.0
@@ -22,14 +23,17 @@ PASS_S = 60.0
 log = logging.getLogger(__name__)
 
 
-async def maintain(service_url: str, pass_s: float = PASS_S) -> None:
-    """Let go, checkpoint, clean, and repair what is in limbo, until cancelled.
+async def maintain(
+    service_url: str, pass_s: float = PASS_S, *, merge_bytes: int = PASS_BYTES
+) -> None:
+    """Let go, checkpoint, clean, merge (copying `merge_bytes` a pass at most, about), and repair
+    what is in limbo, until cancelled.
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
     ledgers = await connect(service_url)
     client = TopicClient(ledgers, random.Random(os.urandom(16)), lambda: time.time_ns() // 10**6)
-    upkeep = Upkeep(client)
+    upkeep = Upkeep(client, merge_bytes=merge_bytes)
     limbo = LimboJanitor(ledgers)
     try:
         while True:

@@ -82,16 +82,16 @@ def run_tasks(
 
 def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
     """The tasks in their order, those together that one Spark task carries out."""
-    total = sum(task.merge.bytes for task in tasks)
+    total = sum(task.bytes for task in tasks)
     limit = min(TASK_BYTES, max(TASK_BYTES_MIN, total // TASKS_MIN))
     groups: list[list[MergeTask]] = []
     held = 0
     for task in tasks:
-        if not groups or held + task.merge.bytes > limit:
+        if not groups or held + task.bytes > limit:
             groups.append([])
             held = 0
         groups[-1].append(task)
-        held += task.merge.bytes
+        held += task.bytes
     return [tuple(group) for group in groups]
 
 
@@ -100,7 +100,7 @@ def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group
     cluster = blocking.topics(service_url)
     with heartbeats(cluster, intent):
         made = [cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group]
-    return [one for one in made if one is not None]
+    return [one for some in made for one in some]
 
 
 def _each_group(

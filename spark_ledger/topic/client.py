@@ -109,6 +109,10 @@ class TopicClient:
             self._logs[topic_id] = TopicLog(self.store, topic_id, self.ledgers)
         return self._logs[topic_id]
 
+    def forget_log(self, topic_id: str) -> None:
+        """Let go of what was folded of the topic; it is folded anew when it is asked for."""
+        self._logs.pop(topic_id, None)
+
     async def follow(self, topic_id: str, name: str | None = None) -> TopicFollower:
         """The topic's follower, started; one for each topic. A failed start is tried again. Its
         errors call the topic by its name if that is given."""

@@ -1,18 +1,28 @@
 """Merging small segments: their rows are read, written to another ledger, and put in their place.
 
 Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
-of many commits become one entry. A merge is a commit of `replace` actions, refused if anything but
-appends, and trims of rows before it, came to its partition since it was planned; then it is planned
-again. What was written for nothing is under an intent that ends with the merging, and so is the
-janitor's. Ended at any moment and begun again, it goes on with what is left.
+of many commits become one entry. Merges of different partitions that would be small entries are
+written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
+refused if anything but appends, and trims of rows before it, came to its partition since it was
+planned; then it is planned again. What was written for nothing is under an intent that ends with
+the merging, and so is the janitor's. Ended at any moment and begun again, it goes on with what is
+left.
 
 `Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
 (spark/merge_job.py).
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
@@ -23,11 +33,24 @@ from spark_ledger import errors
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic import guards
 from spark_ledger.topic.actions import Replace
-from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
+from spark_ledger.topic.arrow_arrays import of_numpy
+from spark_ledger.topic.batch_encoder import (
+    ENTRY_BYTES,
+    SHARE_BYTES,
+    BatchEncoder,
+    EncodedEntry,
+)
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import HEARTBEAT_S, Intent
-from spark_ledger.topic.merge_plan import Merge, MergeLimits, chunks_to_plan, plan_merges
+from spark_ledger.topic.intervals import Chunk
+from spark_ledger.topic.merge_plan import (
+    Merge,
+    MergeLimits,
+    chunks_to_plan,
+    plan_merges,
+    worth_looking,
+)
 from spark_ledger.topic.message_batch import (
     EVENT_TIME,
     HEADERS,
@@ -38,9 +61,10 @@ from spark_ledger.topic.message_batch import (
 )
 from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.routing import Router, Routing
+from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.slice_reader import Rows
-from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.topics import TopicInfo
@@ -60,10 +84,14 @@ _BESIDE = frozenset(TYPED_NAMES.values())
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """A merge with what is to be read for it. Picklable."""
+    """Merges of different partitions, by partition, with what is to be read for them. Picklable."""
 
-    merge: Merge
-    read: ReadTask
+    merges: tuple[Merge, ...]
+    reads: tuple[ReadTask, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.merges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +110,10 @@ class Round:
     snapshot: int
     tasks: tuple[MergeTask, ...]
     since: Mapping[int, int]
+
+    @property
+    def merges(self) -> int:
+        return sum(len(task.merges) for task in self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +149,18 @@ async def compact(
     and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
     errors.Unavailable.
     """
-    pace = _Pace(bytes_per_s)
+    pace = Pace(bytes_per_s)
     info = await client.topics.open(name)
     async with aclosing(Compaction(client, info, limits)) as compaction:
         while tasks := await compaction.plan():
-            merged = []
-            for task in tasks:
-                intent = compaction.intent
-                made = await merge(client, info, intent, task, compression=compression)
-                merged += [] if made is None else [made]
-                await pace.keep(client, intent, task.merge.bytes)
-            await compaction.commit(merged)
+            await compaction.carry_out(tasks, pace, compression)
         return compaction.done
 
 
 class Compaction:
     """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
-    no task is planned. Close it."""
+    no task is planned. Close it. `since` is where it begins, by partition; without an `intent` it
+    makes one, which ends with it."""
 
     def __init__(
         self,
@@ -141,15 +168,19 @@ class Compaction:
         topic: TopicInfo,
         limits: MergeLimits | None = None,
         round_bytes: int = ROUND_BYTES_MAX,
+        *,
+        since: Mapping[int, int] | None = None,
+        intent: Callable[[], Awaitable[Intent]] | None = None,
     ) -> None:
         self.done = Compacted()
         self._client = client
         self._topic = topic
         self._limits = limits
         self._round_bytes = round_bytes
+        self._open_intent = intent
         self._intent: Intent | None = None
         self._planned: Round | None = None
-        self._since: Mapping[int, int] = {}
+        self._since: Mapping[int, int] = since or {}
         self._conflicts = 0
 
     @property
@@ -165,9 +196,25 @@ class Compaction:
             client, topic, self._since, self._limits, self._round_bytes
         )
         if self._planned.tasks and self._intent is None:
-            name = topic.name.full
-            self._intent = await client.intents.open_system_intent("compact", name)
+            if self._open_intent is not None:
+                self._intent = await self._open_intent()
+            else:
+                name = topic.name.full
+                self._intent = await client.intents.open_system_intent("compact", name)
         return self._planned.tasks
+
+    async def carry_out(
+        self, tasks: Sequence[MergeTask], pace: "Pace", compression: str = COMPRESSION
+    ) -> None:
+        """The tasks planned last, one after the other, and their commit. Raises as `merge` and
+        `commit`."""
+        merged: list[Merged] = []
+        for task in tasks:
+            merged += await merge(
+                self._client, self._topic, self.intent, task, compression=compression
+            )
+            await pace.keep(self._client, self.intent, task.bytes)
+        await self.commit(merged)
 
     async def commit(self, merged: Sequence[Merged]) -> None:
         """Of each task planned, what one attempt of it wrote; of those left out the rows are
@@ -178,7 +225,7 @@ class Compaction:
         committed = await commit_round(self._client, self._topic, self.intent, planned, merged)
         if committed:
             self.done = self.done.plus(committed)
-        if len(committed) == len(planned.tasks):
+        if len(committed) == planned.merges:
             self._since = planned.since
             return
         self._conflicts += 1
@@ -187,7 +234,7 @@ class Compaction:
 
     async def aclose(self) -> None:
         """What fails of it is the janitor's."""
-        if self._intent is not None:
+        if self._intent is not None and self._open_intent is None:
             with suppress(errors.LedgerError, StoreError):
                 await self._client.intents.finish(self._intent.id)
 
@@ -205,24 +252,68 @@ async def plan_round(
     for tries in range(CHUNKS_MOVED_MAX):
         with reachable(f"reading topic '{topic.name}'"):
             state = await client.log(topic.id).fold(fresh=True)
-        tasks: list[MergeTask] = []
-        reached = dict(since)
         try:
-            for held in state.partitions:
-                lo = reached.get(held.number, 0)
-                read = await client.chunks.load(chunks_to_plan(held, lo, held.end_offset))
-                for one in plan_merges(held, lo, held.end_offset, limits, read):
-                    if _full(tasks, round_bytes):
-                        return Round(state.next, tuple(tasks), reached)
-                    ranges = {one.partition: (one.start, one.end)}
-                    (task,) = plan_read(state, ranges, cutting=ONE_TASK, read=read)
-                    tasks.append(MergeTask(one, task))
-                    reached[held.number] = one.end
-            return Round(state.next, tuple(tasks), reached)
+            return await _planned(client, state, since, limits, round_bytes)
         except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
             if tries == CHUNKS_MOVED_MAX - 1:
                 raise
     raise AssertionError("the last try raises or returns")
+
+
+async def _planned(
+    client: TopicClient,
+    state: TopicState,
+    since: Mapping[int, int],
+    limits: MergeLimits | None,
+    round_bytes: int,
+) -> Round:
+    """Raises errors.NoSuchLedger where a chunk is gone."""
+    merges: list[Merge] = []
+    tables: dict[Chunk, SegmentTable] = {}
+    reached = dict(since)
+    full = state.deleted
+    for held in state.partitions:
+        for lo, hi in worth_looking(held, reached.get(held.number, 0), limits):
+            if full:
+                break
+            read = await client.chunks.load(chunks_to_plan(held, lo, hi))
+            for one in plan_merges(held, lo, hi, limits, read):
+                full = full or _full(merges, round_bytes)
+                if not full:
+                    merges.append(one)
+                    tables |= read
+                    reached[held.number] = one.end
+    return Round(
+        state.next, tuple(_task(state, some, tables) for some in together(merges)), reached
+    )
+
+
+def together(merges: Sequence[Merge]) -> list[list[Merge]]:
+    """The merges with those put together that are small, are of different partitions, and fill one
+    entry at most."""
+    found = [[one] for one in merges if one.bytes >= SHARE_BYTES]
+    turns: dict[int, list[Merge]] = {}  # the first small ones of all partitions, the second ...
+    of_partition: Counter[int] = Counter()
+    for one in merges:
+        if one.bytes < SHARE_BYTES:
+            turns.setdefault(of_partition[one.partition], []).append(one)
+            of_partition[one.partition] += 1
+    for some in turns.values():
+        held = ENTRY_BYTES
+        for one in some:
+            if held + one.bytes > ENTRY_BYTES:
+                found.append([])
+                held = 0
+            found[-1].append(one)
+            held += one.bytes
+    return found
+
+
+def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask:
+    by_partition = sorted(merges, key=lambda one: one.partition)
+    ranges = {one.partition: (one.start, one.end) for one in by_partition}
+    reads = plan_read(state, ranges, cutting=ONE_TASK, read=read)
+    return MergeTask(tuple(by_partition), tuple(reads))
 
 
 async def merge(
@@ -232,29 +323,41 @@ async def merge(
     task: MergeTask,
     *,
     compression: str = COMPRESSION,
-) -> Merged | None:
-    """Read the rows, wherever they are by now, and write them under the intent; None when some are
+) -> list[Merged]:
+    """Read the rows, wherever they are by now, and write them under the intent; none when some are
     gone. Raises what reading and writing do."""
     sender = client.sender(topic, intent)
     encoding: _Encoding | None = None
+    entry_bytes_max = client.ledgers.config.entry_bytes_max
     try:
-        async for fetched in fetch_kept(client, task.read):
-            rows = fetched.rows()
+        async for rows in _rows_of(client, task):
             if encoding is None or not encoding.takes(rows):
                 await _send(sender, () if encoding is None else encoding.flush())
-                encoding = _Encoding(rows, client.ledgers.config.entry_bytes_max, compression)
+                encoding = _Encoding(rows, task, entry_bytes_max, compression)
             await _send(sender, encoding.add(rows))
         await _send(sender, () if encoding is None else encoding.flush())
         segments, _ = await sender.finish()
     except errors.RowsTrimmed:
         await sender.abort()
-        return None
+        return []
     except BaseException:
         await sender.abort()
         raise
-    written = sum(segment.rows for segment in segments)
-    assert written == task.merge.end - task.merge.start, "a merge holds the same rows"
-    return Merged(task.merge, segments)
+    found: dict[int, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.partition, []).append(segment)
+    merged = [Merged(one, tuple(found.get(one.partition, ()))) for one in task.merges]
+    for one in merged:
+        written = sum(segment.rows for segment in one.segments)
+        assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
+    return merged
+
+
+async def _rows_of(client: TopicClient, task: MergeTask) -> AsyncIterator[Rows]:
+    """Those of each partition in order. Raises as fetch_kept."""
+    for planned in task.reads:
+        async for fetched in fetch_kept(client, planned):
+            yield fetched.rows()
 
 
 async def commit_round(
@@ -305,14 +408,19 @@ def _replace(snapshot: int, one: Merged) -> Replace:
 
 class _Encoding:
     """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
-    of one partition's rows, so entries are given the rows' times in that order."""
+    of a partition's rows, so entries are given the rows' times in that order."""
 
-    def __init__(self, first: Rows, entry_bytes_max: int, compression: str) -> None:
+    def __init__(
+        self, first: Rows, task: MergeTask, entry_bytes_max: int, compression: str
+    ) -> None:
         self._first = first
-        self._times = _Runs()
+        self._several = len(task.merges) > 1
+        self._times: dict[int, _Runs] = {}
+        self._waiting = 0  # times of rows that are in no entry yet
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
+        last = task.merges[-1].partition
         self._encoder = BatchEncoder(
-            Router(Routing.SPARK, first.partition + 1, first.partition),
+            Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
             lambda: first.written_ms,
             compression=compression,
             entry_bytes_max=entry_bytes_max,
@@ -325,7 +433,7 @@ class _Encoding:
         """Whether the rows may be in an entry with the first."""
         one = self._first
         same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
-        if len(self._times) >= self._times_max:
+        if self._waiting >= self._times_max:
             return False
         return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
 
@@ -333,11 +441,19 @@ class _Encoding:
         batch = rows.record_batch
         beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
         values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
-        self._times.add(rows)
+        partitions = np.full(batch.num_rows, rows.partition) if self._several else None
+        times = self._times.setdefault(rows.partition, _Runs())
+        before = len(times)
+        times.add(rows)
+        self._waiting += len(times) - before
         return map(
             self._timed,
             self._encoder.add(
-                beside[KEY], values, event_times=beside[EVENT_TIME], headers=beside[HEADERS]
+                beside[KEY],
+                values,
+                event_times=beside[EVENT_TIME],
+                headers=beside[HEADERS],
+                partitions=None if partitions is None else of_numpy(partitions),
             ),
         )
 
@@ -345,7 +461,12 @@ class _Encoding:
         return map(self._timed, self._encoder.flush())
 
     def _timed(self, entry: EncodedEntry) -> EncodedEntry:
-        times = self._times.taken(entry.rows)
+        times = []
+        for share in entry.shares:
+            of_share = self._times[share.partition]
+            before = len(of_share)
+            times += of_share.taken(share.rows)
+            self._waiting += len(of_share) - before
         return replace(entry, written_ms=max(ms for _, ms in times), times=times)
 
 
@@ -379,7 +500,7 @@ class _Runs:
         return found
 
 
-class _Pace:
+class Pace:
     """At most so many bytes a second, on average; None: as many as there are."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
@@ -409,10 +530,10 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
         await sender.send(entry)
 
 
-def _full(tasks: Sequence[MergeTask], round_bytes: int) -> bool:
-    size = sum(task.merge.bytes for task in tasks)
-    times = sum(task.merge.segments for task in tasks)
-    many = len(tasks) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
+def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
+    size = sum(one.bytes for one in merges)
+    times = sum(one.segments for one in merges)
+    many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
     return many or size >= round_bytes
 
 

@@ -19,6 +19,8 @@ DELETE_DELAY_MS = 24 * 3600 * 1000
 OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 TEXTS = ("durability",)
+SWITCHES = {"true": True, "false": False}
+SWITCHED = ("merging",)
 ENSEMBLE_SIZE = "ensemble_size"
 
 
@@ -29,7 +31,8 @@ class TopicPolicies:
     `retention_ms`: rows committed longer ago may go. `retention_bytes`: of each partition the
     oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
     still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
-    bookies, so that who planned to read it before can; at least as long as the longest read."""
+    bookies, so that who planned to read it before can; at least as long as the longest read.
+    `merging`: the cluster's maintenance merges small segments without being asked (merging.py)."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -40,6 +43,7 @@ class TopicPolicies:
     retention_ms: int | None = None
     retention_bytes: int | None = None
     delete_delay_ms: int = DELETE_DELAY_MS
+    merging: bool = True
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -82,6 +86,11 @@ def _check(name: str, value: object) -> None:
             raise errors.BadConfig(f"durability '{value}' is none of {DURABILITIES}")
     elif value is None and name in OPTIONAL:
         return
+    elif name in SWITCHED:
+        if not isinstance(value, bool):
+            raise errors.BadConfig(
+                f"{name} must be true or false, got {value!r}", f"Give {name}=true or {name}=false."
+            )
     elif isinstance(value, bool) or not isinstance(value, int):
         raise errors.BadConfig(
             f"{name} must be a whole number, got {value!r}", f"Give {_allowed(name)}."
@@ -115,6 +124,8 @@ def value_of_text(name: str, text: str) -> Any:
     """
     if name in TEXTS or name not in NAMES:
         return text
+    if name in SWITCHED:
+        return SWITCHES.get(text.lower(), text)
     if text.lower() == "none" and name in OPTIONAL:
         return None
     units = _units(name)

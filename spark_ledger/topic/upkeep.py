@@ -1,9 +1,11 @@
 """What topics need done for them, again and again: rows that retention does not keep let go, long
-logs checkpointed, garbage deleted, what ended long ago forgotten. One role in a cluster does it;
-who is elected saves work, no more: every step is guarded, so two may do it at once.
+logs checkpointed, garbage deleted, what ended long ago forgotten, small segments merged. One role
+in a cluster does it; who is elected saves work, no more: every step is guarded, so two may do it at
+once.
 
 Always true: what fails for one topic is said and does not hinder the others; the janitor goes after
-them, so that it sees what retention dropped; intents go last, as it finds ledgers by them.
+them, so that it sees what retention dropped; intents go after it, as it finds ledgers by them;
+merging comes last, for it may take a while.
 """
 
 from collections.abc import Mapping
@@ -23,9 +25,11 @@ from spark_ledger.topic import checkpoint_record, records
 from spark_ledger.topic.admin import Trimmed, retain
 from spark_ledger.topic.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.compactor import Compacted
 from spark_ledger.topic.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.janitor import CleanReport
+from spark_ledger.topic.merging import PASS_BYTES, Merging, TopicHead
 from spark_ledger.topic.store_calls import each, reachable, read
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.topics import TopicInfo
@@ -36,20 +40,22 @@ TOPICS_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class UpkeepReport:
-    """By topic what was let go (or would be, in a dry run), the topics whose log was checkpointed,
-    and what went wrong with which; what the janitor did, and what of intents was removed."""
+    """By topic what was let go (or would be, in a dry run) and what was merged, the topics whose
+    log was checkpointed, and what went wrong with which; what the janitor did, and what of intents
+    was removed."""
 
     clean: CleanReport
     expired: Expired = NOTHING_EXPIRED
     trimmed: Mapping[str, Trimmed] = field(default_factory=dict)
     checkpointed: tuple[str, ...] = ()
+    merged: Mapping[str, Compacted] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def eventful(self) -> bool:
         """Whether there is something to say of it."""
-        did = self.trimmed or self.checkpointed or self.problems or self.expired.intents
-        return bool(did or self.clean.eventful)
+        did = (self.trimmed, self.checkpointed, self.merged, self.problems, self.expired.intents)
+        return any(did) or self.clean.eventful
 
     def summary(self) -> str:
         """One line."""
@@ -64,6 +70,11 @@ class UpkeepReport:
             f"{len(self.clean.waiting)} waiting",
             f"{self.expired.intents} writer(s) of long ago forgotten",
         ]
+        if self.merged:
+            segments = sum(one.segments for one in self.merged.values())
+            made = sum(one.merged for one in self.merged.values())
+            size = sum(one.bytes for one in self.merged.values())
+            parts.append(f"{segments} segment(s) merged into {made}, {size} byte(s) copied")
         return ", ".join(parts)
 
     def warnings(self) -> list[str]:
@@ -86,10 +97,12 @@ async def elected(store: MetadataStore) -> bool:
 
 
 class Upkeep:
-    """Of one process. Close it."""
+    """Of one process. Close it. A pass copies `merge_bytes` at most, about, to merge segments; 0:
+    it merges none."""
 
-    def __init__(self, client: TopicClient) -> None:
+    def __init__(self, client: TopicClient, *, merge_bytes: int = PASS_BYTES) -> None:
         self._client = client
+        self._merging = Merging(client, pass_bytes=merge_bytes)
         self._intent: Intent | None = None
         self._expiry = IntentExpiry(client.store)
 
@@ -103,6 +116,7 @@ class Upkeep:
         trimmed: dict[str, Trimmed] = {}
         made: list[str] = []
         problems: dict[str, str] = {}
+        heads: list[TopicHead] = []
 
         async def one(info: TopicInfo) -> None:
             name = info.name.short
@@ -110,21 +124,27 @@ class Upkeep:
                 gone = await self._retain(info, now_ms, dry_run)
                 if gone.starts:
                     trimmed[name] = gone
-                if not dry_run and await self._checkpointed(info):
-                    made.append(name)
+                if not dry_run:
+                    heads.append(await self._head(info))
+                    if await self._checkpointed(heads[-1]):
+                        made.append(name)
             except (errors.LedgerError, StoreError) as error:
                 problems[name] = str(error)
 
         await each(one, topics, TOPICS_AT_ONCE)
         clean = await self._client.janitor.clean(dry_run=dry_run, force=force)
-        expired = NOTHING_EXPIRED
-        if not dry_run:
-            with reachable("removing what ended long ago"):
-                expired = await self._expiry.once(now_ms)
-        return UpkeepReport(clean, expired, trimmed, tuple(sorted(made)), problems)
+        if dry_run:
+            return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)
+        with reachable("removing what ended long ago"):
+            expired = await self._expiry.once(now_ms)
+        with reachable("merging segments"):
+            merging = await self._merging.once(heads, now_ms)
+        problems |= merging.problems
+        return UpkeepReport(clean, expired, trimmed, tuple(sorted(made)), merging.merged, problems)
 
     async def close(self) -> None:
         """What fails of it is the janitor's."""
+        await self._merging.close()
         if self._intent is not None:
             with suppress(errors.LedgerError, StoreError):
                 await self._client.intents.finish(self._intent.id)
@@ -147,13 +167,18 @@ class Upkeep:
             self._intent = await self._client.intents.open_system_intent("retain", "topics")
         return self._intent
 
-    async def _checkpointed(self, info: TopicInfo) -> bool:
+    async def _head(self, info: TopicInfo) -> TopicHead:
+        node = await self._client.store.get(paths.topic_head(info.id))
+        return TopicHead(info, records.decode_head(node.value).next)
+
+    async def _checkpointed(self, head: TopicHead) -> bool:
         """Whether the topic's log was so long that it has a new checkpoint now."""
-        store = self._client.store
-        head = records.decode_head((await store.get(paths.topic_head(info.id))).value)
-        node = await read(store, paths.topic_checkpoint(info.id))
+        if head.next < LONG_LOG:
+            return False
+        topic_id = head.topic.id
+        node = await read(self._client.store, paths.topic_checkpoint(topic_id))
         since = 0 if node is None else checkpoint_record.decode(node.value).next
         if head.next - since < LONG_LOG:
             return False
-        await self._client.checkpoints.make(info.id, least=CHECKPOINT_EVERY)
+        await self._client.checkpoints.make(topic_id, least=CHECKPOINT_EVERY)
         return True

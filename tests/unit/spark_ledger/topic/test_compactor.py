@@ -9,9 +9,10 @@ from spark_ledger import errors
 from spark_ledger.topic import compactor
 from spark_ledger.topic.actions import Trim
 from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.compactor import Compacted, Compaction, compact
+from spark_ledger.topic.batch_encoder import ENTRY_BYTES, SHARE_BYTES
+from spark_ledger.topic.compactor import Compacted, Compaction, compact, together
 from spark_ledger.topic.janitor import LEASE_S
-from spark_ledger.topic.merge_plan import MergeLimits
+from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
@@ -38,6 +39,12 @@ async def seen(stage, partition=0):
             for at, (written_ms, row) in enumerate(each, rows.offset):
                 found.append((at, written_ms, row))
     return found
+
+
+async def all_merged(stage, intent, planned):
+    """What was written for the tasks of a round."""
+    made = [await compactor.merge(stage.client, stage.topic, intent, one) for one in planned.tasks]
+    return [merged for some in made for merged in some]
 
 
 async def segments(stage, partition=0):
@@ -192,22 +199,75 @@ def test_a_topics_own_columns_are_merged_too():
     play(act)
 
 
-def test_a_partitions_share_of_entries_that_others_share_becomes_entries_of_its_own():
+async def shared_batches(stage, batches, rows):
+    """Commits of one task each, whose entries three partitions share."""
+    intent = await stage.intent()
+    for n in range(batches):
+        stage.client._now_ms = lambda at=n: NOW_MS + at
+        result = await stage.written(intent, rows(n))
+        assert all(one.shared for one in result.segments)
+        await stage.commit(intent, n, result)
+        await stage.client.cache.close()
+    assert [len(await segments(stage, p)) for p in range(3)] == [batches] * 3
+
+
+def test_small_merges_of_several_partitions_share_entries_with_the_times_of_each_row():
     async def act(stage):
-        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
-        results = [
-            await stage.written(intent, [b"%d" % (n * 10 + i) for i in range(10)], n)
-            for n in range(3)
-        ]
-        await stage.commit(intent, 0, *results, finish_intent=True)
+        await shared_batches(stage, 5, lambda n: [b"%d-%d" % (n, i) for i in range(10 + n)])
         before = [await seen(stage, p) for p in range(3)]
 
-        await compact(stage.client, "t")
+        done = await compact(stage.client, "t")
 
         assert [await seen(stage, p) for p in range(3)] == before
-        for p in range(3):
-            (merged,) = await segments(stage, p)
-            assert not merged.segment.shared
+        assert len({written for _, written, _ in before[0]}) == 5
+        assert (done.segments, done.merged, done.commits) == (15, 3, 1)
+        merged = [(await segments(stage, p))[0].segment for p in range(3)]
+        assert len({(one.ledger_id, one.entries) for one in merged}) == 1, "one entry has all"
+        assert all(one.shared for one in merged)
+        assert await compact(stage.client, "t") == Compacted()
+
+    play(act, partitions=3)
+
+
+def test_merges_are_written_together_that_are_small_and_of_different_partitions():
+    def sized(partition, start, size):
+        return Merge(partition, start, start + 1, 2, size, (), ())
+
+    small = [sized(p, n, 40_000) for p in range(100) for n in range(2)]
+    large = sized(7, 5, SHARE_BYTES)
+
+    alone, *shared = together([*small, large])
+
+    assert alone == [large]
+    assert sorted((one.partition, one.start) for some in shared for one in some) == sorted(
+        (one.partition, one.start) for one in small
+    )
+    for some in shared:
+        assert len({one.partition for one in some}) == len(some)
+        assert sum(one.bytes for one in some) <= ENTRY_BYTES
+    assert len(shared) == 4, "two for each of two turns"
+
+
+def test_small_merges_of_partitions_some_of_whose_rows_went_meanwhile_are_planned_again():
+    async def act(stage):
+        await shared_batches(stage, 3, lambda n: [b"%d-%d" % (n, i) for i in range(10)])
+        compaction = Compaction(stage.client, stage.topic)
+        (task,) = await compaction.plan()
+        other = await stage.client.intents.open_system_intent("trim", "t")
+        firsts = [(await segments(stage, p))[0] for p in range(3)]
+        trim = Trim(tuple((p, first.end) for p, first in enumerate(firsts)))
+        await stage.client.commit_actions(stage.topic.id, [trim], other)
+        await stage.client.ledgers.delete(firsts[0].segment.ledger_id)
+        before = [await seen(stage, p) for p in range(3)]
+
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+        await compaction.commit(made)
+        (task,) = await compaction.plan()
+        made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
+        await compaction.commit(made)
+
+        assert compaction.done.segments == 6
+        assert [await seen(stage, p) for p in range(3)] == before
 
     play(act, partitions=3)
 
@@ -218,9 +278,7 @@ def test_rows_that_come_and_go_meanwhile_make_it_plan_again_and_none_is_lost():
         await micro_batches(stage, intent, b"a", b"b", b"c", b"d")
         planned = await compactor.plan_round(stage.client, stage.topic, {})
         system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = [
-            await compactor.merge(stage.client, stage.topic, system, task) for task in planned.tasks
-        ]
+        merged = await all_merged(stage, system, planned)
         await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 3),))], other)
@@ -245,9 +303,7 @@ def test_of_several_merges_only_those_that_still_hold_are_committed(monkeypatch)
         pairs = MergeLimits(bytes_max=2 * size)
         planned = await compactor.plan_round(stage.client, stage.topic, {}, pairs)
         system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = [
-            await compactor.merge(stage.client, stage.topic, system, task) for task in planned.tasks
-        ]
+        merged = await all_merged(stage, system, planned)
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], other)
         before = await seen(stage)
@@ -269,13 +325,13 @@ def test_rows_that_are_gone_when_they_are_to_be_merged_are_left_out():
         (task,) = await compaction.plan()
         other = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 4),))], other)
-        for ledger_id in task.merge.ledgers:
+        for ledger_id in task.merges[0].ledgers:
             await stage.client.ledgers.delete(ledger_id)
 
         made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
         await compaction.commit([])
 
-        assert made is None
+        assert made == []
         assert (await compaction.plan(), compaction.done) == ((), Compacted())
 
     play(act)
@@ -289,10 +345,10 @@ def test_of_a_task_that_is_tried_again_one_attempt_counts_and_the_other_leaves_n
         before, other = await seen(stage), await stage.another()
         compaction = Compaction(stage.client, stage.topic)
         (task,) = await compaction.plan()
-        failed = await compactor.merge(other, stage.topic, compaction.intent, task)
+        (failed,) = await compactor.merge(other, stage.topic, compaction.intent, task)
         made = await compactor.merge(stage.client, stage.topic, compaction.intent, task)
 
-        await compaction.commit([made])
+        await compaction.commit(made)
         await compaction.aclose()
         await stage.client.cache.close()
         await other.cache.close()
@@ -312,7 +368,7 @@ def test_a_driver_that_dies_before_its_commit_leaves_nothing_and_the_next_one_go
         before, dying = await seen(stage), await stage.another()
         compaction = Compaction(dying, stage.topic)
         (task,) = await compaction.plan()
-        lost = await compactor.merge(dying, stage.topic, compaction.intent, task)
+        (lost,) = await compactor.merge(dying, stage.topic, compaction.intent, task)
 
         await stage.client.janitor.clean()
         await asyncio.sleep(LEASE_S + 1)
@@ -332,7 +388,7 @@ def test_appends_meanwhile_do_not_hinder_it():
         await micro_batches(stage, intent, b"a", b"b")
         planned = await compactor.plan_round(stage.client, stage.topic, {})
         system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = [await compactor.merge(stage.client, stage.topic, system, planned.tasks[0])]
+        merged = await all_merged(stage, system, planned)
         await stage.commit(intent, 9, await stage.written(intent, [b"appended"]))
         before = await seen(stage)
 
@@ -351,7 +407,7 @@ def test_an_intent_that_was_condemned_meanwhile_changes_nothing():
         before = await seen(stage)
         planned = await compactor.plan_round(stage.client, stage.topic, {})
         system = await stage.client.intents.open_system_intent("compact", "t")
-        merged = [await compactor.merge(stage.client, stage.topic, system, planned.tasks[0])]
+        merged = await all_merged(stage, system, planned)
         await stage.client.cache.close()
         await stage.client.janitor.clean(condemn=[system.id])
 

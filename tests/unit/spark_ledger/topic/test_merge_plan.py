@@ -1,14 +1,26 @@
 """Which segments are merged: small neighbours of one slot of time, never across a hole."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append, Hole, Replace, Trim
-from spark_ledger.topic.merge_plan import MergeLimits, plan_merges
+from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.merge_plan import (
+    QUIET_MS,
+    MergeLimits,
+    Upkept,
+    merged_up_to,
+    plan_merges,
+    worth_looking,
+)
 from spark_ledger.topic.records import Commit
+from spark_ledger.topic.state import PartitionState
 from tests.unit.spark_ledger.topic.stage import segment
 
 LIMITS = MergeLimits(bytes_max=8_000, slot_ms=1_000)  # small is below 1,000 bytes: 9 rows
@@ -112,3 +124,91 @@ def test_merges_are_apart_whole_small_and_leave_none_that_could_be_joined(rows, 
         assert one.end <= other.start
         joined = one.end == other.start
         assert not joined or one.bytes + other.bytes > LIMITS.bytes_max
+
+
+# -- merging that nobody asked for ----------------------------------------------------------------
+
+HOUR = MergeLimits(bytes_max=80_000, slot_ms=600_000)  # small is below 10,000 bytes: 99 rows
+
+
+def upkept(now_ms, limits=HOUR):
+    return replace(limits, upkept=Upkept(now_ms, counted_bytes_min=100))
+
+
+def carried_out(topic, at_ms, merges):
+    """The topic once a commit has put a segment in the place of each merge's."""
+    done = [
+        Replace(
+            *(m.partition, m.start, m.end, (segment(1000 + m.start, m.end - m.start),)),
+            *(topic.next, (), (m.committed,)),
+        )
+        for m in merges
+    ]
+    return after(topic, at_ms, *done) if done else topic
+
+
+def test_what_came_just_now_is_left_alone_and_few_segments_wait_until_their_slot_is_closed():
+    topic = topic_of(*[1] * 7, at_ms=1_000)
+
+    assert planned(topic, limits=upkept(1_000 + QUIET_MS)) == []
+    assert planned(topic, limits=upkept(600_000 + QUIET_MS - 1)) == []
+    assert planned(topic, limits=upkept(600_000 + QUIET_MS)) == [(0, 7)]
+    more = after(topic, 2_000, Append((segment(9, 1),)))
+    assert planned(more, limits=upkept(2_000 + QUIET_MS)) == []
+    assert planned(more, limits=upkept(2_001 + QUIET_MS)) == [(0, 8)]
+
+
+def test_a_segment_that_is_large_beside_the_others_is_not_copied_for_their_sake():
+    open_ms, closed_ms = 1 + QUIET_MS, 600_000 + QUIET_MS
+
+    assert planned(topic_of(50, *[1] * 9), limits=upkept(open_ms)) == [(50, 59)]
+    assert planned(topic_of(*[1] * 9, 50, 2, 2), limits=upkept(closed_ms)) == [(0, 9), (59, 63)]
+    assert planned(topic_of(8, 3, 3, 2), limits=upkept(closed_ms)) == [(0, 16)]
+
+
+def test_when_other_merges_become_worth_it_is_known_ahead():
+    topic = topic_of(*[1] * 8, at_ms=700_000)
+    now_ms, looks = 700_000, []
+    while (found := upkept(now_ms).changes_ms(700_000)) is not None:
+        looks.append(found)
+        now_ms = found
+    assert looks == [700_001 + QUIET_MS, 1_200_001 + QUIET_MS]
+    assert planned(topic, limits=upkept(looks[0])) == [(0, 8)]
+    assert MergeLimits().changes_ms(700_000) is None
+
+
+@pytest.mark.parametrize("commits_s", [4, 45])
+@pytest.mark.parametrize("rows", [1, 30])
+def test_each_row_is_copied_a_few_times_however_long_a_topic_grows(commits_s, rows):
+    """A pass once a minute, for an hour and until all is settled; the slots are of ten minutes."""
+    topic, copies, floor = state.empty("id", 1), np.zeros(0, np.int64), 0
+    for at_s in range(0, 6_000, 1):
+        if at_s % commits_s == 0 and at_s < 3_600:
+            topic = after(topic, at_s * 1_000, Append((segment(at_s, rows),)))
+            copies = np.append(copies, np.zeros(rows, np.int64))
+        if at_s % 60 == 59:
+            limits = upkept(at_s * 1_000)
+            merges = plan_merges(topic.partitions[0], floor, 10**9, limits)
+            for one in merges:
+                copies[one.start : one.end] += 1
+            topic = carried_out(topic, at_s * 1_000, merges)
+            assert not plan_merges(topic.partitions[0], floor, 10**9, limits), "at once again"
+            floor = merged_up_to(topic.partitions[0], floor, limits)
+
+    assert copies.max() <= 4
+    left = [one.segment.rows for one in topic.partitions[0].segments]
+    assert len(left) <= 2 * len(copies) // 100 + 6 * 4
+    assert floor == len(copies), "nothing of it will be looked at again"
+
+
+def test_of_a_checkpoints_chunk_whose_segments_are_not_small_nothing_is_looked_for():
+    chunk = Chunk(BlobPointer(1, 0, 0, 0, 1, 1), segments=10, rows=100)
+
+    def held(bytes_):
+        some = [Interval(0, 100, chunk, bytes_, 0, 0), Interval(100, 130, None, 0, 0, 0)]
+        return PartitionState(0, 0, 130, Intervals(some))
+
+    assert worth_looking(held(10 * 10_000), 0, upkept(0)) == [(100, 130)]
+    assert worth_looking(held(10 * 9_999), 0, upkept(0)) == [(0, 130)]
+    assert worth_looking(held(10 * 10_000), 0) == [(0, 130)]
+    assert worth_looking(held(10 * 9_999), 120, upkept(0)) == [(120, 130)]

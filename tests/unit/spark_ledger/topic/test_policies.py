@@ -17,7 +17,8 @@ def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_defa
     plain = policies.to_json(kept)
 
     assert policies.from_json({**plain, "of_a_later_version": 1}) == kept
-    for name in ("retention_ms", "retention_bytes", "delete_delay_ms"):
+    assert not policies.from_json({**plain, "merging": False}).merging
+    for name in ("retention_ms", "retention_bytes", "delete_delay_ms", "merging"):
         del plain[name]
     assert policies.from_json(plain) == TopicPolicies(3, 2, 2)
 
@@ -34,6 +35,8 @@ def test_policies_are_read_back_as_they_were_written_and_of_older_topics_by_defa
         ({"write_quorum": 4}, "quorums 3/4/2"),
         ({"ack_quorum": 0}, "quorums 3/3/0"),
         ({"durability": "none"}, "durability 'none' is none of"),
+        ({"merging": "no"}, "merging must be true or false, got 'no'"),
+        ({"merging": None}, "merging must be true or false, got None"),
         ({"retention": 1}, "no policy 'retention'.*Did you mean 'retention_ms'"),
     ],
 )
@@ -61,6 +64,9 @@ def test_changes_are_made_together():
         ("ledger_age_s_max", "90m", 5400),
         ("ack_quorum", "2", 2),
         ("durability", "synced", "synced"),
+        ("merging", "false", False),
+        ("merging", "True", True),
+        ("merging", "perhaps", "perhaps"),
     ],
 )
 def test_values_are_typed_as_people_say_them(name, text, value):

@@ -87,6 +87,26 @@ def test_a_long_log_that_nobody_checkpoints_any_more_is_checkpointed():
     play(act)
 
 
+def test_small_segments_are_merged_and_it_is_said_but_not_in_a_dry_run_nor_if_it_may_copy_nothing():
+    async def act(stage):
+        intent = await stage.intent()
+        for version in range(8):
+            await stage.commit(intent, version, await stage.written(intent, [b"a"]))
+        await asyncio.sleep(100)
+
+        nothing = [await Upkeep(stage.client).once(dry_run=True)]
+        nothing.append(await Upkeep(stage.client, merge_bytes=0).once())
+        upkeep = Upkeep(stage.client)
+        report = await upkeep.once()
+        await upkeep.close()
+
+        assert [one.merged for one in nothing] == [{}, {}]
+        assert report.merged["t"].segments == 8
+        assert report.eventful and "8 segment(s) merged into 1" in report.summary()
+
+    play(act)
+
+
 def test_what_fails_for_one_topic_is_said_and_the_others_are_maintained():
     async def act(stage):
         await old_rows(stage)
