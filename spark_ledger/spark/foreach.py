@@ -117,9 +117,9 @@ class _ForeachTask:
     def __init__(self, job: WriteJob, spark: TaskProperties, app_id: str) -> None:
         run_id = spark.run_id or app_id
         self._options = job.options
-        self._cluster = cluster = blocking.topics(
-            job.options.service_url, job.options.outage_timeout_s
-        )
+        service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
+        begins = spark.batch_id == 0
+        self._cluster = cluster = blocking.topics(service_url, outage_s, begins=begins)
         self._intent: Intent = query_intent(job, app_id, run_id, again=spark.attempt > 0)
         self._beating = ExitStack()
         self._beating.enter_context(heartbeats(cluster, self._intent))

@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.spark import write_job
 from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import WriteOptions
@@ -46,15 +46,31 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         self.job = WriteJob.of(options, schema, overwrite)
         self.refusal: LedgerError | None = None
+        self.unreachable: Unavailable | None = None
         self._key = (options, schema.json(), overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
         """For the tasks."""
-        if self.refusal is None and _checked.get(self._key) is None:
-            self.refusal = _refusal(self.job)
-            if self.refusal is None:
-                _checked.put(self._key, True)
+        known = self.refusal or self.unreachable or _checked.get(self._key)
+        if known is None:
+            self._check()
         return self.__dict__
+
+    def _check(self) -> None:
+        """Whether the batch cannot be written, as far as can be told before its rows are seen. A
+        process that cannot connect leaves it to the tasks: they wait for the end of an outage,
+        but for those of a query that only begins, whose URL may be wrong."""
+        options = self.job.options
+        cluster = None
+        try:
+            cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+            cluster.run(write_job.check(cluster.client, self.job, fresh=True))
+            _checked.put(self._key, True)
+        except LedgerError as error:
+            if cluster is None and isinstance(error, Unavailable):
+                self.unreachable = error
+            else:
+                self.refusal = error
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self.refusal is not None:
@@ -62,6 +78,8 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         spark = TaskProperties.of(TaskContext.get())
         assert spark.query_id and spark.run_id, "a stream is written by a streaming query"
         assert spark.batch_id is not None, "a micro-batch has a number"
+        if self.unreachable is not None and spark.batch_id == 0:
+            raise self.unreachable
         intent = query_intent(self.job, spark.query_id, spark.run_id, again=spark.attempt > 0)
         task = Task(intent, spark.index, spark.attempt, spark.about)
         on_replay = self.job.on_replay
@@ -74,13 +92,3 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
-
-
-def _refusal(job: WriteJob) -> LedgerError | None:
-    """Why the batch cannot be written, as far as can be told before its rows are seen."""
-    try:
-        cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
-        cluster.run(write_job.check(cluster.client, job, fresh=True))
-    except LedgerError as error:
-        return error
-    return None

@@ -10,6 +10,7 @@ from spark_ledger.spark import sink
 from spark_ledger.spark.kept import Kept
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.sink import CHECKED_S, LedgerStreamWriter
+from spark_ledger.spark.write_tasks import TaskProperties
 
 VALUE = StructType([StructField("value", StringType())])
 
@@ -36,7 +37,7 @@ def connected(monkeypatch):
 
     def make(error=None) -> Cluster:
         cluster = Cluster(error)
-        monkeypatch.setattr(sink.blocking, "topics", lambda *_: cluster)
+        monkeypatch.setattr(sink.blocking, "topics", lambda *_, **__: cluster)
         monkeypatch.setattr(sink, "_checked", Kept(CHECKED_S))
         return cluster
 
@@ -69,6 +70,35 @@ def test_a_process_that_found_nothing_wrong_does_not_ask_again_for_each_batch(co
     for _ in range(3):
         assert pickle.loads(pickle.dumps(writer())).refusal is None
     assert cluster.asked == 1
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_who_cannot_connect_leaves_it_to_tasks_which_wait_unless_the_query_only_begins(
+    monkeypatch, batch_id
+):
+    asked = []
+
+    def unreachable(*_, **how):
+        asked.append(how)
+        raise Unavailable("nobody answers")
+
+    class Waits(Exception):
+        pass
+
+    def waits(*_, **__):
+        raise Waits
+
+    spark = TaskProperties(0, 0, "query", batch_id, "run")
+    monkeypatch.setattr(sink.blocking, "topics", unreachable)
+    monkeypatch.setattr(sink, "_checked", Kept(CHECKED_S))
+    monkeypatch.setattr(sink.TaskProperties, "of", lambda _: spark)
+    monkeypatch.setattr(sink, "query_intent", waits)
+    made = writer()
+    sent = [pickle.loads(pickle.dumps(made)) for _ in range(2)]
+    assert asked == [{"begins": True}]
+    for one in sent:
+        with pytest.raises(Unavailable if batch_id == 0 else Waits):
+            one.write(iter(()))
 
 
 def test_what_needs_no_cluster_to_be_refused_is_refused_at_once(connected):
