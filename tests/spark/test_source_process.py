@@ -373,7 +373,7 @@ def test_a_metadata_store_that_goes_away_is_told_as_unavailable(
     async def silent(*_, **__):
         raise StoreUnavailable("no answer in time")
 
-    monkeypatch.setattr(by_hand.client.store, "sync", silent)
+    monkeypatch.setattr(run._topics._client.store, "sync", silent)
     for ask in (
         run.prepareForTriggerAvailableNow,
         lambda: source(subscribe=topic).initialOffset(),
@@ -390,7 +390,7 @@ def test_rows_trimmed_while_their_chunks_are_read_are_no_less_told(
     run = source(subscribe=topic)
     start = run.initialOffset()
     end = poll(run, start)
-    client = by_hand.client
+    client = run._topics._client
     ready = client.readable
 
     async def trimmed_meanwhile(state, ranges):
