@@ -105,6 +105,8 @@ class TopicFollower:
             self._armed = self._armed and watch is None
             raise
         self._latest = (state, began_s)
+        if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
+            self._changed.set()
         return state
 
     def _heard(self) -> None:

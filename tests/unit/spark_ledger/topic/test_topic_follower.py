@@ -76,6 +76,28 @@ def test_a_state_that_could_not_be_confirmed_for_long_is_an_error_until_the_stor
     play(act)
 
 
+def test_a_read_that_an_outage_kept_waiting_is_repeated_at_once_for_it_confirms_little():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        get, back = reader.store.get, asyncio.Event()
+
+        async def waits(path, watch=None):
+            await back.wait()
+            return await get(path, watch)
+
+        reader.store.get = waits
+        await asyncio.sleep(60)
+        with pytest.raises(errors.Unavailable):
+            follower.state()
+        back.set()
+        await asyncio.sleep(1)
+        follower.state()
+        await reader.close()
+
+    play(act)
+
+
 def test_a_deleted_topic_is_seen_to_be_deleted():
     async def act(stage):
         reader = await stage.another()
