@@ -61,9 +61,9 @@ from spark_ledger.topic.message_batch import (
 )
 from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.routing import Router, Routing
-from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.row_blocks import Block
+from spark_ledger.topic.segment_table import Longs, SegmentTable
 from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.slice_reader import Rows
 from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_reader import fetch_kept
@@ -330,11 +330,11 @@ async def merge(
     encoding: _Encoding | None = None
     entry_bytes_max = client.ledgers.config.entry_bytes_max
     try:
-        async for rows in _rows_of(client, task):
-            if encoding is None or not encoding.takes(rows):
+        async for block in _blocks_of(client, task):
+            if encoding is None or not encoding.takes(block):
                 await _send(sender, () if encoding is None else encoding.flush())
-                encoding = _Encoding(rows, task, entry_bytes_max, compression)
-            await _send(sender, encoding.add(rows))
+                encoding = _Encoding(block, task, entry_bytes_max, compression)
+            await _send(sender, encoding.add(block))
         await _send(sender, () if encoding is None else encoding.flush())
         segments, _ = await sender.finish()
     except errors.RowsTrimmed:
@@ -353,11 +353,11 @@ async def merge(
     return merged
 
 
-async def _rows_of(client: TopicClient, task: MergeTask) -> AsyncIterator[Rows]:
-    """Those of each partition in order. Raises as fetch_kept."""
+async def _blocks_of(client: TopicClient, task: MergeTask) -> AsyncIterator[Block]:
+    """The rows, those of each partition in order. Raises as fetch_kept."""
     for planned in task.reads:
         async for fetched in fetch_kept(client, planned):
-            yield fetched.rows()
+            yield fetched.block()
 
 
 async def commit_round(
@@ -411,7 +411,7 @@ class _Encoding:
     of a partition's rows, so entries are given the rows' times in that order."""
 
     def __init__(
-        self, first: Rows, task: MergeTask, entry_bytes_max: int, compression: str
+        self, first: Block, task: MergeTask, entry_bytes_max: int, compression: str
     ) -> None:
         self._first = first
         self._several = len(task.merges) > 1
@@ -421,7 +421,7 @@ class _Encoding:
         last = task.merges[-1].partition
         self._encoder = BatchEncoder(
             Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
-            lambda: first.written_ms,
+            lambda: int(first.runs["written_ms"][0]),
             compression=compression,
             entry_bytes_max=entry_bytes_max,
             gather_bytes_max=GATHER_BYTES_MAX,
@@ -429,7 +429,7 @@ class _Encoding:
             schema_version=first.schema_version,
         )
 
-    def takes(self, rows: Rows) -> bool:
+    def takes(self, rows: Block) -> bool:
         """Whether the rows may be in an entry with the first."""
         one = self._first
         same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
@@ -437,15 +437,12 @@ class _Encoding:
             return False
         return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
 
-    def add(self, rows: Rows) -> Iterator[EncodedEntry]:
+    def add(self, rows: Block) -> Iterator[EncodedEntry]:
         batch = rows.record_batch
         beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
         values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
-        partitions = np.full(batch.num_rows, rows.partition) if self._several else None
-        times = self._times.setdefault(rows.partition, _Runs())
-        before = len(times)
-        times.add(rows)
-        self._waiting += len(times) - before
+        partitions = of_numpy(rows.each("partition")) if self._several else None
+        self._note_times(rows)
         return map(
             self._timed,
             self._encoder.add(
@@ -453,12 +450,21 @@ class _Encoding:
                 values,
                 event_times=beside[EVENT_TIME],
                 headers=beside[HEADERS],
-                partitions=None if partitions is None else of_numpy(partitions),
+                partitions=partitions,
             ),
         )
 
     def flush(self) -> Iterator[EncodedEntry]:
         return map(self._timed, self._encoder.flush())
+
+    def _note_times(self, rows: Block) -> None:
+        times, start = rows.each_ms(), 0
+        for partition, count in rows.runs[["partition", "rows"]].tolist():
+            of_partition = self._times.setdefault(partition, _Runs())
+            before = len(of_partition)
+            of_partition.add(times[start : start + count])
+            self._waiting += len(of_partition) - before
+            start += count
 
     def _timed(self, entry: EncodedEntry) -> EncodedEntry:
         times = []
@@ -479,8 +485,8 @@ class _Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def add(self, rows: Rows) -> None:
-        times = rows.each_ms()
+    def add(self, times: Longs) -> None:
+        """The rows that come next were written at these times, one for each."""
         firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
         counts = np.diff(firsts, append=len(times))
         for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
