@@ -93,28 +93,32 @@ def cut_out(spans: Spans, gone: Mapping[int, Sequence[tuple[int, int]]]) -> Span
 
 def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable]:
     """The spans with a table that has no other segments than theirs."""
-    narrow = [_narrowed(one, table) for one in spans]
-    rows = np.unique(np.concatenate([np.arange(one.first, one.end) for one in narrow]))
+    wanted = np.array(_narrowed(spans, table), dtype=np.int64)
+    counts = wanted[:, 4] - wanted[:, 3]
+    rows = np.unique(_ranges(wanted[:, 3], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
         part = table.chosen(rows)
-    firsts = np.searchsorted(rows, [one.first for one in narrow]).tolist()
-    found = (
-        one._replace(first=first, end=first + one.end - one.first)
-        for one, first in zip(narrow, firsts, strict=True)
+    wanted[:, 3] = np.searchsorted(rows, wanted[:, 3])
+    wanted[:, 4] = wanted[:, 3] + counts
+    return tuple(map(Span._make, wanted.tolist())), part
+
+
+def _narrowed(spans: Spans, table: SegmentTable) -> list[Span]:
+    """Each with those segments only that hold its rows."""
+    wanted, found = np.array(spans, dtype=np.int64), list(spans)
+    second = np.minimum(wanted[:, 3] + 1, wanted[:, 4] - 1)
+    wide = (table.bases[wanted[:, 4] - 1] >= wanted[:, 2]) | (
+        (table.bases[second] <= wanted[:, 1]) & (second > wanted[:, 3])
     )
-    return tuple(found), part
-
-
-def _narrowed(span: Span, table: SegmentTable) -> Span:
-    """With those segments only that hold its rows."""
-    if span.end - span.first == 1:
-        return span
-    bases = table.bases[span.first : span.end]
-    first = int(bases.searchsorted(span.lo, side="right")) - 1
-    end = int(bases.searchsorted(span.hi, side="left"))
-    return span._replace(first=span.first + max(0, first), end=span.first + end)
+    for i in np.flatnonzero(wide).tolist():
+        span = spans[i]
+        bases = table.bases[span.first : span.end]
+        first = int(bases.searchsorted(span.lo, side="right")) - 1
+        end = int(bases.searchsorted(span.hi, side="left"))
+        found[i] = span._replace(first=span.first + max(0, first), end=span.first + end)
+    return found
 
 
 def pieces_of(

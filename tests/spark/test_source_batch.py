@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from datetime import datetime
 
 import pyspark.sql.functions as F
@@ -175,3 +176,31 @@ def test_rows_that_were_trimmed_are_out_of_range_for_who_asks_for_them(
     said = error_of(lambda: topics.numbers(topic, startingOffsets=at))
     assert "[LEDGER_OFFSETS.OUT_OF_RANGE]" in said
     assert topics.numbers(topic, startingOffsets=at, failOnDataLoss="false") == list(range(4, 10))
+
+
+def test_many_partitions_are_read_by_few_tasks_each_in_order_once(topics, topic, keyed, tmp_path):
+    """200 partitions that share the entries of small tasks, and the options that cut further."""
+    long = keyed(6_000, keys=3_000, tasks=4).selectExpr(
+        "key", "concat(value, ' ', repeat('x', 40)) AS value"
+    )
+    topics.write(long, topic, partitions=200)
+    topics.write(keyed(300, keys=300, start=6_000), topic)  # so few that the commit has them
+
+    def read(rows):
+        found = rows.withColumn("task", F.spark_partition_id()).collect()
+        by_partition = {}
+        for row in found:
+            by_partition.setdefault(row.partition, []).append(row.offset)
+        assert sorted(int(row.value.split()[0]) for row in found) == list(range(6_300))
+        assert len(by_partition) == 200
+        for offsets in by_partition.values():
+            assert offsets == list(range(len(offsets)))
+        return len({row.task for row in found}), max(Counter(row.task for row in found).values())
+
+    assert read(topics.read(topic, PLACE))[0] <= 17
+    assert read(topics.read(topic, PLACE, minPartitions=60))[0] >= 60
+    assert read(topics.read(topic, PLACE, maxRecordsPerPartition=250))[1] <= 250
+    rows = topics.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=4_000)
+    topics.copy(rows.select("key", "value"), f"{topic}-copy", tmp_path / "checkpoint")
+    copied = topics.read(f"{topic}-copy", "value STRING").collect()
+    assert sorted(int(row.value.split()[0]) for row in copied) == list(range(6_300))
