@@ -129,6 +129,7 @@ def bytes_read(kind: Format) -> dict[str, float]:
         start = reader.initialOffset()
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         plans[name] = (reader, reader.partitions(start, end))
+    source = DefaultSource(dict(kind.read_options))
     batch = source.reader(source.schema())
     plans[BATCH] = (batch, batch.partitions())
     for name, (one, tasks) in plans.items():
@@ -175,6 +176,7 @@ class Measured:
 
 def measure(wanted: argparse.Namespace) -> list[Figure]:
     spark = workload.session(contenders.spark_conf(wanted.peers))
+    spark.sparkContext.setLogLevel("OFF")  # a query that is stopped says so at length
     cases = [(count, FEW_ROWS if count >= MANY else wanted.rows) for count in wanted.partitions]
     cases += [(count, wanted.rows) for count in wanted.partitions if count >= MANY]
     measured = Measured()

@@ -5,7 +5,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.topic import state
@@ -95,6 +95,7 @@ def kept(held, lo, hi):
     return [offset for one in held.stretches(lo, hi) for offset in range(max(lo, one.lo), one.hi)]
 
 
+@settings(deadline=None)
 @given(topics(), st.data(), cuttings)
 def test_every_row_of_a_plan_is_read_once_and_in_the_order_of_its_partition(topic, data, cutting):
     ranges = {}
@@ -119,6 +120,7 @@ def test_every_row_of_a_plan_is_read_once_and_in_the_order_of_its_partition(topi
     assert len(plan) >= min(cutting.tasks_min, rows)
 
 
+@settings(deadline=None)
 @given(topics())
 def test_a_task_fetches_an_entry_once_for_all_its_partitions(topic):
     ranges = {p: (0, end) for p, end in topic.end_offsets().items()}
