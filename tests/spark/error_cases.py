@@ -32,6 +32,8 @@ ELSEWHERE = {
     "LEDGER_WRITE.RECORD_TOO_BIG": "ledgers of topics have no metadata of a user's",
     "LEDGER_WRITE.COMMIT_TOO_BIG": "a body of 64 MiB: unit tests of commits",
     "LEDGER_WRITE.OUTCOME_UNKNOWN": "batch and stream: test_unknown_outcome.py",
+    "LEDGER_WRITE.REPLAY_DIFFERS": "a stream and foreachBatch: test_replays.py",
+    "LEDGER_WRITE.CHECKPOINT_BEHIND": "a stream and foreachBatch: test_replays.py",
     "LEDGER_TOPIC.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_SUBSCRIPTION.ALREADY_EXISTS": "Admin and the command line",
     "LEDGER_DATA_LOSS.LEDGER_MISSING": "a ledger of rows that is gone is ROWS_MISSING: integration/"
