@@ -17,14 +17,12 @@ from spark_ledger.topic.cursor import Cursor
 from spark_ledger.topic.seek_target import End
 from spark_ledger.topic.subscription_records import decode_subscription
 from tests.simulation import invariants
-from tests.simulation.topic_ghost import LogGhost
+from tests.simulation.topic_ghost import LogGhost, Positions, Whereabouts
 from tests.simulation.topic_work import TOPIC, TopicWork
 from tests.simulation.world import Client
 
 NAME, QUERY = "s", "reading query"
 DURABLE_S = 8.0
-
-Positions = dict[int, int]
 
 
 @dataclass
@@ -84,8 +82,8 @@ class TopicCursors:
             found = await cursor.recovered()  # from now on nobody before it can write
             epoch = cursor._seen.record.epoch
             known.epoch = max(known.epoch, epoch)
-            if NAME not in log.ceilings:
-                log.ceilings[NAME] = {p: max(found.get(p, 0), at) for p, at in log.starts()}
+            if NAME not in log.subscriptions:
+                self._is_at(log, found)
             for p, offset in lowest.items():
                 invariants.a_cursor_is_found_where_it_was_confirmed(
                     self.world.ghost, NAME, p, found.get(p), min(offset, known.lowest.get(p, 0))
@@ -106,7 +104,7 @@ class TopicCursors:
             told_in = known.epoch
             if told_in <= epoch:  # else nothing of it may be written
                 known.told(at)
-                _at_most_there(log, at)
+                _whereabouts(log).goes_to(self.world.loop.now, at)
             cursor.advance(at)
             if not cursor._is_dirty():
                 continue  # clipped to what is kept it is where it was confirmed
@@ -119,7 +117,7 @@ class TopicCursors:
             invariants.only_the_current_epoch_writes(self.world.ghost, NAME, epoch, told_in)
             if known.epoch <= epoch:
                 known.lowest = {} if known.doubtful else dict(at)
-                log.ceilings[NAME] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+                self._is_at(log, at)
             if client.rng.random() < self.mortality:
                 self.world.ghost.meet("cursor's owner died once it was told")
                 client.kill()
@@ -127,6 +125,11 @@ class TopicCursors:
             await cursor.release()
         else:
             await cursor.abandon()
+
+    def _is_at(self, log: LogGhost, at: Positions) -> None:
+        """It is there, durably, or at the first row kept."""
+        there = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+        _whereabouts(log).is_at(self.world.loop.now, there)
 
     def _next(self, client: Client, log: LogGhost, at: Positions) -> Positions:
         """Mostly forward, and now and then back to what is kept."""
@@ -150,12 +153,10 @@ class TopicCursors:
             record = None if node is None else decode_subscription(node.value)
             if record is not None and not record.live and dict(record.floor) == at:  # not moved on
                 known.epoch, known.lowest, known.doubtful = record.epoch, dict(at), False
-                log.ceilings[NAME] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+                self._is_at(log, at)
         except (LedgerError, StoreError) as error:
             self.work.met(client, "seek", error)
 
 
-def _at_most_there(log: LogGhost, at: Positions) -> None:
-    """It may need no row below any more."""
-    ceiling = log.ceilings.setdefault(NAME, {})
-    ceiling |= {p: max(ceiling.get(p, 0), offset) for p, offset in at.items()}
+def _whereabouts(log: LogGhost) -> Whereabouts:
+    return log.subscriptions.setdefault(NAME, Whereabouts())

@@ -71,6 +71,38 @@ class Span:
     commit_ms: int
 
 
+Positions = dict[int, int]
+
+
+@dataclass
+class Whereabouts:
+    """Where one subscription may have been, by partition: at most there, and since when."""
+
+    since: list[tuple[float, Positions]] = field(default_factory=list)
+
+    def is_at(self, now_s: float, positions: Positions) -> None:
+        """It is there by now: nowhere else, until it is told to go on."""
+        self.since.append((now_s, positions))
+
+    def goes_to(self, now_s: float, positions: Positions) -> None:
+        """It was told to go there, and does or does not."""
+        last = self.since[-1][1] if self.since else {}
+        further = {p: max(last.get(p, 0), offset) for p, offset in positions.items()}
+        self.since.append((now_s, last | further))
+
+    def grown(self, partitions: range) -> None:
+        """It is at the first row of those that came."""
+        at = self.since[-1][1]
+        for p in partitions if at else ():
+            at.setdefault(p, 0)
+
+    def at_most(self, partition: int, from_s: float) -> int | None:
+        """The lowest of what it was from then on; None: it may have been anywhere."""
+        first = max((i for i, (s, _) in enumerate(self.since) if s <= from_s), default=0)
+        found = (at.get(partition) for _, at in self.since[first:])
+        return min((offset for offset in found if offset is not None), default=None)
+
+
 @dataclass
 class LogGhost:
     """One topic, by its id."""
@@ -101,14 +133,13 @@ class LogGhost:
     """Ledgers that were ever live, in the order of the log: since when it names them as that."""
     gone_s: float | None = None
     """When it was told to somebody that the topic is deleted."""
-    ceilings: dict[str, dict[int, int]] = field(default_factory=dict)
-    """By subscription and partition: it needs no row below, at most; none while it may not be."""
+    subscriptions: dict[str, Whereabouts] = field(default_factory=dict)
+    """By name: what of it nobody may take away, from the moment that it is made."""
 
     def grown(self, partitions: int) -> None:
         """A subscription is at the first row of what comes: nobody may take that away."""
-        for ceiling in self.ceilings.values():
-            for p in range(len(self.state.partitions), partitions if ceiling else 0):
-                ceiling.setdefault(p, 0)
+        for subscription in self.subscriptions.values():
+            subscription.grown(range(len(self.state.partitions), partitions))
 
     def starts(self) -> list[tuple[int, int]]:
         """Each partition with the first offset that it keeps."""
@@ -134,6 +165,8 @@ class LogGhost:
 class TopicGhost:
     """What was written and committed, by the log itself."""
 
+    grace_s: float = 0.0
+    """What a subscription had so long ago is held (cursor_marks.py)."""
     logs: dict[str, LogGhost] = field(default_factory=dict)
     """By topic id."""
     next_version: dict[str, int] = field(default_factory=dict)
@@ -288,7 +321,7 @@ class TopicJudge:
         log.logged_s.append(written.time)
         for action in commit.actions:
             if isinstance(action, Trim):
-                self._rows_let_go(log, commit, action, node.created_ms)
+                self._rows_let_go(log, commit, action, written.time)
             if isinstance(action, Append | Overwrite):
                 self._rows_come(
                     log, commit, action.segments, max(before.commit_ms, node.created_ms)
@@ -363,11 +396,15 @@ class TopicJudge:
         invariants.what_a_commit_names_is_there(ghost, ledger_id, ledger.deleted)
         invariants.what_is_committed_was_acked(ghost, ledger, last_entry)
 
-    def _rows_let_go(self, log: LogGhost, commit: Commit, trim: Trim, now_ms: int) -> None:
+    def _rows_let_go(self, log: LogGhost, commit: Commit, trim: Trim, trimmed_s: float) -> None:
         ghost, policies = self._world.ghost, log.policies
+        now_ms = EPOCH_MS + int(trimmed_s * 1000)
         for p, offset in trim.offsets:
-            for name, ceiling in log.ceilings.items():
-                invariants.nothing_held_is_trimmed(ghost, name, p, offset, ceiling.get(p))
+            for name, subscription in log.subscriptions.items():
+                at = subscription.at_most(p, trimmed_s)
+                invariants.nothing_held_is_trimmed(ghost, name, p, offset, at)
+                at = subscription.at_most(p, trimmed_s - self._ghost.grace_s)
+                invariants.what_was_held_lately_is_not_trimmed(ghost, name, p, offset, at)
             last = log.span_at(p, offset - 1)
             if commit.app_id.startswith("retain-") and policies.retention_ms is not None:
                 age_ms = now_ms - (now_ms if last is None else last.commit_ms)

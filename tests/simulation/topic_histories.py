@@ -3,8 +3,20 @@
 from typing import Any
 
 from tests.simulation import invariants
+from tests.simulation.topic_ghost import Whereabouts
 
 I = invariants  # noqa: E741
+
+
+def was_at(time_s: float, offset: int) -> Whereabouts:
+    """A subscription that was at 9 and went back to `offset` at that time, and on to 9 at second
+    4."""
+    found = Whereabouts()
+    found.is_at(0.0, {0: 9})
+    found.is_at(time_s, {0: offset})
+    found.goes_to(4.0, {0: 9})
+    return found
+
 
 OF_TOPICS: list[tuple[Any, ...]] = [
     (
@@ -111,6 +123,11 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         *("T10", I.nothing_held_is_trimmed),
         lambda g, x: ("s", 0, 5, 5),
         lambda g, x: ("s", 0, 6, 5),
+    ),
+    (
+        *("T10", I.what_was_held_lately_is_not_trimmed),
+        lambda g, x: ("s", 0, 5, was_at(0.0, 5).at_most(0, 3.0)),
+        lambda g, x: ("s", 0, 5, was_at(2.0, 4).at_most(0, 3.0)),
     ),
     (
         *("T10", I.retention_goes_by_the_stores_time),

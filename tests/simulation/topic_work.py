@@ -63,6 +63,7 @@ class TopicWork:
         }
         self.overwriters = self._draw_overwriters()
         self.limits = draw_limits(world.loop.random_for("topic limits"))
+        self.ghost.grace_s = self.limits.grace_ms / 1000
         self._attempts = 0
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []

@@ -113,6 +113,7 @@ from tests.simulation.invariants.topics import (
     what_is_committed_was_acked,
     what_was_committed_is_all_there,
     what_was_dropped_stays_for_the_delete_delay,
+    what_was_held_lately_is_not_trimmed,
 )
 
 __all__ = [
@@ -211,6 +212,7 @@ __all__ = [
     "what_was_cleared_is_whole",
     "what_was_committed_is_all_there",
     "what_was_dropped_stays_for_the_delete_delay",
+    "what_was_held_lately_is_not_trimmed",
     "who_counts_as_lacking",
     "who_lost_nothing_does_not_say_that_it_did",
     "write_set",

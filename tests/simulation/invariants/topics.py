@@ -217,6 +217,17 @@ def nothing_held_is_trimmed(
 
 
 @invariant("T10")
+def what_was_held_lately_is_not_trimmed(
+    ghost: Ghost, name: str, partition: int, offset: int, lowest: int | None
+) -> None:
+    """The trim point is at or below every position that a subscription had in the grace period
+    before it (hazard 38): who goes on from an older checkpoint finds its rows."""
+    free = lowest is None or offset <= lowest
+    what = f"partition {partition} was trimmed to {offset}, subscription {name} was at"
+    require(free, "T10", f"{what} {lowest} at most in the grace period")
+
+
+@invariant("T10")
 def retention_goes_by_the_stores_time(
     ghost: Ghost, partition: int, offset: int, age_ms: int, retention_ms: int
 ) -> None:

@@ -13,6 +13,8 @@ from spark_ledger.topic import (
     client,
     commit,
     commit_draft,
+    cursor,
+    cursor_marks,
     garbage,
     guards,
     log_trim,
@@ -209,6 +211,16 @@ def goes_back_without_a_word(touch: Any) -> Any:
     return lambda self: Check(self.folder, ANY_VERSION)
 
 
+def goes_back_without_a_mark(needed: Any) -> Any:
+    """What it was ahead of is held no more once it is ahead again."""
+    return lambda marks, positions: None
+
+
+def holds_where_it_is(held: Any) -> Any:
+    """Where a subscription was a moment ago is not asked."""
+    return lambda marks, floor, now_ms, grace_ms: cursor_marks.Held(floor, add=None)
+
+
 def reads_what_was_announced(read_entries: Any) -> Any:
     """A committed range is no proof that it is confirmed."""
 
@@ -287,6 +299,14 @@ MUTANTS = (
     Mutant(
         *("step back told to nobody", "hazard 37", SubscriptionNodes, "touch"),
         *(goes_back_without_a_word, SLOW),
+    ),
+    Mutant(
+        *("step back without its mark", "hazard 38", cursor, "needed_before_going_back"),
+        *(goes_back_without_a_mark, CHURN),
+    ),
+    Mutant(
+        *("nothing held of the hour before", "hazard 38", cursor_marks, "held"),
+        *(holds_where_it_is, CHURN),
     ),
     Mutant(
         *("cursor durable before it is written", "hazard 40", Cursor, "_write"),
