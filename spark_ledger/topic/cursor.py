@@ -31,7 +31,6 @@ from spark_ledger.metadata.store import Check, Operation, Set, StoreError
 from spark_ledger.topic import cursor_ledger, records
 from spark_ledger.topic.cursor_entry import CursorEntry
 from spark_ledger.topic.cursor_ledger import CursorLedger
-from spark_ledger.topic.cursor_marks import needed_before_going_back
 from spark_ledger.topic.cursor_pace import (
     OFTEN_S,
     WRITE_EVERY_S,
@@ -297,11 +296,7 @@ class Cursor:
 
     async def _go_back(self, wanted: Positions) -> None:
         nodes = self._around.nodes
-        marks = await nodes.marks(self.name)
-        number = needed_before_going_back(marks, wanted) if marks else 0
-        others = [nodes.touch()]
-        if number is not None:
-            others.append(nodes.mark(self.name, number, wanted))
+        others = nodes.going_back(self.name, await nodes.marks(self.name), wanted)
         self._clip = True
         if fits(wanted):
             self._leave_ledger()

@@ -26,7 +26,7 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
 )
 from spark_ledger.topic import subscription_records
-from spark_ledger.topic.cursor_marks import Mark
+from spark_ledger.topic.cursor_marks import Mark, needed_before_going_back
 from spark_ledger.topic.names import escape, unescape
 from spark_ledger.topic.store_calls import TRIES_MAX, read
 from spark_ledger.topic.subscription_moves import stored
@@ -158,6 +158,17 @@ class SubscriptionNodes:
     def touch(self) -> Operation:
         """What makes every trim that was planned before fail."""
         return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)
+
+    def going_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
+        """What a step back to `positions` has in its multi; `marks` as they were read for it. Where
+        the newest says as much, no other is made; but then there must be none that came since: it
+        would hide the step back as soon as it is the one that counts."""
+        number = needed_before_going_back(marks, positions) if marks else 0
+        if number is not None:
+            return [self.touch(), self.mark(name, number, positions)]
+        following = marks[-1].number + 1
+        none = Delete(self._marks(name, following), ANY_VERSION)
+        return [self.touch(), self.mark(name, following, positions), none]
 
     def mark(self, name: str, number: int, positions: Positions) -> Operation:
         value = subscription_records.encode_mark(stored(positions))

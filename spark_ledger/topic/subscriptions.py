@@ -264,10 +264,8 @@ class Subscriptions:
                 resolved = await self._resolve(topic_id, target)
                 positions = _fitting({**await self._position(nodes, seen), **resolved})
                 marks = await nodes.marks(name)
-                others = [nodes.touch(), *await self._condemn_owner(seen.record)]
-                number = cursor_marks.needed_before_going_back(marks, positions) if marks else 0
-                if number is not None:
-                    others.append(nodes.mark(name, number, positions))
+                others = nodes.going_back(name, marks, positions)
+                others += await self._condemn_owner(seen.record)
                 record = moves.sought(seen.record, self._token(), positions)
                 moved = await nodes.write(seen, record, *others)
                 if moved is not None:

@@ -13,7 +13,6 @@ from spark_ledger.topic import (
     client,
     commit,
     commit_draft,
-    cursor,
     cursor_marks,
     garbage,
     guards,
@@ -211,9 +210,9 @@ def goes_back_without_a_word(touch: Any) -> Any:
     return lambda self: Check(self.folder, ANY_VERSION)
 
 
-def goes_back_without_a_mark(needed: Any) -> Any:
+def goes_back_without_a_mark(going_back: Any) -> Any:
     """What it was ahead of is held no more once it is ahead again."""
-    return lambda marks, positions: None
+    return lambda self, name, marks, positions: [self.touch()]
 
 
 def holds_where_it_is(held: Any) -> Any:
@@ -301,7 +300,7 @@ MUTANTS = (
         *(goes_back_without_a_word, SLOW),
     ),
     Mutant(
-        *("step back without its mark", "hazard 38", cursor, "needed_before_going_back"),
+        *("step back without its mark", "hazard 38", SubscriptionNodes, "going_back"),
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(

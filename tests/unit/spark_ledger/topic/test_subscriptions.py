@@ -426,6 +426,58 @@ def test_no_mark_hides_a_step_back_that_came_between():
     play(act)
 
 
+@pytest.mark.parametrize("way", ["step back", "seek"])
+def test_where_a_subscription_went_back_to_is_held_for_the_grace_period(way):
+    async def act(stage):
+        await fill(stage, 1000)
+        some, cursor = await of(stage), await opened(stage, start={0: 900})
+        await asyncio.sleep(130)
+
+        async def held():
+            found = await some.holds(stage.topic.id, 1, now_ms(), grace_ms=120_000)
+            return found.offsets[0]
+
+        assert await held() == 900
+        if way == "step back":
+            await told(cursor, 200)
+        else:
+            await some.seek(stage.topic.id, NAME, {0: 200}, force=True)
+            cursor = await opened(stage, run="r2")
+        await told(cursor, 950)
+
+        assert await held() == 200
+        await asyncio.sleep(100)
+        assert await held() == 200
+
+    play(act)
+
+
+def test_no_mark_that_is_made_while_a_step_back_is_on_its_way_hides_it():
+    async def act(stage):
+        await fill(stage, 1000)
+        client = await stage.another()
+        cursor = await opened(stage, client=client, start={0: 100})
+        await told(cursor, 900)
+        await asyncio.sleep(100)
+        asking, multi, slow = await of(stage), client.store.multi, [60]
+
+        async def slowly(operations):  # its first mark says as much as it knows of
+            if slow:
+                await asking.holds(stage.topic.id, 1, now_ms(), grace_ms=120_000)
+                await asyncio.sleep(slow.pop())
+            return await multi(operations)
+
+        client.store.multi = slowly
+        await told(cursor, 200, 950)
+        await asyncio.sleep(70)
+
+        held = await asking.holds(stage.topic.id, 1, now_ms(), grace_ms=120_000)
+
+        assert held.offsets[0] <= 200
+
+    play(act)
+
+
 def test_moving_on_does_not_disturb_a_trim():
     async def act(stage):
         await fill(stage, 1000)
