@@ -50,13 +50,14 @@ class Segment:
     inline: tuple[Payload, ...] = ()
 
     def __post_init__(self) -> None:
-        ids = [entry for ends in self.entries for entry in ends]
-        rising = all(a <= b for a, b in self.entries) and all(
-            a[1] < b[0] for a, b in zip(self.entries, self.entries[1:], strict=False)
-        )
-        if self.partition < 0 or not ids or ids[0] < 0 or not rising:
-            raise ValueError(f"entry ranges must rise from 0 on: {self.entries}")
-        if sum(last - first + 1 for first, last in self.entries) != len(self.entry_rows):
+        before, count = -1, 0
+        for first, last in self.entries:
+            if not before < first <= last:
+                raise ValueError(f"entry ranges must rise from 0 on: {self.entries}")
+            before, count = last, count + last - first + 1
+        if self.partition < 0 or not count:
+            raise ValueError(f"entries {self.entries} of partition {self.partition}")
+        if count != len(self.entry_rows):
             raise ValueError(f"{len(self.entry_rows)} row counts for entries {self.entries}")
         if min(self.entry_rows) < 1 or sum(self.entry_rows) != self.rows:
             raise ValueError(f"{self.rows} rows in entries of {self.entry_rows} rows")
@@ -150,16 +151,16 @@ def to_json(segment: Segment) -> dict[str, Any]:
 
 def from_json(plain: Mapping[str, Any]) -> Segment:
     """Raises KeyError, TypeError or ValueError when `plain` is no segment."""
-    counts = tuple(int(rows) for rows in plain["entry_rows"])
+    counts = tuple(map(int, plain["entry_rows"]))
     min_ms, max_ms = plain["written_ms"]
     event_min_ms, event_max_ms = plain.get("event_ms", (NO_MS, NO_MS))
-    inline = tuple(b64decode(text, validate=True) for text in plain.get("inline", ()))
+    inline = tuple([b64decode(text, validate=True) for text in plain.get("inline", ())])
     entries = [[0, len(inline) - 1]] if inline else plain["entries"]
     return Segment(
         partition=plain["partition"],
         ledger_id=INLINE if inline else plain["ledger"],
         metadata_version=0 if inline else plain["version"],
-        entries=tuple((int(first), int(last)) for first, last in entries),
+        entries=tuple([(int(first), int(last)) for first, last in entries]),
         entry_rows=counts,
         rows=sum(counts),
         bytes=plain["bytes"],
