@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from spark_ledger.demo.worker import Worker
 from spark_ledger.local import LocalBookie, LocalCluster
 from tests.crash.procfs import python_workers
+from tests.history import History, Place
 
 BOOKIES = 4
 KEYS = 7
@@ -201,25 +202,24 @@ class Chaos:
     # -- the end --------------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        first, second = (self._rows_of(topic) for topic in ("first", "second"))
-        for key in (f"k{number}" for number in range(KEYS)):
-            assert first[key] == second[key], f"rows of {key} are in another order in `second`"
+        """Files of one micro-batch come in any order, so the order in `first` is whatever it is."""
+        history = History()
+        for row in range(self._source.rows):
+            history.promised("first", row)
+        rows = self._rows_of("first")
+        history.read("first", [(place, row) for place, _, row in rows], start=0)
+        for _, key, row in rows:
+            history.promised("second", row, lane=key)
+        read = [(place, row) for place, _, row in self._rows_of("second")]
+        history.read("second", read, start=0)
+        history.check()
         self._say("both topics: every row once, and both in the same order within a key")
 
-    def _rows_of(self, topic: str) -> dict[str, list[int]]:
-        """The row numbers of each key in order of their offsets; asserts that all are there once.
-        Files of one micro-batch come in any order, so the order in `first` is whatever it is."""
-        table = pq.read_table(self._folder / "results" / f"{topic}.parquet")
-        placed = table.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
-        rows = [int(row["value"]) for row in placed]
-        lost = sorted(set(range(self._source.rows)) - set(rows))
-        doubled = len(rows) - len(set(rows))
-        assert not lost, f"{topic}: {len(lost)} rows lost, the first are {lost[:5]}"
-        assert not doubled, f"{topic}: {doubled} rows more than once"
-        keys: dict[str, list[int]] = {}
-        for row in placed:
-            keys.setdefault(row["key"], []).append(int(row["value"]))
-        return keys
+    def _rows_of(self, topic: str) -> list[tuple[Place, str, int]]:
+        """Each row's place, key and number, by place."""
+        rows = pq.read_table(self._folder / "results" / f"{topic}.parquet").to_pylist()
+        found = [((r["partition"], r["offset"]), r["key"], int(r["value"])) for r in rows]
+        return sorted(found)
 
 
 def both_queries_move(event: dict[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
+from tests.history import History
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS
@@ -393,24 +394,26 @@ class TopicWork:
     async def audit(self, client: Client) -> None:
         """Everything committed and not trimmed is there: each row once, a task's in their order."""
         found = await self.read_all(self.client(client), fresh=True)
-        counted: dict[str, int] = {}
-        for by_partition in found.values():
-            for partition, values in by_partition.items():
-                last: dict[str, int] = {}
-                for value in values:
-                    attempt, _, row = value.decode().split(":")
-                    before = last.get(attempt, -1)
-                    invariants.a_tasks_rows_keep_their_order(
-                        self.world.ghost, partition, before, int(row)
-                    )
-                    last[attempt] = int(row)
-                    counted[attempt] = counted.get(attempt, 0) + 1
-        gone = {topic_id for topic_id, log in self.ghost.logs.items() if log.state.deleted}
-        cut = {name for log in self.ghost.logs.values() for name in log.trimmed_attempts()}
+        history = History()
         for attempt in self.ghost.committed:
-            wanted, there = self.ghost.rows_of[attempt], counted.get(attempt, 0)
-            if attempt not in cut and self.ghost.topic_of[attempt] not in gone:
-                invariants.what_was_committed_is_all_there(self.world.ghost, attempt, there, wanted)
+            of = self.ghost.topic_of[attempt]
+            for row in range(self.ghost.rows_of[attempt]):
+                history.promised(of, (attempt, row), lane=attempt)
+        for topic_id, by_partition in found.items():
+            log = self.ghost.logs[topic_id]
+            for attempt in log.trimmed_attempts():
+                rows = range(self.ghost.rows_of[attempt])
+                history.let_go(topic_id, [(attempt, row) for row in rows])
+            starts = dict(log.starts())
+            history.read(
+                topic_id,
+                (
+                    ((partition, offset), _author(value))
+                    for partition, values in by_partition.items()
+                    for offset, value in enumerate(values, starts[partition])
+                ),
+            )
+        invariants.what_was_promised_of_topics_is_read(self.world.ghost, history)
 
     # -- for the other actors ------------------------------------------------------------------
 
@@ -433,3 +436,9 @@ class TopicWork:
     def noted(self, commit_id: str, topic_id: str, body: bytes) -> None:
         """A commit is about to be sent (topic_limits.Noted)."""
         self.ghost.bodies[commit_id, topic_id] = body
+
+
+def _author(value: bytes) -> tuple[str, int]:
+    """The task attempt that wrote the row, and which of its rows it is."""
+    attempt, _, row = value.decode().split(":")
+    return attempt, int(row)

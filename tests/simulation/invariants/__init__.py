@@ -80,7 +80,6 @@ from tests.simulation.invariants.topics import (
     a_session_has_few_ephemerals,
     a_source_never_goes_back,
     a_source_reads_each_position_once,
-    a_tasks_rows_keep_their_order,
     a_version_contributes_rows_at_most_once,
     a_write_is_small,
     acked_rows_of_producers_are_there_once,
@@ -111,9 +110,9 @@ from tests.simulation.invariants.topics import (
     what_a_commit_takes_away_it_names,
     what_is_committed_is_readable_at_once,
     what_is_committed_was_acked,
-    what_was_committed_is_all_there,
     what_was_dropped_stays_for_the_delete_delay,
     what_was_held_lately_is_not_trimmed,
+    what_was_promised_of_topics_is_read,
 )
 
 __all__ = [
@@ -142,7 +141,6 @@ __all__ = [
     "a_session_has_few_ephemerals",
     "a_source_never_goes_back",
     "a_source_reads_each_position_once",
-    "a_tasks_rows_keep_their_order",
     "a_version_contributes_rows_at_most_once",
     "a_waiting_reader_is_told",
     "a_write_is_small",
@@ -210,7 +208,7 @@ __all__ = [
     "what_is_there_has_no_end",
     "what_was_acknowledged_is_never_denied",
     "what_was_cleared_is_whole",
-    "what_was_committed_is_all_there",
+    "what_was_promised_of_topics_is_read",
     "what_was_dropped_stays_for_the_delete_delay",
     "what_was_held_lately_is_not_trimmed",
     "who_counts_as_lacking",

@@ -179,9 +179,12 @@ async def much_to_clean(stage: Stage) -> None:
     await asyncio.sleep(0.05)
     dead.kill()
     await asyncio.gather(work, return_exceptions=True)
+    sleeper = await stage.world.client("sleeper")
+    batch = stage.batch(sleeper, 0, stage.new_run(), query="s", asleep=True)
+    stage.sleeper = sleeper, sleeper.run(batch, "sleeps")
     client = await stage.world.client("checkpointer")
     await client.run(stage.checkpoint(client))
-    await asyncio.sleep(2)
+    await asyncio.sleep(3)
 
 
 async def cleans(stage: Stage, client: Client) -> None:
@@ -193,6 +196,7 @@ async def cleans(stage: Stage, client: Client) -> None:
 
 
 async def others_clean_and_commit(stage: Stage) -> None:
+    await stage.wake()
     janitor = lambda client: stage.janitor(client).clean(force=True)  # noqa: E731
     await stage.patiently("janitor", janitor)
     run = stage.new_run()
@@ -203,7 +207,7 @@ async def others_clean_and_commit(stage: Stage) -> None:
 async def a_deleted_topic(stage: Stage) -> None:
     await much_to_clean(stage)
     await stage.create(await stage.world.client("founder"), OTHER)
-    await stage.batches([0, 1], query="s", names=(OTHER, TOPIC))
+    await stage.batches([0, 1], query="w", names=(OTHER, TOPIC))
     client = await stage.world.client("deleter")
     await client.run(TopicAdmin(stage.topics(client)).delete(OTHER))
     await asyncio.sleep(2)

@@ -58,6 +58,27 @@ async def others_delete_it(stage: Stage) -> None:
     stage.log().ceilings.pop(NAME, None)
 
 
+async def a_subscription_at_the_end(stage: Stage) -> None:
+    """Nobody uses it."""
+    await two_batches(stage)
+    client, log = await stage.world.client("founder"), stage.log()
+    await client.run(stage.topics(client).subscriptions.create(log.topic_id, NAME))
+    log.ceilings[NAME] = log.state.end_offsets()
+
+
+async def trims_what_is_read(stage: Stage, client: Client) -> None:
+    await stage.trim(client, 0.6)
+
+
+async def others_seek_it(stage: Stage) -> None:
+    client = await stage.world.client("seeker")
+    await client.run(stage.cursors._seek(client))
+
+
+async def retains_what_is_not_read(stage: Stage, client: Client) -> None:
+    await stage.retain(client)
+
+
 async def a_live_segment(stage: Stage) -> None:
     owner = await stage.world.client("owner")
     await owner.run(stage.owns(owner, 5), "owns")
@@ -117,6 +138,12 @@ DEEDS = (
     Deed("take-over of a cursor", a_subscription_in_use, takes_it_over, others_take_it_over),
     Deed("seek", a_subscription_in_use, seeks, others_take_it_over),
     Deed("deletion of a cursor", a_subscription_in_use, deletes_it, others_delete_it),
+    Deed("trim of rows read", a_subscription_at_the_end, trims_what_is_read, others_seek_it),
+    Deed(
+        *("retention of rows read", a_subscription_at_the_end, retains_what_is_not_read),
+        *(others_seek_it,),
+        policies={"retention_ms": 1},
+    ),
     Deed("live segment", a_live_segment, owns_it, others_own_it),
     Deed("recovery", an_open_ledger, recovers, others_recover),
     Deed("repair of limbo", a_ledger_in_limbo, repairs, others_repair),

@@ -58,6 +58,8 @@ class Stage:
         self.cursors.mortality = 0.0
         self.live = TopicLive(self.work)
         self.ledgers = LedgerWork(self.world, PLAN)
+        self.sleeper: tuple[Client, asyncio.Task[None]] | None = None
+        """A process that stands still before its commit, and what it does."""
         self._topics: dict[str, TopicClient] = {}
         self._runs = 0
 
@@ -68,7 +70,13 @@ class Stage:
 
     def topics(self, client: Client) -> TopicClient:
         if client.name not in self._topics:
-            self._topics[client.name] = self.work.client(client)
+            topics = self._topics[client.name] = self.work.client(client)
+            holds = topics.subscriptions.holds
+
+            async def held(topic_id: str, partitions: int, now_ms: int) -> Any:
+                return await holds(topic_id, partitions, now_ms, 0)
+
+            topics.subscriptions.holds = held  # type: ignore[method-assign, assignment]
         return self._topics[client.name]
 
     def log(self, name: str = TOPIC) -> LogGhost:
@@ -99,8 +107,10 @@ class Stage:
         query: str = "q",
         names: Sequence[str] = (TOPIC,),
         overwrite: bool = False,
+        asleep: bool = False,
     ) -> None:
-        """One micro-batch of a query's run: its intent, its tasks, its commit, judged (T1, T2)."""
+        """One micro-batch of a query's run: its intent, its tasks, its commit, judged (T1, T2);
+        `asleep`: it stands still before the commit."""
         topics, work = self.topics(client), self.work
         infos = [await topics.topics.open(name) for name in names]
         target = ANY if len(names) > 1 else TOPIC
@@ -110,6 +120,9 @@ class Stage:
         )
         results = await work._run_tasks(client, topics, infos, intent, version)
         txn = TxnKey(query, target, version, f"run-{run}")
+        if asleep:  # as after SIGSTOP, until somebody lets it go on
+            client.process.pause()
+            await asyncio.sleep(0)
         outcome = await topics.commit_topics(
             results, txn, intent.id, overwrite=intent.record.snapshots.keys()
         )
@@ -171,6 +184,15 @@ class Stage:
                 late = self.world.loop.now > deadline
                 invariants.every_committer_ends(self.world.ghost, f"{name}: {error}", not late)
                 await asyncio.sleep(2)
+
+    async def wake(self) -> None:
+        """Who stood still before its commit goes on; it may be refused."""
+        if self.sleeper is not None:
+            client, work = self.sleeper
+            client.process.resume()
+            (outcome,) = await asyncio.gather(work, return_exceptions=True)
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LedgerError):
+                raise outcome
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -10,11 +10,9 @@ from its nodes, not as the janitor does.
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_ledger import errors
@@ -29,42 +27,26 @@ from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.janitor import CleanReport, Janitor
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.subscription_records import SubscriptionRecord, decode_subscription
+from tests.history import History
 from tests.spark.exactly_once.source import Step
 
 CLEAN_EVERY_S = 0.2
+ROWS = "rows of the steps"
 
 
 def check_rows(read: Path, steps: Sequence[Step]) -> None:
     """`read` is what a driver read: place, bytes, topic, partition, offset."""
-    order = [(name, "ascending") for name in ("topic", "partition", "offset")]
-    table = pq.read_table(read).sort_by(order)
-    places = table["place"].to_pylist()
-    _check_counts(places, [place for step in steps for place in step.places()])
+    history, rows = History(), []
+    for step in steps:
+        for place in step.places():
+            history.promised(ROWS, place, lane=ROWS)
     bytes_of = {step.number: step.bytes for step in steps}
-    for place, size in zip(places, table["bytes"].to_pylist(), strict=True):
+    for row in pq.read_table(read).to_pylist():
+        place, size = row["place"], row["bytes"]
         assert size == bytes_of[int(place[:5])], f"{place} has {size} bytes"
-    for topic, of_topic in _split(table, "topic"):
-        for partition, part in _split(of_topic, "partition"):
-            _check_partition(f"{topic}/{partition}", part)
-
-
-def _check_counts(found: list[str], wanted: list[str]) -> None:
-    counted, expected = Counter(found), Counter(wanted)
-    lost, doubled = expected - counted, counted - expected
-    assert not lost, f"{lost.total()} rows are lost, the first is {min(lost)}"
-    assert not doubled, f"{doubled.total()} rows too many, the first is {min(doubled)}"
-
-
-def _check_partition(partition: str, part: pa.Table) -> None:
-    offsets, places = part["offset"].to_pylist(), part["place"].to_pylist()
-    assert offsets == list(range(len(offsets))), f"partition {partition} has other offsets"
-    for at, (one, other) in enumerate(zip(places, sorted(places), strict=True)):
-        assert one == other, f"partition {partition}, offset {at}: {one} where {other} belongs"
-
-
-def _split(table: pa.Table, column: str) -> Iterator[tuple[object, pa.Table]]:
-    for value in sorted(set(table[column].to_pylist())):
-        yield value, table.filter(pa.compute.equal(table[column], value))
+        rows.append((((row["topic"], row["partition"]), row["offset"]), place))
+    history.read(ROWS, rows, start=0)
+    history.check()
 
 
 class Onlooker:
