@@ -35,7 +35,6 @@ from spark_ledger.topic import guards
 from spark_ledger.topic.actions import Replace
 from spark_ledger.topic.arrow_arrays import of_numpy
 from spark_ledger.topic.batch_encoder import (
-    ENTRY_BYTES,
     SHARE_BYTES,
     BatchEncoder,
     EncodedEntry,
@@ -72,12 +71,14 @@ from spark_ledger.topic.topics import TopicInfo
 COMPRESSION = "zstd"
 ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
 ROUND_MERGES_MAX = 500
-ROUND_SEGMENTS_MAX = 50_000  # each has a time in the commit
+ROUND_TIMES_MAX = 50_000  # of the rows' commits, which the commit of the merges tells
+GROUP_BYTES = 32 << 20  # of merges that are written together, and held in memory meanwhile
 CONFLICTS_MAX = 10
 CHUNKS_MOVED_MAX = 5
 GATHER_BYTES_MAX = 4 << 20
-TIMES_MAX = 4096  # of rows that wait to be an entry
-TIME_PART = 256  # of an entry's bytes there is one time at most
+TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
+TIME_PART = 256  # of an entry's bytes there is one time at most,
+TIME_PART_SHARED = 128  # or of one that is shared
 ONE_TASK = Cutting(task_bytes=1 << 62)
 _BESIDE = frozenset(TYPED_NAMES.values())
 
@@ -289,24 +290,28 @@ async def _planned(
 
 
 def together(merges: Sequence[Merge]) -> list[list[Merge]]:
-    """The merges with those put together that are small, are of different partitions, and fill one
-    entry at most."""
-    found = [[one] for one in merges if one.bytes >= SHARE_BYTES]
+    """The merges with those put together that are small, or read entries that others may read, too:
+    such of different partitions, of GROUP_BYTES at most."""
+    found = [[one] for one in merges if not _joins(one)]
     turns: dict[int, list[Merge]] = {}  # the first small ones of all partitions, the second ...
     of_partition: Counter[int] = Counter()
     for one in merges:
-        if one.bytes < SHARE_BYTES:
+        if _joins(one):
             turns.setdefault(of_partition[one.partition], []).append(one)
             of_partition[one.partition] += 1
     for some in turns.values():
-        held = ENTRY_BYTES
+        held = GROUP_BYTES
         for one in some:
-            if held + one.bytes > ENTRY_BYTES:
+            if held + one.bytes > GROUP_BYTES:
                 found.append([])
                 held = 0
             found[-1].append(one)
             held += one.bytes
     return found
+
+
+def _joins(one: Merge) -> bool:
+    return one.shared or one.bytes < SHARE_BYTES
 
 
 def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask:
@@ -418,13 +423,14 @@ class _Encoding:
         self._times: dict[int, _Runs] = {}
         self._waiting = 0  # times of rows that are in no entry yet
         self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
+        self._waiting_max = entry_bytes_max // TIME_PART_SHARED
         last = task.merges[-1].partition
         self._encoder = BatchEncoder(
             Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
             lambda: int(first.runs["written_ms"][0]),
             compression=compression,
             entry_bytes_max=entry_bytes_max,
-            gather_bytes_max=GATHER_BYTES_MAX,
+            gather_bytes_max=GATHER_BYTES_MAX + task.bytes if self._several else GATHER_BYTES_MAX,
             key_filters=True,
             schema_version=first.schema_version,
         )
@@ -433,7 +439,8 @@ class _Encoding:
         """Whether the rows may be in an entry with the first."""
         one = self._first
         same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
-        if self._waiting >= self._times_max:
+        most = max(map(len, self._times.values()), default=0)
+        if most >= self._times_max or self._waiting >= self._waiting_max:
             return False
         return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
 
@@ -538,8 +545,8 @@ async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
 
 def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
     size = sum(one.bytes for one in merges)
-    times = sum(one.segments for one in merges)
-    many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_SEGMENTS_MAX
+    times = sum(len(one.committed) for one in merges)
+    many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
     return many or size >= round_bytes
 
 

@@ -100,7 +100,8 @@ class MergeLimits:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Offsets [start, end) of a partition, now in so many segments, of about so many bytes, in
-    these ledgers; `committed` is when its rows were."""
+    these ledgers; `committed` is when its rows were. `shared`: in entries that other partitions
+    have rows in, too."""
 
     partition: int
     start: int
@@ -109,6 +110,7 @@ class Merge:
     bytes: int
     ledgers: tuple[int, ...]
     committed: CommitTimes
+    shared: bool = False
 
 
 def worth_looking(
@@ -195,6 +197,7 @@ def _of_stretch(partition: int, one: Stretch, limits: MergeLimits) -> Iterator[M
                     int(before[j] - before[i]),
                     tuple(part.ledger_ids()),
                     tuple(zip(rows.tolist(), committed.tolist(), strict=True)),
+                    bool(part.shared.any()),
                 )
 
 

@@ -9,8 +9,8 @@ from spark_ledger import errors
 from spark_ledger.topic import compactor
 from spark_ledger.topic.actions import Trim
 from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.batch_encoder import ENTRY_BYTES, SHARE_BYTES
-from spark_ledger.topic.compactor import Compacted, Compaction, compact, together
+from spark_ledger.topic.batch_encoder import SHARE_BYTES
+from spark_ledger.topic.compactor import GROUP_BYTES, Compacted, Compaction, compact, together
 from spark_ledger.topic.janitor import LEASE_S
 from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
@@ -229,23 +229,24 @@ def test_small_merges_of_several_partitions_share_entries_with_the_times_of_each
     play(act, partitions=3)
 
 
-def test_merges_are_written_together_that_are_small_and_of_different_partitions():
-    def sized(partition, start, size):
-        return Merge(partition, start, start + 1, 2, size, (), ())
+def test_merges_are_done_together_that_are_small_or_read_shared_entries():
+    def sized(partition, start, size, shared=False):
+        return Merge(partition, start, start + 1, 2, size, (), (), shared)
 
     small = [sized(p, n, 40_000) for p in range(100) for n in range(2)]
+    shared = [sized(p, 9, 1 << 20, shared=True) for p in range(100)]
     large = sized(7, 5, SHARE_BYTES)
 
-    alone, *shared = together([*small, large])
+    alone, *groups = together([*small, large, *shared])
 
     assert alone == [large]
-    assert sorted((one.partition, one.start) for some in shared for one in some) == sorted(
-        (one.partition, one.start) for one in small
+    assert sorted((one.partition, one.start) for some in groups for one in some) == sorted(
+        (one.partition, one.start) for one in [*small, *shared]
     )
-    for some in shared:
+    for some in groups:
         assert len({one.partition for one in some}) == len(some)
-        assert sum(one.bytes for one in some) <= ENTRY_BYTES
-    assert len(shared) == 4, "two for each of two turns"
+        assert sum(one.bytes for one in some) <= GROUP_BYTES
+    assert len(groups) == 6, "one for each of two turns, four for the third"
 
 
 def test_small_merges_of_partitions_some_of_whose_rows_went_meanwhile_are_planned_again():

@@ -1,0 +1,145 @@
+"""Whether bugs of upkeep and take-over are reached: at points of verbs, at points of a bookie's
+disks, or by seeds; and after how much processor time.
+
+Always true: a bug is looked for at the deeds named with it, or where none is named by seeds from 0
+on, for LIMIT_S of processor time; what was found is stored by the name of the point or the seed
+(reach.json).
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.simulation.invariants import Violation
+from tests.simulation.mutants import reach_bookies, reach_topics
+from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
+from tests.simulation.points.command import DEEDS as VERBS
+from tests.simulation.points.enumerate import Point, PointFailed, calls_of, points_of, run_point
+from tests.simulation.points.fates import Fate
+from tests.simulation.warm import collect
+from tests.storage.deeds import DEEDS as OF_DISKS
+from tests.storage.points import PERSISTENCES, enumerate_points
+from tests.storage.points import PointFailed as DiskPointFailed
+
+FILE = Path(__file__).with_name("reach.json")
+REACHED = (*reach_topics.REACHED, *reach_bookies.REACHED)
+LIMIT_S = 60.0
+SEEDS_MAX = 2000
+
+
+@dataclass(frozen=True)
+class Found:
+    """What broke, and where: a deed with a call and a fate, a deed of a bookie, or a seed."""
+
+    broken: str
+    tried: int
+    """So many points or seeds."""
+    cpu_s: float
+    deed: str = ""
+    call: int = -1
+    fate: str = ""
+    seed: int = -1
+
+    def again(self, mutant: Mutant) -> str | None:
+        """What breaks there now, if anything does."""
+        if self.seed >= 0:
+            return mutant.caught(self.seed)
+        verb = next((deed for deed in VERBS if deed.name == self.deed), None)
+        if verb is None:
+            return _at_disks(mutant, self.deed)
+        return _at(mutant, Point(verb, self.call, Fate(self.fate)))
+
+
+def stored() -> dict[str, Found]:
+    """By mutant."""
+    found = json.loads(FILE.read_text())
+    return {name: Found(**one) for name, one in found.items()}
+
+
+def store(found: dict[str, Found]) -> None:
+    lines = [f"  {json.dumps(name)}: {json.dumps(asdict(one))}" for name, one in found.items()]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def search(mutant: Mutant, deeds: tuple[str, ...]) -> Found | None:
+    """Raises MutantBroken."""
+    begun = time.process_time()
+    for tried, where in enumerate(_places(deeds), 1):
+        collect(tried)
+        broken = where.again(mutant)
+        spent = time.process_time() - begun
+        if broken:
+            return Found(
+                broken, tried, round(spent, 1), where.deed, where.call, where.fate, where.seed
+            )
+        if spent > LIMIT_S:
+            break
+    return None
+
+
+def _places(deeds: tuple[str, ...]) -> Iterator[Found]:
+    """Points of the deeds, of all in turn; seeds where no deed is named."""
+    for name in [each.name for each in OF_DISKS if each.name in deeds]:
+        yield Found("", 0, 0, name)
+    points = [
+        (place / len(found), point)
+        for deed in VERBS
+        if deed.name in deeds
+        for found in [points_of(deed, calls_of(deed))]
+        for place, point in enumerate(_spread(found))
+    ]
+    for _, point in sorted(points, key=lambda one: one[0]):
+        yield Found("", 0, 0, point.deed.name, point.call, point.fate.value)
+    for seed in range(0 if deeds else SEEDS_MAX):
+        yield Found("", 0, 0, seed=seed)
+
+
+def _spread(points: list[Point]) -> list[Point]:
+    """All of them, every seventh first."""
+    return [point for first in range(7) for point in points[first::7]]
+
+
+def _at(mutant: Mutant, point: Point) -> str | None:
+    with mutant.applied():
+        try:
+            run_point(point)
+        except PointFailed as failure:
+            cause = failure.cause
+            if isinstance(cause, Violation) and cause.name not in DEFECTS:
+                return cause.name
+    return None
+
+
+def _at_disks(mutant: Mutant, name: str) -> str | None:
+    deed = next(deed for deed in OF_DISKS if deed.name == name)
+    with mutant.applied():
+        try:
+            enumerate_points(deed, PERSISTENCES[::2])
+        except DiskPointFailed as failure:
+            return f"storage: {failure.__cause__!r}"[:80]
+    return None
+
+
+def refresh(part: str = "") -> None:
+    """Look for those whose name contains `part`, and store what was found."""
+    known: dict[str, Found] = {}
+    with suppress(FileNotFoundError):
+        known = stored()
+    for mutant, deeds in REACHED:
+        if part not in mutant.name or mutant.name in known:
+            continue
+        try:
+            found = search(mutant, deeds)
+        except MutantBroken as broken:
+            print(f"{mutant.name:42} BROKEN {broken}", flush=True)
+            continue
+        known.pop(mutant.name, None)
+        if found is None:
+            print(f"{mutant.name:42} survives", flush=True)
+        else:
+            known[mutant.name] = found
+            print(f"{mutant.name:42} {found}", flush=True)
+        store({one.name: known[one.name] for one, _ in REACHED if one.name in known})

@@ -1,0 +1,394 @@
+"""Bugs of a bookie's flush, checkpoint, rolls, collection, compaction and limbo as an engineer may
+make them.
+
+Each is looked for at the points of the deeds named with it (tests/storage), or by seeds.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from bookie_server import checkpoint, compactor, garbage_collector, limbo, replay
+from bookie_server.directory_store import DirectoryStore
+from bookie_server.disk import Disk
+from bookie_server.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_path, _path
+from bookie_server.journal import Journal
+from bookie_server.ledger_handles import LedgerHandles
+from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.limbo import Limbo
+from bookie_server.stores import Stores
+from spark_ledger.repair import limbo as repair
+from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.storing import RECLAIMED, SEVERAL
+
+POWER = {**SEVERAL, "directories": 1, "journals": 1}
+LOST = {
+    **RECLAIMED,
+    "faults": ("lost directory", "kill", "power cut while writing"),
+    "tight": False,
+}
+
+
+# -- flush and checkpoint ------------------------------------------------------------------------
+
+
+def segments_go_first(move: Any) -> Any:
+    """Segments are removed, then the checkpoint that needs them no more is written."""
+
+    async def moved(self: Any, flush: Any) -> None:
+        await self._journals.forget_before(flush.marks)
+        await move(self, flush)
+
+    return moved
+
+
+def written_in_place(write: Any) -> Any:
+    """The checkpoint is overwritten where it lies."""
+
+    async def written(disk: Disk, marks: Any) -> None:
+        await disk.make_folder(checkpoint.FOLDER)
+        if checkpoint.PATH.split("/")[1] in await disk.list(checkpoint.FOLDER):
+            await disk.remove(checkpoint.PATH)
+        file = await disk.create(checkpoint.PATH)
+        try:
+            await file.append([checkpoint.encode(marks)], sync=True)
+        finally:
+            await file.close()
+
+    return written
+
+
+def without_what_changed(write: Any) -> Any:
+    """A flush writes entries, and no states."""
+
+    async def written(self: Any, flush: Any) -> None:
+        await write(self, flush._replace(changes=type(flush.changes)((), ())))
+
+    return written
+
+
+def index_not_synced(write: Any) -> Any:
+    """A flush gives the index what it has and leaves it to sync by itself."""
+
+    async def written(
+        self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
+    ) -> None:
+        async def later() -> None:
+            return None
+
+        sync, self.index.sync = self.index.sync, later
+        try:
+            await write(self, entries, changes, placed, puts)
+        finally:
+            self.index.sync = sync
+
+    return written
+
+
+def dropped_before_it_is_written(carry_out: Any) -> Any:
+    """The write cache lets a half go when its flush begins."""
+
+    async def carried_out(self: Any) -> None:
+        if self._flush_begun is not None:
+            half = self._flush_begun.half
+            kept = dict(half.ledgers)
+            self._cache.drop_flushed()
+            half.ledgers.update(kept)
+        await carry_out(self)
+
+    return carried_out
+
+
+def log_not_synced(write: Any) -> Any:
+    """An entry log is synced when it is full, not with each flush."""
+
+    async def written(self: Any, entries: Any) -> Any:
+        current, self._current = self._current, None
+        del current
+        return await write(self, entries)
+
+    return written
+
+
+def checkpoint_in_one(write_checkpoint: Any) -> Any:
+    """Of several directories the first has the checkpoint, and others keep an older one."""
+
+    async def written(self: Any, marks: Any) -> None:
+        await checkpoint.write(self.live[0].disk, marks)
+
+    return written
+
+
+# -- journals ------------------------------------------------------------------------------------
+
+
+def rolls_unsynced(roll: Any) -> Any:
+    """A full segment is left without the sync that was put off."""
+
+    async def rolled(self: Any) -> None:
+        self._sync_at = None
+        await roll(self)
+
+    return rolled
+
+
+def ends_at_a_missing_segment(records: Any) -> Any:
+    """A segment that is missing counts as the end of the journal."""
+
+    async def until_then(self: Any) -> Any:
+        async for some in records(self):
+            yield some
+        self._missing.clear()
+
+    return until_then
+
+
+def replays_from_the_next(begin: Any) -> Any:
+    """Replay begins with the segment after the one that the mark lies in."""
+
+    async def later(disk: Any, mark: Any, replayed: Any) -> Any:
+        if mark is not None:
+            position = mark.position
+            mark = mark._replace(position=position._replace(offset=1 << 40))
+        return await begin(disk, mark, replayed)
+
+    return later
+
+
+# -- collection and compaction -------------------------------------------------------------------
+
+
+def surplus_at_the_first_look(drop: Any) -> Any:
+    async def at_once(self: Any, directories: Any) -> Any:
+        await drop(self, directories)
+        return await drop(self, directories)
+
+    return at_once
+
+
+def forgotten_at_once(flushes: Any) -> Any:
+    return 0
+
+
+def forgotten_with_entries_here(stored: Any) -> Any:
+    """What is in an index of a ledger that was deleted is not asked when it is forgotten."""
+
+    async def nothing(self: Any, ledger_id: int, directories: Any) -> bool:
+        return False
+
+    return nothing
+
+
+def index_let_go_unsynced(delete: Any) -> Any:
+    """Entries that are collected leave the index, which is synced with the next flush."""
+
+    async def unsynced(store: Any, ledger_ids: Any, is_still: Any, going: Any) -> Any:
+        async def later() -> None:
+            return None
+
+        sync, store.index.sync = store.index.sync, later
+        try:
+            return await delete(store, ledger_ids, is_still, going)
+        finally:
+            store.index.sync = sync
+
+    return unsynced
+
+
+def never_redone(redo: Any) -> Any:
+    async def nothing(self: Any) -> None:
+        return None
+
+    return nothing
+
+
+def published_unsynced(publish: Any) -> Any:
+    """A copy has its final name before it is synced."""
+
+    async def published(self: Any, copy: Any, source: int) -> None:
+        await copy.append_footer()
+        await copy.file.close()
+        path = _copy_path(copy.log_id, source)
+        await self._disk.rename(_path(copy.log_id, COMPACTING), path)
+        await self._disk.sync_dir(FOLDER)
+        self._unfinished[copy.log_id] = source
+
+    return published
+
+
+def turned_by_half(turn_to: Any) -> Any:
+    """The index is turned for the first run of a chunk."""
+
+    async def turned(self: Any, chunk: Any, source: int) -> int:
+        return int(await turn_to(self, replace(chunk, records=chunk.records[:1]), source))
+
+    return turned
+
+
+# -- limbo ---------------------------------------------------------------------------------------
+
+
+def no_tail_in_doubt(doubt: Any) -> Any:
+    return lambda ending, storage: None
+
+
+def closed_ones_are_whole(judge: Any) -> Any:
+    """After a torn tail CLOSED ledgers are not counted."""
+
+    async def whole(self: Any, record: Any) -> str:
+        return ""
+
+    return whole
+
+
+def walk_fences_nobody(doubt: Any) -> Any:
+    """What a walk finds IN_RECOVERY or CLOSED is not fenced again."""
+
+    async def unfenced(self: Any, judged: Any) -> None:
+        await doubt(self, [(ledger_id, reason, False) for ledger_id, reason, _ in judged])
+
+    return unfenced
+
+
+def any_revision_clears(answer: Any) -> Any:
+    """What changed since the comparison began does not count."""
+
+    async def answered(self: Any, request: Any) -> Any:
+        if request.clear:
+            _, revision = self._state_told(request.ledger_id)
+            request = replace(request, revision=revision)
+        return await answer(self, request)
+
+    return answered
+
+
+def compares_the_first_window(lacking: Any) -> Any:
+    async def first(self: Any, entries: range, slot: int) -> Any:
+        async for some in lacking(self, entries, slot):
+            yield some
+            return
+
+    return first
+
+
+def torn_covers_lost(worse: Any) -> Any:
+    """The reason found last is the one that counts."""
+    return lambda one, other: other or one
+
+
+FLUSHES = ("flush", "flush of two and two", "flush of a fence", "roll of entry logs", "replay")
+COMPACTIONS = ("compaction", "collection", "reclaim beside a flush")
+T = Mutant
+REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
+    (
+        T(
+            *("segments go before the checkpoint", "checkpoint", LedgerStorage),
+            *("_move_checkpoint", segments_go_first, POWER),
+        ),
+        FLUSHES,
+    ),
+    (T("checkpoint in place", "checkpoint", checkpoint, "write", written_in_place, POWER), FLUSHES),
+    (
+        T("flush without states", "BK#4843", LedgerStorage, "_write", without_what_changed, POWER),
+        FLUSHES,
+    ),
+    (
+        T("flush leaves the index", "BP-46", DirectoryStore, "write", index_not_synced, POWER),
+        FLUSHES,
+    ),
+    (
+        T(
+            *("cache let go too early", "BP-46", LedgerStorage, "carry_out"),
+            *(dropped_before_it_is_written, POWER),
+        ),
+        FLUSHES,
+    ),
+    (T("flush leaves its log", "BP-46", EntryLogs, "write", log_not_synced, POWER), FLUSHES),
+    (
+        T(
+            *("checkpoint in one directory", "BK#3329", Stores, "write_checkpoint"),
+            *(checkpoint_in_one, SEVERAL),
+        ),
+        FLUSHES,
+    ),
+    (
+        T("roll without a sync", "BK#3830", Journal, "_roll", rolls_unsynced, POWER),
+        ("roll of the journal",),
+    ),
+    (
+        T("replay from after the mark", "BP-46", replay, "_replay", replays_from_the_next, POWER),
+        ("replay", "flush"),
+    ),
+    (
+        T(
+            *("surplus at the first look", "collection", garbage_collector.GarbageCollector),
+            *("drop_surplus", surplus_at_the_first_look, RECLAIMED),
+        ),
+        (),
+    ),
+    (
+        T(
+            *("forgotten at once", "collection", garbage_collector, "FLUSHES_BEFORE_FORGETTING"),
+            *(forgotten_at_once, RECLAIMED),
+        ),
+        COMPACTIONS,
+    ),
+    (
+        T(
+            *("forgotten with entries here", "collection", garbage_collector.GarbageCollector),
+            *("_stored", forgotten_with_entries_here, RECLAIMED),
+        ),
+        COMPACTIONS,
+    ),
+    (
+        T(
+            *("collected from an index unsynced", "collection", garbage_collector, "_delete"),
+            *(index_let_go_unsynced, RECLAIMED),
+        ),
+        COMPACTIONS,
+    ),
+    (
+        T(
+            "compaction never redone",
+            "compaction",
+            compactor.Compactor,
+            "redo",
+            never_redone,
+            RECLAIMED,
+        ),
+        COMPACTIONS,
+    ),
+    (
+        T(
+            "copy published unsynced",
+            "BK#1534",
+            EntryLogs,
+            "publish_copy",
+            published_unsynced,
+            RECLAIMED,
+        ),
+        COMPACTIONS,
+    ),
+    (
+        T(
+            "index turned by half",
+            "compaction",
+            compactor.Compactor,
+            "_turn",
+            turned_by_half,
+            RECLAIMED,
+        ),
+        COMPACTIONS,
+    ),
+    (T("no tail in doubt", "limbo", limbo, "doubt_the_tail", no_tail_in_doubt, LOST), ()),
+    (T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST), ()),
+    (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), ()),
+    (T("any revision clears", "limbo", Limbo, "answer", any_revision_clears, LOST), ()),
+    (
+        T(
+            *("first window compared", "limbo", repair._Repair, "_lacking"),
+            *(compares_the_first_window, LOST),
+        ),
+        ("repair of limbo",),
+    ),
+    (T("limbo reason found last", "limbo", limbo, "worse", torn_covers_lost, LOST), ()),
+)
