@@ -57,13 +57,15 @@ class LedgerStreamWriter(DataSourceStreamArrowWriter):
         return self.__dict__
 
     def _check(self) -> None:
-        """Whether the batch cannot be written, as far as can be told before its rows are seen. A
-        process that cannot connect leaves it to the tasks: they wait for the end of an outage,
-        but for those of a query that only begins, whose URL may be wrong."""
+        """Whether the batch cannot be written, as far as can be told before its rows are seen. In
+        an outage it is left to the tasks, which wait, but for those of a query that only begins,
+        whose URL may be wrong: Spark can stop tasks, and not what waits here."""
         options = self.job.options
         cluster = None
         try:
             cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+            if cluster.away:
+                return
             cluster.run(write_job.check(cluster.client, self.job, fresh=True))
             _checked.put(self._key, True)
         except LedgerError as error:

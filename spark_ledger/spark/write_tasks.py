@@ -137,7 +137,9 @@ def write_rows(
             for batch in batches:
                 if batch.num_rows:
                     writers.write(job.plan.rows(batch))
-            return Written(intent, writers.finish(), _batch(counted, on_replay))
+            results = writers.finish()
+            cluster.until_back()  # here Spark can stop the query, not while its commit waits
+            return Written(intent, results, _batch(counted, on_replay))
         except BaseException:
             forget(intent)
             writers.abort()

@@ -21,6 +21,7 @@ from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata.store import SessionState
 from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
@@ -102,6 +103,16 @@ class BlockingTopics:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         with reachable("topics were worked on"):
             return background_loop().run(coroutine)
+
+    @property
+    def away(self) -> bool:
+        """Whether there is no contact to the metadata store, as far as is known."""
+        return self.client.store.session_state is not SessionState.CONNECTED
+
+    def until_back(self) -> None:
+        """Wait while the metadata store is away. Raises errors.Unavailable."""
+        if self.away:
+            self.run(self.client.store.sync())
 
     def task_writer(
         self,

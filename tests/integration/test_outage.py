@@ -24,6 +24,7 @@ from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.spark.write_tasks import commit_rows, query_intent, write_rows
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind
+from tests.processes import eventually
 from tests.spark.exactly_once.zookeeper_proxy import ZooKeeperProxy, is_commit
 
 ANSWER_S = 0.2
@@ -85,6 +86,23 @@ def test_a_task_that_needs_a_new_ledger_waits_and_its_rows_are_committed_once(zo
     options = given(zookeeper, topic)
     assert append(job_of(options), 0, rows()).kind is CommitKind.COMMITTED
     assert read(options) == 50 * ROWS.num_rows
+
+
+def test_a_task_waits_before_its_end_so_that_its_commit_need_not(zookeeper, topic):
+    options, job = given(zookeeper, topic), job_of(given(zookeeper, topic))
+    append(job, 0)  # what a task asks for is kept for a while
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
+
+    def rows():
+        yield ROWS.slice(0, 10)
+        away(zookeeper)
+        assert eventually(lambda: cluster.away)
+
+    intent = query_intent(job, "query", "run")
+    written = write_rows(job, Task(intent, 0, 0, {}), rows(), version=1)
+    assert not cluster.away
+    commit_rows(job, intent, 1, [written], last=False)
+    assert read(options) == ROWS.num_rows + 10
 
 
 def test_a_commit_whose_answer_is_lost_is_found_when_zookeeper_is_back(zookeeper, topic):

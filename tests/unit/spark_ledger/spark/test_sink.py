@@ -19,6 +19,7 @@ class Cluster:
     """Refuses what it is asked with `error`, if there is one; counts."""
 
     client = None
+    away = False
 
     def __init__(self, error=None):
         self.error = error
@@ -99,6 +100,16 @@ def test_who_cannot_connect_leaves_it_to_tasks_which_wait_unless_the_query_only_
     for one in sent:
         with pytest.raises(Unavailable if batch_id == 0 else Waits):
             one.write(iter(()))
+
+
+def test_in_an_outage_a_writer_asks_nothing_and_does_so_for_the_next_batch(connected):
+    cluster = connected()
+    cluster.away = True
+    assert pickle.loads(pickle.dumps(writer())).refusal is None
+    assert cluster.asked == 0
+    cluster.away = False
+    pickle.dumps(writer())
+    assert cluster.asked == 1
 
 
 def test_what_needs_no_cluster_to_be_refused_is_refused_at_once(connected):
