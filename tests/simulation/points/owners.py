@@ -9,6 +9,7 @@ from tests.simulation.points.deeds import two_batches
 from tests.simulation.points.enumerate import Deed
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_cursors import NAME
+from tests.simulation.topic_ghost import Whereabouts
 from tests.simulation.world import Client
 
 IDLE_S = 20.0
@@ -45,7 +46,7 @@ async def seeks(stage: Stage, client: Client) -> None:
 async def deletes_it(stage: Stage, client: Client) -> None:
     log = stage.log()
     stage.cursors._known.clear()
-    log.ceilings.pop(NAME, None)
+    log.subscriptions.pop(NAME, None)
     await stage.topics(client).subscriptions.delete(log.topic_id, NAME, force=True)
 
 
@@ -55,7 +56,7 @@ async def others_delete_it(stage: Stage) -> None:
         await subscriptions.delete(stage.log().topic_id, NAME, force=True)
 
     await stage.patiently("deleter", delete, SubscriptionNotFound)
-    stage.log().ceilings.pop(NAME, None)
+    stage.log().subscriptions.pop(NAME, None)
 
 
 async def a_subscription_at_the_end(stage: Stage) -> None:
@@ -63,7 +64,8 @@ async def a_subscription_at_the_end(stage: Stage) -> None:
     await two_batches(stage)
     client, log = await stage.world.client("founder"), stage.log()
     await client.run(stage.topics(client).subscriptions.create(log.topic_id, NAME))
-    log.ceilings[NAME] = log.state.end_offsets()
+    log.subscriptions[NAME] = Whereabouts()
+    log.subscriptions[NAME].is_at(stage.world.loop.now, log.state.end_offsets())
 
 
 async def trims_what_is_read(stage: Stage, client: Client) -> None:
