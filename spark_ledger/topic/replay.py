@@ -75,6 +75,7 @@ def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> 
         f" {batch.content.rows} rows ({batch.content.fingerprint}) now: {_CAUSES}",
         f"{_REMEDY}; onReplay=skip keeps what was committed, for a query that gives other rows each"
         " time.",
+        recorded_version=record.version,
         recorded_rows=_rows(record),
         rows=batch.content.rows,
     )

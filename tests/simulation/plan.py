@@ -27,6 +27,8 @@ ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "repl
 were (topic_source.py); two janitors clean at once, topics get more partitions, topics are deleted
 and made again over and over (topic_upkeep.py); each batch of a query takes the place of all rows
 (topic_work.py). With the share of the runs with topics in which each does."""
+REWINDS = {"rewinds": 0.3}
+"""As ALSO, drawn beside all else: checkpoints of queries that write go back (topic_replays.py)."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
     quorum = rng.choice(QUORUMS)
     share = rng.choice((0.0, 0.15, 0.3, 0.3, 0.5, 0.5, 0.8))
     of_each = f"{rng.random()}"
-    on = [name for name in classes if random.Random(f"{of_each} {name}").random() < share]
+    on = [name for name in classes if _beside(of_each, name) < share]
     over_budget = rng.random() < 0.1
     topics = rng.random() < 0.3 and not over_budget
     if over_budget:
@@ -163,6 +165,14 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         tight=rng.random() < 0.35,
         large=rng.choice(LARGE),  # drawn late, as what follows: older seeds draw what they drew
         churn=topics and rng.random() < 0.2,
-        also=tuple(name for name, share in ALSO.items() if topics and rng.random() < share),
+        also=(
+            *(name for name, share in ALSO.items() if topics and rng.random() < share),
+            *(name for name, share in REWINDS.items() if topics and _beside(of_each, name) < share),
+        ),
         places=rng.choice(PLACES),
     )
+
+
+def _beside(of_each: str, name: str) -> float:
+    """Drawn for that name alone: whatever else is drawn, it is the same."""
+    return random.Random(f"{of_each} {name}").random()

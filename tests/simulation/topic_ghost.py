@@ -181,8 +181,11 @@ class TopicGhost:
     """Task attempts whose rows are in the log."""
     begun_at: dict[str, int] = field(default_factory=dict)
     """By run: the zxid that made its first intent."""
-    authors: dict[tuple[str, int], dict[str, None]] = field(default_factory=dict)
-    """By (app id, version): the commits, by id, that contribute to it, over all topics."""
+    contents: dict[tuple[str, int], str] = field(default_factory=dict)
+    """By (intent, version): the fingerprint of what is committed under it, "" if it has none."""
+    authors: dict[tuple[str, int, str], dict[str, None]] = field(default_factory=dict)
+    """By (app id, version, fingerprint): the commits, by id, that contribute to it, over all
+    topics."""
     shared: dict[str, dict[str, int]] = field(default_factory=dict)
     """By commit over several topics: its number in each."""
     bodies: dict[tuple[str, str], bytes] = field(default_factory=dict)
@@ -191,6 +194,11 @@ class TopicGhost:
     """(topic id, partition, offset): the row first read there."""
     ends_told: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
     """(client, topic id): where each partition ended when it last polled."""
+
+    def key_of_commit(self, commit: Commit) -> tuple[str, int, str]:
+        """What contributes rows once: a version, as it was planned."""
+        content = self.contents.get((commit.intent, commit.version), "")
+        return commit.app_id, commit.version, content
 
     def named(self, name: str) -> LogGhost | None:
         """The topic that has the name now."""
@@ -289,7 +297,7 @@ class TopicJudge:
         numbers = {topic_id: number for topic_id, (number, _) in made.items()}
         bodies = {topic_id: self._body(topic_id, node) for topic_id, (_, node) in made.items()}
         first = next(iter(bodies.values()))
-        key = (first.app_id, first.version)
+        key = self._ghost.key_of_commit(first)
         authors = self._ghost.authors.setdefault(key, {})
         authors[first.commit_id] = None
         invariants.a_version_contributes_rows_at_most_once(ghost, key, len(authors))

@@ -8,6 +8,7 @@ batch to others (hazard 10). topic_upkeep.py has who trims, merges, checkpoints 
 """
 
 import asyncio
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -19,8 +20,10 @@ from spark_ledger.topic.agreement import fold_agreeing
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
+from spark_ledger.topic.fingerprint import Fingerprint
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import Cutting, plan_read
+from spark_ledger.topic.replay import Work
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
@@ -31,6 +34,7 @@ from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.topic_ghost import LogGhost, TopicGhost, TopicJudge, live_name
 from tests.simulation.topic_limits import draw_limits
+from tests.simulation.topic_replays import Checkpoints, PlannedBatch
 from tests.simulation.world import Client, World
 
 TOPIC = "t"
@@ -65,6 +69,8 @@ class TopicWork:
         self.overwriters = self._draw_overwriters()
         self.limits = draw_limits(world.loop.random_for("topic limits"))
         self.ghost.grace_s = self.limits.grace_ms / 1000
+        rewinds = "rewinds" in plan.also
+        self.checkpoints = Checkpoints(world, rewinds, self.ghost.next_version)
         self._attempts = 0
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []
@@ -153,36 +159,50 @@ class TopicWork:
             await self._run_batches(driver, executor, query, run)
         except LedgerError as error:
             self._gone = self._gone or isinstance(error, TopicNotFound)
+            if isinstance(error, errors.CheckpointBehind | errors.ReplayDiffers):
+                self.checkpoints.refused(query, error)
             self.met(driver, "run", error)
 
     async def _run_batches(self, driver: Client, executor: Client, query: str, run: int) -> None:
         topics, tasks = self.client(driver), self.client(executor)
         target, checkpoint = self.targets[query], self.ghost.next_version
+        self.checkpoints.restored(query)
         infos = [await topics.topics.open(name) for name in self.names]
         replaced = [infos[0].id] if query in self.overwriters else []
         while self._unfinished(query):
             version = checkpoint[query]
+            planned = self.checkpoints.planned(query, version, overwrites=bool(replaced))
+            draw = self.rng if planned is None else planned.rng("topics")
             intent = await topics.intents.open_query_intent(
                 query, f"run-{run}", target, overwrites=replaced
             )
             some = infos[:1]
             if target == ANY:
-                some = self.rng.sample(infos, self.rng.randint(1, len(infos)))
-            results = await self._run_tasks(executor, tasks, some, intent, version)
+                some = draw.sample(infos, draw.randint(1, len(infos)))
+            if planned is not None:
+                await self.checkpoints.look(topics, intent, planned, version)
+            results = await self._run_tasks(executor, tasks, some, intent, version, planned)
             txn = TxnKey(query, target, version, f"run-{run}")
             if self.rng.random() < 0.3:
                 results = await self._as_named_now(topics, infos, results)
-            if replaced and self.rng.random() < 0.1:  # complete mode has nothing to tell
+            if replaced and draw.random() < 0.1:  # complete mode has nothing to tell
                 self.ghost.expected[intent.id, version, infos[0].id] = []
                 results = {infos[0].id: []}
+                if planned is not None:
+                    planned.counted = Fingerprint()
+            batch = None if planned is None else planned.batch
+            content = self.ghost.contents[intent.id, version] = (
+                "" if batch is None else batch.content.fingerprint
+            )
             try:
                 outcome = await topics.commit_topics(
-                    results, txn, intent.id, overwrite=intent.record.snapshots.keys()
+                    results, txn, intent.id, overwrite=intent.record.snapshots.keys(), batch=batch
                 )
             except errors.LedgerFenced as error:
                 self.met(driver, "commit", error)
                 continue  # condemned as stale: a new generation; superseded: opening it says so
-            self._judge_commit((query, version), run, outcome)
+            self._judge_commit((query, version, content), run, outcome)
+            self.checkpoints.done(query)
             checkpoint[query] = max(checkpoint[query], version + 1)
             await asyncio.sleep(driver.rng.uniform(0, 1.5))
 
@@ -205,15 +225,26 @@ class TopicWork:
         infos: list[TopicInfo],
         intent: Any,
         version: int,
+        planned: PlannedBatch | None,
     ) -> dict[str, list[TaskResult]]:
         """By topic id one result of each task; some tasks have a second attempt, whose result is
-        used or not."""
+        used or not. Of a batch that is only compared there are none."""
+        draw = self.rng if planned is None else planned.rng("tasks")
         indexes: list[int] = []
-        for index in range(self.rng.choice((1, 1, 2, 3))):
+        for index in range(draw.choice((1, 1, 2, 3))):
             indexes += [index] * self.rng.choice((1, 1, 1, 2))
+        if planned is not None:
+            for index in sorted(set(indexes)):
+                for info in infos:
+                    counts = _counts(planned.rng(info.name.short, index))
+                    planned.count(info.name.short, index, sum(counts))
+            if planned.work is Work.COMPARE:
+                return {}
         work = [
             asyncio.shield(
-                executor.run(self._task(executor, tasks, infos, intent, version, index, attempt))
+                executor.run(
+                    self._task(executor, tasks, infos, intent, version, index, attempt, planned)
+                )
             )
             for attempt, index in enumerate(indexes)
         ]
@@ -245,6 +276,7 @@ class TopicWork:
         version: int,
         index: int,
         attempt: int,
+        planned: PlannedBatch | None,
     ) -> list[tuple[TaskResult, str]]:
         """What it wrote to each topic, and the name its rows have."""
         rng = executor.rng
@@ -253,7 +285,7 @@ class TopicWork:
         for info in infos:
             self._attempts += 1
             name = f"a{self._attempts}"
-            counts = [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]
+            counts = _counts(rng if planned is None else planned.rng(info.name.short, index))
             self.ghost.rows_of[name], self.ghost.topic_of[name] = sum(counts), info.id
             writer = tasks.task_writer(
                 info,
@@ -283,7 +315,7 @@ class TopicWork:
             state = await tasks.log(info.id).fold()
         return len(state.partitions)
 
-    def _judge_commit(self, key: tuple[str, int], run: int, outcome: Any) -> None:
+    def _judge_commit(self, key: tuple[str, int, str], run: int, outcome: Any) -> None:
         """It returned success: T1 and T2 at that moment."""
         ghost = self.world.ghost
         self.world.trace.note("commit", f"{key} by run {run}: {outcome.kind.value}")
@@ -293,7 +325,7 @@ class TopicWork:
         mine = f"run-{run}"
         for log in self.ghost.logs.values():
             for number, commit in log.commits.items():
-                if (commit.app_id, commit.version) == key and commit.run_id != mine:
+                if self.ghost.key_of_commit(commit) == key and commit.run_id != mine:
                     later = log.logged_at[number] > self.ghost.begun_at[mine]
                     invariants.success_is_of_ones_own_or_earlier_rows(
                         ghost, mine, commit.run_id, later
@@ -442,3 +474,8 @@ def _author(value: bytes) -> tuple[str, int]:
     """The task attempt that wrote the row, and which of its rows it is."""
     attempt, _, row = value.decode().split(":")
     return attempt, int(row)
+
+
+def _counts(rng: random.Random) -> list[int]:
+    """How many rows a task has for a topic, by column that Spark hands over."""
+    return [rng.randint(1, 12) for _ in range(rng.choice((1, 1, 2)))]

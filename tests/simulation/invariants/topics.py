@@ -9,7 +9,7 @@ from tests.simulation.invariants.judge import Violation, invariant, require
 
 @invariant("T1")
 def a_commit_that_returned_is_in_the_log_once(
-    ghost: Ghost, key: tuple[str, int], times: int
+    ghost: Ghost, key: tuple[str, int, str], times: int
 ) -> None:
     """A commit that returned success is in every later fold, once."""
     require(times == 1, "T1", f"{key} returned success and is {times} times in the log")
@@ -82,7 +82,9 @@ def success_is_of_ones_own_or_earlier_rows(
 
 
 @invariant("T2")
-def a_version_contributes_rows_at_most_once(ghost: Ghost, key: tuple[str, int], times: int) -> None:
+def a_version_contributes_rows_at_most_once(
+    ghost: Ghost, key: tuple[str, int, str], times: int
+) -> None:
     """Each (transaction key, version) contributes rows at most once."""
     require(times <= 1, "T2", f"{key} contributes rows {times} times")
 

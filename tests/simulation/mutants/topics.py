@@ -17,6 +17,7 @@ from spark_ledger.topic import (
     garbage,
     guards,
     log_trim,
+    replay,
     retention,
     slice_reader,
     subscription_moves,
@@ -56,6 +57,7 @@ SLOW = {**CHURN, "faults": ("slow store", "pause")}
 MISSED = {**CHURN, "faults": ("missed watches",)}
 CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
 SOURCES = {**LONG, "also": ("sources",)}
+REWINDS = {**LONG, "also": ("rewinds",)}
 OVERWRITES = {**CHURN, "also": ("overwrites",)}
 REPLACEMENTS = {**CHURN, "also": ("replacements",)}
 LAGGING = {**LONG, "faults": ("lagging store", "pause")}
@@ -73,6 +75,14 @@ def always_settled(settled: Any) -> Any:
         return settled(record, commit_id, replace(txn, run_id=record.run_id), w0, batch)
 
     return quiet
+
+
+def same_whatever_it_is(same: Any) -> Any:
+    return lambda record, content: True
+
+
+def same_number_of_rows(same: Any) -> Any:
+    return lambda record, content: same(record, replace(content, fingerprint=""))
 
 
 def believes_its_intent_open(intent: Any) -> Any:
@@ -277,6 +287,11 @@ MUTANTS = (
     Mutant(
         *("no-op whoever recorded the version", "hazard 11", commit_draft, "settled"),
         *(always_settled, ZOMBIES),
+    ),
+    Mutant("replay whatever its rows", "hazard 11", replay, "same", same_whatever_it_is, REWINDS),
+    Mutant(
+        *("replay told by its number of rows", "hazard 11", replay, "same"),
+        *(same_number_of_rows, REWINDS),
     ),
     Mutant(
         *("log trimmed to the newest checkpoint", "hazard 6, 8", log_trim, "_trim_some"),
