@@ -106,6 +106,8 @@ class TopicWork:
             drivers.append(driver)
             patience_s = self.rng.choice(PATIENCE_S[self.plan.churn]) * (1 + self._runs // 10)
             await asyncio.wait({driver}, timeout=patience_s)  # one task: no order to depend on
+            if driver.done() and not driver.cancelled():
+                driver.result()  # what it was judged by
             if self.rng.random() < 0.3:
                 await asyncio.sleep(self.rng.uniform(0, 2))
         done = not self._unfinished(query)
