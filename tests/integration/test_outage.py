@@ -29,6 +29,8 @@ from tests.spark.exactly_once.zookeeper_proxy import ZooKeeperProxy, is_commit
 
 ANSWER_S = 0.2
 AWAY_S = 1.0
+IN_FLIGHT = 4 << 20
+BATCHES = 150
 VALUE = StructType([StructField("value", StringType())])
 ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
 
@@ -55,10 +57,10 @@ def given(zookeeper, topic, **options) -> dict[str, str]:
     return {"topic": topic, "serviceUrl": f"zk://{zookeeper.address}{ROOT}", **options}
 
 
-def away(zookeeper) -> None:
+def away(zookeeper, before_its_end=lambda: None) -> None:
     """It is, from now on, for AWAY_S."""
     zookeeper.cut()
-    threading.Timer(AWAY_S, zookeeper.heal).start()
+    threading.Timer(AWAY_S, lambda: (before_its_end(), zookeeper.heal())).start()
 
 
 def job_of(options) -> WriteJob:
@@ -77,15 +79,24 @@ def read(options) -> int:
     return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
 
 
-def test_a_task_that_needs_a_new_ledger_waits_and_its_rows_are_committed_once(zookeeper, topic):
+def test_a_task_that_needs_a_new_ledger_takes_few_rows_meanwhile_and_they_are_committed_once(
+    zookeeper, topic
+):
+    taken, meanwhile = 0, []
+
     def rows():
-        away(zookeeper)
-        for _ in range(50):  # more than is written into a commit itself
+        nonlocal taken
+        away(zookeeper, lambda: meanwhile.append(taken))
+        for _ in range(BATCHES):
+            taken += ROWS.nbytes
             yield ROWS
 
     options = given(zookeeper, topic)
-    assert append(job_of(options), 0, rows()).kind is CommitKind.COMMITTED
-    assert read(options) == 50 * ROWS.num_rows
+    job = job_of({**options, "maxInFlightBytes": f"{IN_FLIGHT >> 20}m"})
+    append(job, 0, [ROWS.slice(0, 10)])  # which the commit itself holds: there is no ledger yet
+    assert append(job, 1, rows()).kind is CommitKind.COMMITTED
+    assert ROWS.nbytes < meanwhile[0] <= IN_FLIGHT < BATCHES * ROWS.nbytes
+    assert read(options) == 10 + BATCHES * ROWS.num_rows
 
 
 def test_a_task_waits_before_its_end_so_that_its_commit_need_not(zookeeper, topic):
