@@ -16,7 +16,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.compactor import Compacted, Compaction, Pace
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.merge_plan import MergeLimits, Upkept, merged_up_to
+from spark_ledger.topic.merge_plan import QUIET_MS, MergeLimits, Upkept, merged_up_to
 from spark_ledger.topic.topics import TopicInfo
 
 PASS_BYTES = 128 << 20
@@ -66,11 +66,13 @@ class Merging:
         *,
         pass_bytes: int = PASS_BYTES,
         bytes_per_s: float | None = BYTES_PER_S,
+        quiet_ms: int = QUIET_MS,
     ) -> None:
         self._client = client
         self._limits = limits or MergeLimits()
         self._pass_bytes = pass_bytes
         self._bytes_per_s = bytes_per_s
+        self._quiet_ms = quiet_ms
         self._looked: dict[str, _Looked] = {}
         self._ended_with = ""
         self._intent: Intent | None = None
@@ -117,7 +119,7 @@ class Merging:
         """All that is worth merging in the topic, `left` bytes of it at most, about. Raises as
         Compaction's methods, errors.TopicDeleted."""
         client = self._client
-        limits = replace(self._limits, upkept=Upkept(now_ms))
+        limits = replace(self._limits, upkept=Upkept(now_ms, self._quiet_ms))
         since = self._looked.get(topic.id, NEVER_LOOKED).since
         compaction = Compaction(client, topic, limits, left, since=since, intent=self._open_intent)
         while tasks := await compaction.plan():

@@ -16,12 +16,15 @@ from spark_ledger.topic.admin import TopicAdmin, retain
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.compactor import compact
 from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.merge_plan import MergeLimits
+from spark_ledger.topic.merging import Merging, TopicHead
 from spark_ledger.topic.store_time import store_now_ms
 from tests.simulation.topic_ghost import LIVE, LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
 LEASE_S = 20.0
+HOURS, QUIET_MS = MergeLimits(slot_ms=4_000), 300
 PARTITIONS_MAX = 8
 
 
@@ -90,9 +93,20 @@ class TopicUpkeep:
                 self.world.ghost.meet("rows trimmed")
 
     async def _merge(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
-        done = await compact(topics, log.name)
-        if done.commits:
+        if log.state.next % 2:
+            await self._merge_unasked(topics, log)
+        elif (await compact(topics, log.name)).commits:
             self.world.ghost.meet("segments merged")
+
+    async def _merge_unasked(self, topics: TopicClient, log: LogGhost) -> None:
+        """As maintenance does it, with hours of seconds; what fails is tried again or never."""
+        merging = Merging(topics, HOURS, bytes_per_s=None, quiet_ms=QUIET_MS)
+        head = TopicHead(await topics.topics.open(log.name), log.state.next)
+        report = await merging.once([head], await store_now_ms(topics.store))
+        if report.merged:
+            self.world.ghost.meet("segments merged")
+            self.world.ghost.meet("segments merged without being asked")
+        await merging.close()
 
     async def kept_going(self, name: str, work: Callable[[Client], Awaitable[None]]) -> None:
         """One process after another that does this work, until the end: each may be killed."""
