@@ -360,6 +360,7 @@ class Observers:
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
+        invariants.what_a_change_moves_is_on_an_ack_quorum(ghost, ledger, before, after)
         invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
@@ -430,6 +431,7 @@ class Observers:
         self.trace.note(f"ledger {ledger_id}", f"entry {entry_id} {'acked' if ok else 'failed'}")
         told = done.result() if ok else entry_id
         invariants.acks_come_in_order_and_never_after_a_failure(ghost, ledger, told, ok)
+        invariants.a_writer_is_told_of_a_deletion_that_is_one(ghost, ledger, error)
         process = current_process()  # a dead one's timers still fire, and nobody hears of it
         alive = process is None or process.alive
         if isinstance(error, TimedOut) and self.well_since is not None and alive:

@@ -8,7 +8,7 @@ import pytest
 
 from bookie_server.api.status import Meaning, Status
 from bookie_server.entry_index import EVERY_LEDGER
-from spark_ledger.errors import LedgerError, Unavailable
+from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
@@ -62,7 +62,13 @@ def at(ledger: LedgerGhost, record: LedgerRecord) -> LedgerGhost:
     return ledger
 
 
+def bereft(ghost: Ghost) -> object:
+    ghost.bookie("a").bereft = True
+    return ghost.bookie("a")
+
+
 def deleted(ledger: LedgerGhost, acked: int) -> LedgerGhost:
+    ledger.adopt(None)
     ledger.delete_returned()
     ledger.stored[acked] = dict.fromkeys("abc")
     return ledger
@@ -118,6 +124,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("8", I.an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble),
         lambda g, x: (x, 2),
         lambda g, x: (at(x, replace(OPEN, fragments=(Fragment(0, ("a", "d", "e")),))), 2),
+    ),
+    (
+        *("8", I.what_a_change_moves_is_on_an_ack_quorum),
+        lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED)),  # 2 of its 3 have entry 2
+        lambda g, x: (x, OPEN, replace(OPEN, fragments=(Fragment(0, ("a", "d", "e")),))),
     ),
     (
         *("9", I.a_confirmed_position_was_durable_when_it_was_said),
@@ -178,6 +189,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("15", I.who_lost_nothing_does_not_say_that_it_did),
         lambda g, x: (g.bookie("a"), [], True),
         lambda g, x: (g.bookie("a"), [EVERY_LEDGER], True),
+    ),
+    (
+        *("15", I.a_healthy_node_quarantines_nothing),
+        lambda g, x: (bereft(g), 1),
+        lambda g, x: (g.bookie("a"), 1),
     ),
     (
         *("16", I.what_was_acknowledged_is_never_denied),
@@ -287,6 +303,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("29", I.no_ack_after_delete),
         lambda g, x: (deleted(x, 3), 2),
         lambda g, x: (deleted(x, 3), 3),
+    ),
+    (
+        *("29", I.a_writer_is_told_of_a_deletion_that_is_one),
+        lambda g, x: (deleted(x, 3), NoSuchLedger("ledger 1 was deleted")),
+        lambda g, x: (x, NoSuchLedger("ledger 1 was deleted")),
     ),
     (
         *("30", I.an_identity_is_answered_for_by_its_own_disk_only),

@@ -47,7 +47,7 @@ class TopicCursors:
         self.work = work
         self.world = work.world
         rng = self.world.loop.random_for("topic cursors")
-        self.runs = rng.choice((2, 3, 5)) if work.plan.churn else rng.choice((0, 0, 2, 3))
+        self.runs = rng.choice((4, 6, 9)) if work.plan.churn else rng.choice((0, 0, 2, 3))
         self.mortality = 0.2
         """How many owners die in the moment in which they are told that it is durable."""
         self.rng = rng

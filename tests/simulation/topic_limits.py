@@ -39,7 +39,7 @@ class TopicLimits:
 def draw_limits(rng: random.Random) -> TopicLimits:
     """The limits of a run: half of them as they are in production, but for checkpoints."""
     every = rng.choice((2, 3, 5, 8))
-    grace_ms = rng.choice((0, 500, 5_000))
+    grace_ms = rng.choice((0, 2_000, 5_000))
     drawn: dict[tuple[ModuleType, str], Any] = {
         (checkpoint, "TAIL_BYTES_MAX"): rng.choice((0, 2_000)),
         (checkpoint, "CHUNK_BYTES_MAX"): 1_500,

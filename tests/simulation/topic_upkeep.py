@@ -84,10 +84,17 @@ class TopicUpkeep:
             await topics.intents.finish(intent.id)
 
     async def _trim(self, client: Client, topics: TopicClient, log: LogGhost) -> None:
-        state = await topics.log(log.topic_id).fold()
-        ends = state.end_offsets()
+        """Anywhere, or right up to what subscriptions hold, which is as far as it may be."""
+        used = [one for one in self.work.ghost.logs.values() if one.subscriptions]
+        right_up = bool(used) and client.rng.random() < 0.6
+        log = used[-1] if right_up else log
+        ends = (await topics.log(log.topic_id).fold()).end_offsets()
         points = {p: client.rng.randint(0, end) for p, end in ends.items() if end}
-        if points and client.rng.random() < 0.5:
+        if right_up:
+            now_ms = await store_now_ms(topics.store)
+            holds = await topics.subscriptions.holds(log.topic_id, len(ends), now_ms)
+            points = {p: at for p, at in holds.offsets.items() if at <= ends[p]}
+        if right_up or (points and client.rng.random() < 0.5):
             trimmed = await TopicAdmin(topics).trim(log.name, points)
             if trimmed.starts:
                 self.world.ghost.meet("rows trimmed")

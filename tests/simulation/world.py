@@ -244,6 +244,7 @@ class BookieNode:
             self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID
         )
         self._placed.watch(self.bookie._storage)
+        self._watch_quarantine(self.bookie._storage)
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
         handler = self.world.observers.listening(self.bookie)
@@ -253,6 +254,15 @@ class BookieNode:
         self.session.add_session_listener(self._session_changed)
         self.bookie.disks.listeners.append(self._standing_changed)
         await self._register()
+
+    def _watch_quarantine(self, storage: Any) -> None:
+        plain = storage.on_quarantine
+
+        def quarantined(ledger_id: int) -> None:
+            self.judge(invariants.a_healthy_node_quarantines_nothing, ledger_id)
+            plain(ledger_id)
+
+        storage.on_quarantine = quarantined
 
     async def _watch(self, bookie: Bookie) -> None:
         """A bookie whose journal or storage failed exits."""

@@ -1,15 +1,18 @@
 """The invariants, one function each, numbered as in docs/simulation.md."""
 
 from tests.simulation.invariants.acks import (
+    a_writer_is_told_of_a_deletion_that_is_one,
     acks_come_in_order_and_never_after_a_failure,
     an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble,
     closed_last_entry_covers_every_ack,
     no_ack_after_delete,
+    what_a_change_moves_is_on_an_ack_quorum,
 )
 from tests.simulation.invariants.bookies import (
     a_copy_goes_to_its_write_set,
     a_fence_survives_a_crash,
     a_fenced_negative_is_final,
+    a_healthy_node_quarantines_nothing,
     a_refused_token_decides_nothing,
     an_acknowledged_add_survives_a_crash,
     an_identity_is_answered_for_by_its_own_disk_only,
@@ -133,6 +136,7 @@ __all__ = [
     "a_fold_is_that_of_all_commits_ever",
     "a_handle_never_goes_back",
     "a_healthy_cluster_takes_what_is_pending",
+    "a_healthy_node_quarantines_nothing",
     "a_hung_bookie_blocks_nothing",
     "a_listing_is_small",
     "a_log_is_its_tail",
@@ -144,6 +148,8 @@ __all__ = [
     "a_version_contributes_rows_at_most_once",
     "a_waiting_reader_is_told",
     "a_write_is_small",
+    "a_writer_is_told_of_a_deletion_that_is_one",
+    "what_a_change_moves_is_on_an_ack_quorum",
     "acked_rows_of_producers_are_there_once",
     "acks_come_in_order_and_never_after_a_failure",
     "all_opens_end_at_the_same_entry",

@@ -1,5 +1,7 @@
-"""What a writer is told: 2, 7, 8, 29."""
+"""What a writer is told, and what becomes of what it was told: 2, 7, 8, 29."""
 
+from spark_ledger.errors import NoSuchLedger
+from spark_ledger.metadata.ledger_record import LedgerRecord
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 
@@ -41,6 +43,35 @@ def an_acked_entry_is_on_an_ack_quorum_of_the_published_ensemble(
         f"ledger {ledger.ledger_id} entry {entry_id} acked; of its published write set {members}"
         f" only {holders} hold it",
     )
+
+
+@invariant("8")
+def what_a_change_moves_is_on_an_ack_quorum(
+    ghost: Ghost, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord
+) -> None:
+    """What was acked and belongs to other bookies since an ensemble change is on Qa of those: a
+    change takes no copy of an entry out of account that it had when it was acked."""
+    if after.closed or before.last_fragment == after.last_fragment:
+        return  # what a recovery made is judged when it closes (22)
+    for entry_id in range(after.last_fragment.first_entry, ledger.acked + 1):
+        members = write_set(after, entry_id)
+        holders = [b for b in members if b in ledger.stored.get(entry_id, {})]
+        require(
+            len(holders) >= ledger.ack_quorum,
+            "8",
+            f"ledger {ledger.ledger_id}: a change moved entry {entry_id}, which was acked, to"
+            f" {members}, of which only {holders} hold it",
+        )
+
+
+@invariant("29")
+def a_writer_is_told_of_a_deletion_that_is_one(
+    ghost: Ghost, ledger: LedgerGhost, error: BaseException | None
+) -> None:
+    """An append fails with "there is no such ledger" only when its record is gone."""
+    told = isinstance(error, NoSuchLedger)
+    what = f"the writer of ledger {ledger.ledger_id}, which is there, was told: {error}"
+    require(ledger.deleted or not told, "29", what)
 
 
 @invariant("29")

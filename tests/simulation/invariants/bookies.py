@@ -107,6 +107,18 @@ def who_lost_nothing_does_not_say_that_it_did(
     )
 
 
+@invariant("15")
+def a_healthy_node_quarantines_nothing(ghost: Ghost, bookie: BookieGhost, ledger_id: int) -> None:
+    """A node that runs finds an entry bad only where a disk was damaged or a directory lost; else
+    it would put what is whole into limbo, and others would have to copy it."""
+    require(
+        bookie.rotten or bookie.bereft or bookie.unsure,
+        "15",
+        f"nothing was done to the disks of {bookie.bookie_id}, and it quarantines ledger"
+        f" {ledger_id}",
+    )
+
+
 @invariant("16", over_budget=True)
 def what_was_acknowledged_is_never_denied(
     ghost: Ghost, bookie: BookieGhost, ledger: LedgerGhost, entry_id: int, begun: int

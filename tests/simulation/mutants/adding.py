@@ -111,6 +111,14 @@ def closes_without_draining(drained: Any) -> Any:
     return at_once
 
 
+def moves_the_whole_fragment(committed: Any) -> Any:
+    async def moved(self: Any, failed: Any, replacements: Any, first_entry: int) -> Any:
+        first = self._pipeline.record.last_fragment.first_entry
+        return await committed(self, failed, replacements, first)
+
+    return moved
+
+
 def header_says_all_before_it(pack_header: Any) -> Any:
     return lambda header: pack_header(header._replace(last_add_confirmed=header.entry_id - 1))
 
@@ -177,6 +185,14 @@ MUTANTS = (
         W,
         "_commit_change",
         changes_at_what_was_pushed,
+        STRIPED,
+    ),
+    Mutant(
+        "change moves what was acked",
+        "1.5 (8)",
+        ensemble_change.EnsembleChange,
+        "_committed",
+        moves_the_whole_fragment,
         STRIPED,
     ),
     Mutant("close does not wait for pending adds", "1.8", P, "drained", closes_without_draining),

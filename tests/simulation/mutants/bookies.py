@@ -15,7 +15,10 @@ from bookie_server import (
 )
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.ledger_handles import Refused
 from bookie_server.replayed import Replayed
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.store import NoNode, StoreError
 from tests.simulation.mutants.mutant import Mutant
 
 CRASHING = {
@@ -51,6 +54,7 @@ ROTTEN = {**CRASHING, "faults": ("bit rot", "kill")}
 AGAIN = {**CRASHING, "faults": ("zombie", "loss", "slow network"), "slow": 0.1}
 FORGED = {**CRASHING, "faults": ("forgery", "kill")}
 GUARDED = {**CRASHING, "faults": ("wrong token",), "password": True}
+BEHIND = {**CRASHING, "faults": ("lagging store",), "streams": 2}
 TAILED = {**CRASHING, "faults": ("slow network",), "tailers": 2, "recoverers": 0}
 
 
@@ -193,6 +197,20 @@ def lac_in_the_identity(compare: Any) -> Any:
     return with_lac
 
 
+def looks_without_a_sync(record: Any) -> Any:
+    """A replica that lags has no record yet of a ledger that was made just now."""
+
+    async def looked(self: Any, ledger_id: int) -> Any:
+        try:
+            return ledger_record.decode((await self._metadata.get(paths.ledger(ledger_id))).value)
+        except NoNode as error:
+            raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+        except StoreError as error:
+            raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
+
+    return looked
+
+
 S, H = ledger_storage.LedgerStorage, ledger_handle.LedgerHandle
 B, D = bookie.Bookie, ledger_handles.LedgerHandles
 MUTANTS = (
@@ -217,6 +235,7 @@ MUTANTS = (
     ),
     Mutant("damage answered as absence", "BK#2908", B, "_read_response", damage_is_absence, ROTTEN),
     Mutant("limbo answered as absence", "BP-46", B, "_absence", limbo_is_absence, ROTTEN),
+    Mutant("record looked up unsynced", "1.8 (29)", D, "_record", looks_without_a_sync, BEHIND),
     Mutant("any identity at an address", "BK#4812", B, "handle", any_identity, REPLACED),
     Mutant(
         "other bytes under the same id",

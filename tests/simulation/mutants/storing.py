@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from bookie_server import checkpoint, cluster_ledgers, compactor, ledger_storage
+from bookie_server.log_map import places_in
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from tests.simulation.mutants.mutant import Mutant
@@ -75,6 +76,17 @@ def source_removed_before_the_index(finish: Any) -> Any:
     return finished
 
 
+def doubts_before_the_index_turned(finish: Any) -> Any:
+    """What the index still points to in a log is taken for lost before it points to the copy."""
+
+    async def finished(self: Any, copy_id: int, source: int, *, doubtful: bool) -> None:
+        for place in await places_in(self._store.index, source):
+            self._quarantine(place.ledger_id, place.entry_id, "its log is compacted")
+        await finish(self, copy_id, source, doubtful=doubtful)
+
+    return finished
+
+
 def error_taken_for_absence(init: Any) -> Any:
     """A record that cannot be read is a ledger that is gone; nobody looks twice."""
 
@@ -117,6 +129,14 @@ MUTANTS = (
         compactor.Compactor,
         "_finish",
         source_removed_before_the_index,
+        RECLAIMED,
+    ),
+    Mutant(
+        "what was copied taken for damaged",
+        "limbo",
+        compactor.Compactor,
+        "_finish",
+        doubts_before_the_index_turned,
         RECLAIMED,
     ),
     Mutant(

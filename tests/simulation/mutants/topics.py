@@ -1,11 +1,12 @@
 """Bugs of commits to topics, and of what checkpoints, trims and cleans them: each is a rule of the
 topic layer's hazards taken out."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
-from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown
+from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark import offsets
 from spark_ledger.topic import (
     agreement,
@@ -31,6 +32,7 @@ from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.state import NEVER, TopicState
 from spark_ledger.topic.subscription_nodes import SubscriptionNodes
+from spark_ledger.topic.subscriptions import Subscriptions
 from spark_ledger.topic.topic_log import TopicLog
 from tests.simulation.mutants.mutant import Mutant
 
@@ -53,7 +55,6 @@ CONDEMNED = {
 LONG = {**TOPIC, "chaos_s": 25.0}
 CHURN = {**LONG, "churn": True}
 ZOMBIES = {**CHURN, "faults": ("pause", "suspension"), "between_s": 0.3}
-SLOW = {**CHURN, "faults": ("slow store", "pause")}
 MISSED = {**CHURN, "faults": ("missed watches",)}
 CUT_OFF = {**CHURN, "faults": ("suspension",), "chaos_s": 60.0}
 SOURCES = {**LONG, "also": ("sources",)}
@@ -215,9 +216,15 @@ def counts_no_versions(later_versions: Any) -> Any:
     return 0
 
 
-def goes_back_without_a_word(touch: Any) -> Any:
-    """No trim that was planned before hears of it."""
-    return lambda self: Check(self.folder, ANY_VERSION)
+def goes_back_without_a_word(holds: Any) -> Any:
+    """A trim that takes its time does not hear who came or went back meanwhile."""
+
+    async def unheard(self: Any, *what: Any) -> Any:
+        found = await holds(self, *what)
+        await asyncio.sleep(2.0)
+        return replace(found, check=replace(found.check, version=ANY_VERSION))
+
+    return unheard
 
 
 def goes_back_without_a_mark(going_back: Any) -> Any:
@@ -311,8 +318,8 @@ MUTANTS = (
         *(keeps_by_another_clock, CHURN),
     ),
     Mutant(
-        *("step back told to nobody", "hazard 37", SubscriptionNodes, "touch"),
-        *(goes_back_without_a_word, SLOW),
+        *("step back told to nobody", "hazard 37", Subscriptions, "holds"),
+        *(goes_back_without_a_word, CHURN),
     ),
     Mutant(
         *("step back without its mark", "hazard 38", SubscriptionNodes, "going_back"),
