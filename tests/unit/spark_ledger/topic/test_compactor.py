@@ -1,6 +1,7 @@
 """Merging small segments changes where rows are, and nothing that a reader sees of them."""
 
 import asyncio
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from spark_ledger.topic.janitor import LEASE_S
 from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
-from tests.unit.spark_ledger.topic.stage import NOW_MS, play
+from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 
 async def micro_batches(stage, intent, *rows):
@@ -197,6 +198,40 @@ def test_a_topics_own_columns_are_merged_too():
         assert len(await segments(stage)) == 1
 
     play(act)
+
+
+def test_rows_of_several_versions_of_a_schema_and_without_one_stay_what_they_are():
+    async def act(stage):
+        intent = await stage.client.intents.open_batch_intent("app", "r", "t")
+        columns = [{"n": [1, 2]}, {"n": [3, 4], "s": ["a", None]}, {"n": [5, 6]}]
+        keys = pa.array([b"k", b"l"], pa.binary())
+        results = []
+        for task, (version, own) in enumerate(zip((1, 2, 1), columns, strict=True)):
+            settings = replace(TO_A_LEDGER, schema_version=version)
+            writer = stage.client.task_writer(
+                stage.topic, intent, task_index=task, settings=settings
+            )
+            await writer.write(keys, pa.RecordBatch.from_pydict(own))
+            results.append(await writer.finish())
+        results.append(await stage.written(intent, [b"k", b"l"], 3))
+        await stage.commit(intent, 0, *results, finish_intent=True)
+
+        async def versions(partition):
+            client = await stage.another()
+            state = await client.log(stage.topic.id).fold(fresh=True)
+            (task,) = plan_read(state, {partition: (0, state.partitions[partition].end_offset)})
+            return [(rows.typed, rows.schema_version) async for rows in client.read(task)]
+
+        before = [await seen(stage, p) for p in range(2)]
+        kinds = [await versions(p) for p in range(2)]
+
+        await compact(stage.client, "t")
+
+        assert [await seen(stage, p) for p in range(2)] == before
+        assert [await versions(p) for p in range(2)] == kinds
+        assert (True, 2) in kinds[0] + kinds[1]
+
+    play(act, partitions=2)
 
 
 async def shared_batches(stage, batches, rows):

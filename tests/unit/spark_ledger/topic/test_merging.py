@@ -4,6 +4,7 @@ import asyncio
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
+from spark_ledger.topic import checkpoint
 from spark_ledger.topic.merge_plan import QUIET_MS, SLOT_MS
 from spark_ledger.topic.merging import INTENT_MS, Merging, TopicHead
 from spark_ledger.topic.store_time import store_now_ms
@@ -192,5 +193,26 @@ def test_an_intent_ends_after_a_while_so_that_what_failed_under_it_goes():
         assert not (await stage.client.intents.get(used)).open
         assert merging._intent is None, "the next one is made when there is something to merge"
         assert stage.world.store.peek(paths.intent(used)) is not None
+
+    play(act)
+
+
+def test_segments_that_a_checkpoint_has_put_into_chunks_are_merged_too(monkeypatch):
+    monkeypatch.setattr(checkpoint, "TAIL_BYTES_MAX", 0)
+
+    async def act(stage):
+        await commits(stage, 8)
+        await stage.client.checkpoints.make(stage.topic.id)
+        fresh = await stage.another()
+        state = await fresh.log(stage.topic.id).fold(fresh=True)
+        assert state.chunks(), "the segments are in a chunk"
+        before = await seen(stage)
+        await asyncio.sleep(QUIET_S)
+        stage.client = fresh
+
+        report = await passed(stage, merging_of(stage))
+
+        assert report.merged["t"].segments == 8
+        assert await seen(stage) == before
 
     play(act)
