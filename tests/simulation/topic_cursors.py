@@ -139,6 +139,10 @@ class TopicCursors:
             return {p: client.rng.randint(starts[p], max(at.get(p, 0), starts[p])) for p in ends}
         return {p: client.rng.randint(min(at.get(p, 0), end), end) for p, end in ends.items()}
 
+    def _epoch(self, topic_id: str) -> int:
+        node = self.world.store.peek(paths.subscription(topic_id, NAME))
+        return -1 if node is None else decode_subscription(node.value).epoch
+
     async def _seek(self, client: Client) -> None:
         """Put it back to the first row, whoever has it."""
         topics = self.work.client(client)
@@ -147,8 +151,12 @@ class TopicCursors:
             known = self._known.setdefault(info.id, Confirmed())
             log = self.work.ghost.logs[info.id]
             known.lowest, known.doubtful = {}, True
+            before = self._epoch(info.id)
             at = await topics.subscriptions.seek(info.id, NAME, End.EARLIEST, force=True)
             self.world.ghost.meet("subscription sought")
+            after = self._epoch(info.id)
+            if after >= 0:  # else its topic is gone by now
+                invariants.only_the_current_epoch_writes(self.world.ghost, NAME, after, before + 1)
             node = self.world.store.peek(paths.subscription(info.id, NAME))
             record = None if node is None else decode_subscription(node.value)
             if record is not None and not record.live and dict(record.floor) == at:  # not moved on

@@ -71,6 +71,8 @@ class TopicWork:
         self.ghost.grace_s = self.limits.grace_ms / 1000
         rewinds = "rewinds" in plan.also
         self.checkpoints = Checkpoints(world, rewinds, self.ghost.next_version)
+        self.inline_bytes = (0, 0, INLINE_TASK_BYTES_MAX)
+        """Of these a task draws up to how many bytes it makes no ledger for."""
         self._attempts = 0
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []
@@ -282,7 +284,7 @@ class TopicWork:
     ) -> list[tuple[TaskResult, str]]:
         """What it wrote to each topic, and the name its rows have."""
         rng = executor.rng
-        settings = TaskSettings(inline_bytes_max=rng.choice((0, 0, INLINE_TASK_BYTES_MAX)))
+        settings = TaskSettings(inline_bytes_max=rng.choice(self.inline_bytes))
         found = []
         for info in infos:
             self._attempts += 1

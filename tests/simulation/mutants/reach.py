@@ -4,9 +4,13 @@ disks, or by seeds; and after how much processor time.
 Always true: a bug is looked for at the deeds named with it, or where none is named by seeds from 0
 on, for LIMIT_S of processor time; what was found is stored by the name of the point or the seed
 (reach.json).
+
+    python -m tests.simulation.mutants.reach          # all that are not stored
+    python -m tests.simulation.mutants.reach cursor   # of those, whose name has the word
 """
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +23,7 @@ from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
 from tests.simulation.points.command import DEEDS as VERBS
 from tests.simulation.points.enumerate import Point, PointFailed, calls_of, points_of, run_point
 from tests.simulation.points.fates import Fate
-from tests.simulation.warm import collect
+from tests.simulation.warm import collect, quiet
 from tests.storage.deeds import DEEDS as OF_DISKS
 from tests.storage.points import PERSISTENCES, enumerate_points
 from tests.storage.points import PointFailed as DiskPointFailed
@@ -98,8 +102,12 @@ def _places(deeds: tuple[str, ...]) -> Iterator[Found]:
 
 
 def _spread(points: list[Point]) -> list[Point]:
-    """All of them, every seventh first."""
-    return [point for first in range(7) for point in points[first::7]]
+    """All of them: of fates that few calls meet first, and every seventh of a fate first."""
+    by_fate = [[point for point in points if point.fate is fate] for fate in Fate]
+    found: list[Point] = []
+    for some in sorted(by_fate, key=len):
+        found += [point for first in range(7) for point in some[first::7]]
+    return found
 
 
 def _at(mutant: Mutant, point: Point) -> str | None:
@@ -114,12 +122,15 @@ def _at(mutant: Mutant, point: Point) -> str | None:
 
 
 def _at_disks(mutant: Mutant, name: str) -> str | None:
+    """A promise of the bookie that was broken, or another test's sentence; an assertion of
+    production's own says nothing."""
     deed = next(deed for deed in OF_DISKS if deed.name == name)
     with mutant.applied():
         try:
             enumerate_points(deed, PERSISTENCES[::2])
-        except DiskPointFailed as failure:
-            return f"storage: {failure.__cause__!r}"[:80]
+        except AssertionError as failure:
+            cause = failure.__cause__ if isinstance(failure, DiskPointFailed) else failure
+            return f"{cause}"[:60] if isinstance(cause, AssertionError) and f"{cause}" else None
     return None
 
 
@@ -143,3 +154,8 @@ def refresh(part: str = "") -> None:
             known[mutant.name] = found
             print(f"{mutant.name:42} {found}", flush=True)
         store({one.name: known[one.name] for one, _ in REACHED if one.name in known})
+
+
+if __name__ == "__main__":
+    with quiet():
+        refresh(*sys.argv[1:2])

@@ -98,17 +98,6 @@ def dropped_before_it_is_written(carry_out: Any) -> Any:
     return carried_out
 
 
-def log_not_synced(write: Any) -> Any:
-    """An entry log is synced when it is full, not with each flush."""
-
-    async def written(self: Any, entries: Any) -> Any:
-        current, self._current = self._current, None
-        del current
-        return await write(self, entries)
-
-    return written
-
-
 def checkpoint_in_one(write_checkpoint: Any) -> Any:
     """Of several directories the first has the checkpoint, and others keep an older one."""
 
@@ -158,6 +147,8 @@ def replays_from_the_next(begin: Any) -> Any:
 
 
 def surplus_at_the_first_look(drop: Any) -> Any:
+    """What the record says belongs elsewhere goes at the first look."""
+
     async def at_once(self: Any, directories: Any) -> Any:
         await drop(self, directories)
         return await drop(self, directories)
@@ -166,6 +157,7 @@ def surplus_at_the_first_look(drop: Any) -> Any:
 
 
 def forgotten_at_once(flushes: Any) -> Any:
+    """A deleted ledger is forgotten without waiting for flushes."""
     return 0
 
 
@@ -195,6 +187,8 @@ def index_let_go_unsynced(delete: Any) -> Any:
 
 
 def never_redone(redo: Any) -> Any:
+    """A start does not finish what a compaction left between copy and source."""
+
     async def nothing(self: Any) -> None:
         return None
 
@@ -219,7 +213,7 @@ def turned_by_half(turn_to: Any) -> Any:
     """The index is turned for the first run of a chunk."""
 
     async def turned(self: Any, chunk: Any, source: int) -> int:
-        return int(await turn_to(self, replace(chunk, records=chunk.records[:1]), source))
+        return int(await turn_to(self, chunk._replace(records=chunk.records[:1]), source))
 
     return turned
 
@@ -228,6 +222,7 @@ def turned_by_half(turn_to: Any) -> Any:
 
 
 def no_tail_in_doubt(doubt: Any) -> Any:
+    """A torn tail puts nothing in doubt."""
     return lambda ending, storage: None
 
 
@@ -262,6 +257,8 @@ def any_revision_clears(answer: Any) -> Any:
 
 
 def compares_the_first_window(lacking: Any) -> Any:
+    """Repair compares the first window of entries, and clears."""
+
     async def first(self: Any, entries: range, slot: int) -> Any:
         async for some in lacking(self, entries, slot):
             yield some
@@ -302,7 +299,6 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         FLUSHES,
     ),
-    (T("flush leaves its log", "BP-46", EntryLogs, "write", log_not_synced, POWER), FLUSHES),
     (
         T(
             *("checkpoint in one directory", "BK#3329", Stores, "write_checkpoint"),

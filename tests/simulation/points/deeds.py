@@ -88,6 +88,7 @@ async def others_make_checkpoints(stage: Stage) -> None:
     for version in (8, 9):
         await stage.batches([version])
         await stage.patiently("checkpointer", stage.checkpoint)
+    await others_clean(stage)
 
 
 async def trims(stage: Stage, client: Client) -> None:
@@ -166,6 +167,11 @@ async def others_create(stage: Stage) -> None:
     await stage.patiently("next run", batch)
 
 
+async def others_clean(stage: Stage) -> None:
+    """A janitor takes who is silent for gone, and what it wrote for needless."""
+    await stage.patiently("janitor", lambda client: cleans(stage, client))
+
+
 # -- cleaning ------------------------------------------------------------------------------------
 
 
@@ -174,9 +180,10 @@ async def much_to_clean(stage: Stage) -> None:
     replaced."""
     await stage.batches([0, 1])
     await stage.batches([2], overwrite=True)
+    stage.work.inline_bytes = (0,)
     dead = await stage.world.client("dead")
-    work = dead.run(stage.batch(dead, 0, stage.new_run(), query="r"), "dies")
-    await asyncio.sleep(0.05)
+    work = dead.run(stage.batch(dead, 0, stage.new_run(), query="r", asleep=True), "dies")
+    await asyncio.sleep(8)
     dead.kill()
     await asyncio.gather(work, return_exceptions=True)
     sleeper = await stage.world.client("sleeper")
@@ -184,7 +191,7 @@ async def much_to_clean(stage: Stage) -> None:
     stage.sleeper = sleeper, sleeper.run(batch, "sleeps")
     client = await stage.world.client("checkpointer")
     await client.run(stage.checkpoint(client))
-    await asyncio.sleep(3)
+    await asyncio.sleep(8)
 
 
 async def cleans(stage: Stage, client: Client) -> None:
@@ -214,19 +221,20 @@ async def a_deleted_topic(stage: Stage) -> None:
 
 
 DEEDS = (
-    Deed("commit", two_batches, commits, another_run_commits),
+    Deed("commit", two_batches, commits, another_run_commits, commits_once=True),
     Deed("commit of bodies in ledgers", two_batches, commits, another_run_commits, IN_LEDGERS),
     Deed("commit to two topics", two_topics, commits_to_two, another_run_commits_to_two),
+    Deed("commit beside a janitor", two_batches, commits, others_clean, IN_LEDGERS),
     Deed("overwrite", two_batches, overwrites, others_add),
     Deed("checkpoint", batches_and_checkpoints, makes_a_checkpoint, others_make_checkpoints),
     Deed(
         *("checkpoint in ledgers", batches_and_checkpoints, makes_a_checkpoint),
         *(others_make_checkpoints, IN_LEDGERS),
     ),
-    Deed("trim", two_batches, trims, others_trim),
+    Deed("trim", two_batches, trims, others_trim, commits_once=True),
     Deed("retention", old_batches, retains, others_retain, policies={"retention_ms": 10_000}),
     Deed("merge", small_batches, merges, others_merge),
-    Deed("growth", two_batches, grows, others_grow),
+    Deed("growth", two_batches, grows, others_grow, commits_once=True),
     Deed("deletion", two_batches, deletes, others_use_it),
     Deed("creation", two_batches, creates, others_create),
     Deed("janitor", much_to_clean, cleans, others_clean_and_commit),

@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerError, LedgerFenced, TxnConflict
 from spark_ledger.metadata.store import StoreError
-from tests.simulation.invariants import Violation
+from tests.simulation.invariants import Violation, require
 from tests.simulation.loop import run
 from tests.simulation.points.fates import Boundary, Fate
 from tests.simulation.points.stage import Stage
@@ -37,6 +37,8 @@ class Deed:
     others: Alone
     small: dict[Any, Any] = field(default_factory=dict)
     policies: dict[str, Any] = field(default_factory=dict)
+    commits_once: bool = False
+    """The act makes one commit, so that one which is refused is not in the log."""
 
 
 class Point(NamedTuple):
@@ -109,6 +111,8 @@ async def _point(
             await deed.others(stage)
         boundary.end()
         await _ended(acting, bool(fate))
+        if deed.commits_once:
+            _judge_refusal(stage, acting, victim)
         await stage.judge()
     except Exception as error:
         seen = stage.world.observers.violations
@@ -126,6 +130,20 @@ async def _ended(acting: "asyncio.Task[None]", may_fail: bool) -> None:
     error = acting.exception()
     if error is not None and not (may_fail and isinstance(error, LedgerError | StoreError)):
         raise error
+
+
+def _judge_refusal(stage: Stage, acting: "asyncio.Task[None]", victim: Client) -> None:
+    """Who is told that the commit is refused, for good, has not made it."""
+    if acting.cancelled() or not isinstance(acting.exception(), LedgerFenced | TxnConflict):
+        return
+    made = [
+        change.path
+        for written in stage.world.store.log
+        if written.session == victim.name
+        for change in written.changes
+        if "/log/" in change.path and change.before is None
+    ]
+    require(not made, "T1", f"{acting.exception()!r}, and the commit is there: {made}")
 
 
 async def _stands_still(stage: Stage, deed: Deed, victim: Client) -> None:

@@ -5,7 +5,7 @@ import asyncio
 
 from spark_ledger.errors import LedgerError, SubscriptionNotFound
 from spark_ledger.repair.limbo_janitor import LimboJanitor
-from tests.simulation.points.deeds import two_batches
+from tests.simulation.points.deeds import others_clean, two_batches
 from tests.simulation.points.enumerate import Deed
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_cursors import NAME
@@ -28,15 +28,19 @@ async def takes_it_over(stage: Stage, client: Client) -> None:
 
 
 async def others_take_it_over(stage: Stage) -> None:
-    """And rows are trimmed and merged, and what is left over is cleaned."""
+    """Rows are trimmed; one more dies with a cursor ledger, and what is left over is cleaned."""
     await stage.patiently("subscriber", lambda client: stage.subscribes(client, 3, 8))
     await stage.batches([2])
     trim = lambda client: stage.trim(client, 0.4)  # noqa: E731
     await stage.patiently("trimmer", trim, LedgerError)
     await stage.patiently("retainer", stage.retain)
-    janitor = lambda client: stage.janitor(client).clean(force=True)  # noqa: E731
-    await stage.patiently("janitor", janitor)
-    await stage.patiently("subscriber", lambda client: stage.subscribes(client, 4, 4))
+    owner = await stage.world.client("subscriber")
+    work = owner.run(stage.subscribes(owner, 4, 60), "subscribes")
+    await asyncio.sleep(8)
+    owner.kill()
+    await asyncio.gather(work, return_exceptions=True)
+    await others_clean(stage)
+    await stage.patiently("subscriber", lambda client: stage.subscribes(client, 5, 4))
 
 
 async def seeks(stage: Stage, client: Client) -> None:

@@ -15,11 +15,14 @@ from spark_ledger.topic.admin import TopicAdmin, retain
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.records import decode_topic_pointer
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.audit import Audit
+from tests.simulation.invariants import require
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import LimboWork
 from tests.simulation.plan import Plan
@@ -208,6 +211,7 @@ class Stage:
         except LedgerError as error:
             problem = f"{type(error).__name__}: {error}"
         invariants.what_is_committed_is_readable_at_once(world.ghost, problem)
+        self._judge_names()
         await TopicRest(self.work, lambda ledger: False).comes()
         auditor = await world.client("auditor")
         await Audit(world, self.ledgers, auditor).every_ledger()
@@ -215,6 +219,14 @@ class Stage:
         await auditor.run(self.live.audit(auditor))
         await LimboWork(world, PLAN, self.ledgers).ends()
         world.check()
+
+    def _judge_names(self) -> None:
+        """Who is not deleted can be found, and be deleted."""
+        for log in self.work.ghost.logs.values():
+            path = parse_topic(log.name).path
+            node = self.world.store.peek(path)
+            named = node is not None and decode_topic_pointer(node.value) == log.topic_id
+            require(named != log.state.deleted, "T11", f"topic {log.topic_id} and its name {path}")
 
 
 async def _awaited(doing: Callable[[Client], Awaitable[Any]], client: Client) -> Any:
