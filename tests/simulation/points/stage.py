@@ -121,15 +121,16 @@ class Stage:
         intent = await topics.intents.open_query_intent(
             query, f"run-{run}", target, overwrites=replaced
         )
-        results = await work._run_tasks(client, topics, infos, intent, version)
+        results = await work._run_tasks(client, topics, infos, intent, version, None)
         txn = TxnKey(query, target, version, f"run-{run}")
+        work.ghost.contents[intent.id, version] = ""
         if asleep:  # as after SIGSTOP, until somebody lets it go on
             client.process.pause()
             await asyncio.sleep(0)
         outcome = await topics.commit_topics(
             results, txn, intent.id, overwrite=intent.record.snapshots.keys()
         )
-        work._judge_commit((query, version), run, outcome)
+        work._judge_commit((query, version, ""), run, outcome)
 
     async def batches(self, versions: Sequence[int], **options: Any) -> Client:
         """Batches one after another by a process of their own."""
