@@ -18,6 +18,7 @@ from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.spark.write_tasks import TaskProperties, Written, commit_rows, write_rows
 from spark_ledger.topic import blocking
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.replay import OnReplay
 
 
 def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
@@ -57,14 +58,10 @@ class LedgerWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         spark = TaskProperties.of(TaskContext.get())
         task = Task(self.intent, spark.index, spark.attempt, self._about(spark))
-        named = spark.query_id is not None and self.job.options.txn_app_id is not None
+        on_replay = self._on_replay(in_query=spark.query_id is not None)
+        known, version = self.known, self.version
         return write_rows(
-            self.job,
-            task,
-            iterator,
-            version=self.version,
-            on_replay=self.job.on_replay if named else None,
-            known=self.known,
+            self.job, task, iterator, version=version, on_replay=on_replay, known=known
         )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -73,6 +70,13 @@ class LedgerWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what was written is in no commit, and only the janitor deletes."""
+
+    def _on_replay(self, *, in_query: bool) -> OnReplay | None:
+        """A thread that foreachBatch started may not know of the query, but the option is heard."""
+        if self.job.options.txn_app_id is None:
+            return None
+        asked = self.job.options.on_replay is not None
+        return self.job.on_replay if in_query or asked else OnReplay.IGNORE
 
     def _about(self, spark: TaskProperties) -> Mapping[str, str]:
         if self.job.options.txn_app_id is None:

@@ -107,24 +107,23 @@ def write_rows(
     known: Mapping[str, WrittenTopic] | None = None,
 ) -> Written:
     """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
-    will be committed as; `on_replay` is None outside queries, where a version that is recorded
-    changes nothing; `known` are topics as the driver saw them.
+    will be committed as; `on_replay` is None where nobody writes under that version again, and
+    nothing is counted; `known` are topics as the driver saw them.
 
     Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
     LedgerFenced, Unavailable ...: then nothing of it is visible.
     """
     intent, counted = task.intent, Fingerprint()
-    if on_replay is not None:
-        work = _work(job, intent, version, on_replay)
-        batches = _counted(batches, job, counted)
-    else:
-        work = Work.COMPARE if version <= intent.record.w0 else Work.WRITE
-    if work is Work.COMPARE:
-        for _ in batches:
-            pass
-        return Written(intent, (), _batch(counted, on_replay))
     cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     collector.set_aside(Moment.CONNECTED)
+    if on_replay is not None:
+        work = _work(cluster, intent, version, on_replay)
+        batches = _counted(batches, job, counted)
+        if work is Work.COMPARE:
+            for _ in batches:
+                pass
+            cluster.until_back()
+            return Written(intent, (), _batch(counted, on_replay))
 
     def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
         there = known or {}
@@ -146,11 +145,10 @@ def write_rows(
             raise
 
 
-def _work(job: WriteJob, intent: Intent, version: int, on_replay: OnReplay) -> Work:
-    """What is done with a query's rows; above `w0` it is known without a question."""
+def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> Work:
+    """What is done with the rows; above `w0` it is known without a question."""
     if version > intent.record.w0:
         return Work.WRITE
-    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
     record = cluster.run(cluster.client.intents.recorded(intent))
     return work_of(record, intent.app_id, version, on_replay)
 
@@ -160,7 +158,7 @@ def _counted(
 ) -> Iterator[pa.RecordBatch]:
     """The same, each counted when it is asked for."""
     for batch in batches:
-        counted.add(batch.select(job.plan.columns))
+        counted.add(job.plan.as_written(batch))
         yield batch
 
 
@@ -214,8 +212,8 @@ def _commit_rows(
         )
     except CommitOverTooManyTopics as error:
         raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
-    if outcome.kind is CommitKind.ALREADY:
-        _log.warning("%s", _nothing_written(txn, batch))
+    if outcome.kind is not CommitKind.COMMITTED:
+        _log.warning("%s", _nothing_written(txn, batch, outcome.kind))
     return outcome
 
 
@@ -227,16 +225,14 @@ def _together(written: Sequence[Written]) -> QueryBatch | None:
     return QueryBatch(together(one.content for one in some), some[0].on_replay)
 
 
-def _nothing_written(txn: TxnKey, batch: QueryBatch | None) -> str:
-    if batch is None:
-        return (
-            f"nothing was written: version {txn.version} of txnAppId {txn.app_id!r}, or a later"
-            f" one, is committed to '{txn.target}' already"
-        )
-    return (
-        f"nothing was written: batch {txn.version} of query {txn.app_id} is committed to"
-        f" '{txn.target}' already; {batch.content.rows} rows were given again"
-    )
+def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str:
+    rows = "the rows" if batch is None else f"{batch.content.rows} rows"
+    version = f"version {txn.version} of '{txn.app_id}'"
+    if kind is CommitKind.SKIPPED:
+        return f"{rows} were not written: {version} is committed to '{txn.target}' with other rows"
+    if batch is not None and batch.on_replay is not OnReplay.IGNORE:
+        return f"{rows} were not written again: {version} is committed to '{txn.target}'"
+    return f"{rows} were not written: {version}, or a later one, is committed to '{txn.target}'"
 
 
 def topic_of(

@@ -116,11 +116,13 @@ class WritePlan:
     headers: str | None = None
     event_time: str | None = None
 
-    @property
-    def columns(self) -> list[str]:
-        """All that are written, by name."""
-        named = (self.value, self.key, self.topic, self.partition, self.headers, self.event_time)
-        return [*self.payload, *(name for name in named if name is not None)]
+    def as_written(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are written, by what they are: under whatever name that came."""
+        roles = ("value", "key", "topic", "partition", "headers", "event_time")
+        found = {role: getattr(self, role) for role in roles}
+        named = {role: name for role, name in found.items() if name is not None}
+        columns = [batch.column(name) for name in (*self.payload, *named.values())]
+        return pa.RecordBatch.from_arrays(columns, [*self.payload, *named])
 
     def rows(self, batch: pa.RecordBatch) -> WrittenRows:
         """The columns of a batch that Spark hands over."""

@@ -255,7 +255,7 @@ class TopicClient:
         await each(before, wanted.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
         outcome = await self.committer.commit(wanted, waits_s)
-        if wanted.finish_intent and outcome.kind is CommitKind.ALREADY:
+        if wanted.finish_intent and outcome.kind is not CommitKind.COMMITTED:
             await self.intents.finish(wanted.intent_id)
         intent_id = None if wanted.finish_intent else wanted.intent_id
         for topic_id, made in outcome.topics.items():

@@ -10,6 +10,7 @@ then the record goes back to it. The first try goes by what this process last sa
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -52,6 +53,7 @@ from spark_ledger.topic.topic_log import TopicLog
 
 __all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "Wanted"]
 
+_log = logging.getLogger(__name__)
 OPERATION_BYTES = 64  # of a multi beside path and value, generously
 _CHECKS_AT = 2  # the caller's checks come after transaction record and intent
 
@@ -183,6 +185,13 @@ class _Commit:
         outcome = self._settled(view, record)
         if outcome is not None:
             return outcome
+        if self._wanted.batch is not None and record.version >= txn.version:
+            _log.warning(
+                "batch %d of '%s' is committed to '%s' again, with %d rows: the record goes back to"
+                " it from %d",
+                *(txn.version, txn.app_id, txn.target),
+                *(self._wanted.batch.content.rows, record.version),
+            )
         drafts = await self._payloads.moved(intent, self._wanted.drafts, INLINE_COMMIT_BYTES_MAX)
         folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
         if self._losses >= LOSSES_MAX:

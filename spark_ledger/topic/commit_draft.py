@@ -67,12 +67,14 @@ class TxnKey:
 class CommitKind(Enum):
     COMMITTED = "committed"
     ALREADY = "already"
+    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
     """What came into each topic. ALREADY: by an earlier commit of the version; no topics where a
-    later version was committed since. Rows are left out of very large commits."""
+    later version was committed since. SKIPPED: by such a commit, and these are other rows. Rows are
+    left out of very large commits."""
 
     kind: CommitKind
     topics: Mapping[str, TopicRows] = field(default_factory=dict)
@@ -200,6 +202,8 @@ def settled(
     if batch is not None and not replay.is_done(record, txn.app_id, txn.version, batch):
         return None
     exact = record.version == txn.version
+    if exact and batch is not None and not replay.same(record, batch.content):
+        return CommitOutcome(CommitKind.SKIPPED, record.topics())
     return CommitOutcome(CommitKind.ALREADY, record.topics() if exact else {})
 
 

@@ -22,6 +22,8 @@ from spark_ledger.topic.records import Content
 
 ALGORITHM = 1
 """Begins each fingerprint: replay.py compares none of different algorithms."""
+SLICE_BYTES = 32 << 20
+"""About so much is hashed at a time: what is padded of it is in memory once more."""
 PADDED_RATIO_MAX = 2
 """Rows are padded to the longest if that makes no more than so many times their bytes of them."""
 
@@ -33,6 +35,7 @@ _HALF = np.uint64(32)
 _LENGTH, _NULL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _BLOCK = 0xDA942042E4DD58B5  # a later block's places are those of the first, times this
+_ITEM = np.uint64(0xC2B2AE3D27D4EB4F)  # of an item's place in a list
 _PLACES = np.frombuffer(
     b"".join(hashlib.blake2b(b"%d" % i, digest_size=64).digest() for i in range(_BLOCK_WORDS // 8)),
     dtype="<u8",
@@ -47,9 +50,12 @@ class Fingerprint:
         self._sum = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        if rows.num_rows:
-            self._rows += rows.num_rows
-            self._sum += int(row_hashes(rows).sum())
+        if not rows.num_rows:
+            return
+        self._rows += rows.num_rows
+        step = max(1, rows.num_rows * SLICE_BYTES // max(1, rows.get_total_buffer_size()))
+        for start in range(0, rows.num_rows, step):
+            self._sum += int(row_hashes(rows.slice(start, step)).sum())
 
     @property
     def content(self) -> Content:
@@ -79,7 +85,9 @@ def row_hashes(rows: pa.RecordBatch) -> U64:
 def _numbers(column: pa.Array) -> U64:
     """One for each value of a column of any type that Spark has; its bits are not spread yet."""
     kind = column.type
-    if pa.types.is_struct(kind):
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        found = np.zeros(len(column), np.uint64)
+    elif pa.types.is_struct(kind):
         names = [field.name for field in kind]
         found = row_hashes(pa.RecordBatch.from_arrays(column.flatten(), names))
     elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -90,13 +98,16 @@ def _numbers(column: pa.Array) -> U64:
         found = as_numpy(column).astype(np.uint64)
     elif _is_bytes(kind):
         found = _of_bytes(column)
-    elif pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind):
+    elif any(of(kind) for of in _FIXED):
         found = _of_fixed(column)
-    else:  # none that Spark hands over; its text is as good
-        found = _of_bytes(column.cast(pa.string()))
+    else:  # none that Spark hands over: views of bytes, and what can be cast to them
+        found = _of_bytes(column.cast(pa.large_binary()))
     if column.null_count:
         found[as_numpy(column.is_null())] = _NULL
     return found
+
+
+_FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -130,15 +141,14 @@ def _of_lists(column: pa.Array) -> U64:
     lengths = np.diff(offsets)
     places = (np.arange(first, last) - np.repeat(offsets[:-1], lengths)).astype(np.uint64)
     sums = np.zeros(last - first + 1, np.uint64)
-    np.cumsum(_mixed(items + places * _LENGTH), out=sums[1:])
+    np.cumsum(_mixed(items + places * _ITEM), out=sums[1:])
     found: U64 = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
     return found + lengths.astype(np.uint64) * _LENGTH
 
 
 def _of_bytes(column: pa.Array) -> U64:
     """Of text and bytes, whatever their lengths."""
-    large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    width = np.int64 if large else np.int32
+    width = np.int64 if column.type.id in _LARGE else np.int32
     count = len(column)
     _, ends, content = column.buffers()
     if not count or content is None:
@@ -149,27 +159,22 @@ def _of_bytes(column: pa.Array) -> U64:
     if count * longest == total and longest and longest % 8 == 0:
         same = np.frombuffer(content, np.uint8, total, int(offsets[0]))
         return _of_words(same.view("<u8").reshape(count, -1), longest)
-    if count * longest <= PADDED_RATIO_MAX * total + (1 << 16):
-        return _of_words(_padded(column, longest), lengths)
+    if longest <= 8 or count * longest <= PADDED_RATIO_MAX * total + (1 << 16):
+        return _of_words(_padded(offsets, content, longest), lengths)
     found = np.empty(count, np.uint64)
-    short = lengths <= max(8, total // count)  # the others are fewer, and cut again
+    short = lengths <= max(8, total // count)  # both parts have some, and less to pad
     for some in (np.flatnonzero(short), np.flatnonzero(~short)):
         found[some] = _of_bytes(column.take(of_numpy(some)))
     return found
 
 
-def _padded(column: pa.Array, longest: int) -> U64:
+def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) -> U64:
     """A row of words for each value, zeros after its end."""
-    words = max(1, -(-longest // 8))
-    as_text = pa.Array.from_buffers(
-        pa.large_string() if column.type.id in _LARGE else pa.string(),
-        len(column),
-        [None, *column.buffers()[1:]],
-        offset=column.offset,
-    )
-    padded = pc.ascii_rpad(as_text, width=8 * words, padding="\0")
-    data = np.frombuffer(padded.buffers()[2], "<u8", words * len(column))
-    return data.reshape(len(column), words)
+    count, words = len(offsets) - 1, max(1, -(-longest // 8))
+    buffers = [None, pa.py_buffer(offsets), content]
+    text = pa.Array.from_buffers(pa.large_string(), count, buffers)
+    padded = pc.ascii_rpad(text, width=8 * words, padding="\0")
+    return np.frombuffer(padded.buffers()[2], "<u8", words * count).reshape(count, words)
 
 
 _LARGE = (pa.large_binary().id, pa.large_string().id)

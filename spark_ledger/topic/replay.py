@@ -15,23 +15,33 @@ from spark_ledger import errors
 from spark_ledger.topic.records import NO_COMMIT, Content, TxnRecord
 
 _CAUSES = (
-    "the checkpoint was restored or lost files, the query was changed, its source was trimmed, or"
-    " the query gives other rows each time"
+    "the checkpoint was restored or lost files, the query was changed, its source was trimmed, the"
+    " query gives other rows each time, or two writes have one txnAppId and txnVersion"
 )
-_REMEDY = (
-    "Restore the newest checkpoint, or start with a new one. onReplay=append writes these rows"
-    " beside those of that number that are there, and goes on from here"
+_APPEND = (
+    "onReplay=append writes these rows, although some may be there already, and goes on from here:"
+    " the checkpoint that was the newest must not be used after that"
+)
+_DIFFERS = (
+    "If the checkpoint is the newest one, onReplay=skip keeps what was committed. If it is an older"
+    f" one, restore the newest; without one {_APPEND}."
+)
+_BEHIND = (
+    "Restore the newest checkpoint, or start with a new one (and, in foreachBatch, a new txnAppId)."
+    f" Without one {_APPEND}."
 )
 
 
 class OnReplay(Enum):
     """What is done with a batch whose number is recorded with other rows. REPLACE is what complete
-    mode does, the others are what the option `onReplay` takes."""
+    mode does, IGNORE what a batch job outside queries does, which writes nothing at or below the
+    recorded version; the others are what the option `onReplay` takes."""
 
     FAIL = "fail"
     SKIP = "skip"
     APPEND = "append"
     REPLACE = "replace"
+    IGNORE = "ignore"
 
 
 class Work(Enum):
@@ -43,7 +53,7 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueryBatch:
-    """A batch of a streaming query, as its tasks counted it."""
+    """A batch of a streaming query, or a job with a txnAppId, as its tasks counted it."""
 
     content: Content
     on_replay: OnReplay = OnReplay.FAIL
@@ -52,17 +62,21 @@ class QueryBatch:
 def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> Work:
     """What a task of this batch does, decided before it takes a row. `record` is read after the
     run began. Raises errors.CheckpointBehind."""
+    if record.version < version:
+        return Work.WRITE
+    if on_replay is OnReplay.IGNORE:
+        return Work.COMPARE
     if record.version > version:
         check_not_behind(record, app_id, version, on_replay)
         return Work.WRITE
-    if record.version == version and on_replay in (OnReplay.FAIL, OnReplay.SKIP):
-        return Work.COMPARE
-    return Work.WRITE
+    return Work.COMPARE if on_replay in (OnReplay.FAIL, OnReplay.SKIP) else Work.WRITE
 
 
 def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> bool:
     """Whether the batch, whose number the record has reached, is committed; else it is committed
     again. Raises errors.CheckpointBehind, errors.ReplayDiffers."""
+    if batch.on_replay is OnReplay.IGNORE:
+        return True
     if record.version > version:
         check_not_behind(record, app_id, version, batch.on_replay)
         return False
@@ -73,8 +87,7 @@ def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> 
     raise errors.ReplayDiffers(
         f"batch {version} of query {app_id} was committed with {_told(record)}, and has"
         f" {batch.content.rows} rows ({batch.content.fingerprint}) now: {_CAUSES}",
-        f"{_REMEDY}; onReplay=skip keeps what was committed, for a query that gives other rows each"
-        " time.",
+        _DIFFERS,
         recorded_version=record.version,
         recorded_rows=_rows(record),
         rows=batch.content.rows,
@@ -89,7 +102,7 @@ def check_not_behind(record: TxnRecord, app_id: str, version: int, on_replay: On
             f"batch {version} of query {app_id} is behind batch {record.version}, the last that is"
             " committed: the checkpoint was restored or lost files, and what it plans under used"
             " numbers may be other rows",
-            f"{_REMEDY}.",
+            _BEHIND,
             recorded_version=record.version,
         )
 

@@ -3,6 +3,7 @@ import decimal
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +92,26 @@ def test_a_value_hashes_alike_whatever_lies_beside_it():
 
     assert together_.tolist() == [int(row_hashes(values(one))[0]) for one in some]
     assert len(set(together_.tolist())) == len(some)
+
+
+@pytest.mark.parametrize("count", [10_000, 100_000])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_string()])
+def test_short_values_among_many_empty_ones_hash_as_they_do_alone(count, kind):
+    column = pa.array([None] * (count - 4) + ["ERR00001", "", "DE", "unknown"], kind)
+    rows = pa.RecordBatch.from_arrays([column], ["value"])
+
+    assert row_hashes(rows)[-4:].tolist() == row_hashes(rows.slice(count - 4)).tolist()
+    assert content(rows) == together(content(rows.slice(at, 1000)) for at in range(0, count, 1000))
+
+
+def test_one_long_value_among_many_short_ones_is_not_padded_to():
+    rows = values(*[b"x"] * 20_000, b"y" * (1 << 20))
+
+    before = pa.total_allocated_bytes()
+    made = content(rows)
+
+    assert pa.total_allocated_bytes() == before
+    assert made == together([content(rows.slice(0, 20_000)), content(rows.slice(20_000))])
 
 
 def test_what_differs_in_one_byte_or_in_zeros_at_the_end_is_another_value():

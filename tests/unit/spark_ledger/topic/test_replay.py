@@ -40,7 +40,7 @@ def test_a_batch_with_other_rows_under_a_number_that_is_used_up_is_refused(conte
 
 
 def test_such_a_batch_is_skipped_appended_or_replaced_where_that_is_wanted():
-    assert settled(recorded(7), OTHER, OnReplay.SKIP).kind is CommitKind.ALREADY
+    assert settled(recorded(7), OTHER, OnReplay.SKIP).kind is CommitKind.SKIPPED
     assert settled(recorded(7), OTHER, OnReplay.APPEND) is None
     assert settled(recorded(7), OTHER, OnReplay.REPLACE) is None
 
@@ -56,6 +56,16 @@ def test_a_batch_below_the_last_committed_one_is_refused_whatever_its_rows(on_re
 def test_a_batch_below_the_last_committed_one_is_appended_where_that_is_wanted():
     assert settled(recorded(8), SAME, OnReplay.APPEND) is None
     assert work_of(recorded(8), "q", 7, OnReplay.APPEND) is Work.WRITE
+
+
+def test_a_job_outside_queries_changes_nothing_at_or_below_the_recorded_version():
+    told = [
+        settled(recorded(v), c, OnReplay.IGNORE) for v, c in ((7, SAME), (7, OTHER), (8, OTHER))
+    ]
+
+    assert [one.kind.value for one in told] == ["already", "skipped", "already"]
+    for version in (7, 8):
+        assert work_of(recorded(version), "q", 7, OnReplay.IGNORE) is Work.COMPARE
 
 
 @pytest.mark.parametrize(
