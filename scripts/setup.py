@@ -2,7 +2,9 @@
 
     python3 scripts/setup.py demo           what `make demo` needs
     python3 scripts/setup.py dev demo       what `make test` needs
+    python3 scripts/setup.py spark41 dev    .venv-spark41, with Spark 4.1: `make spark41`
 
+The package takes any Spark that it works with; here it is installed with the one it is tested with.
 Always true: it either leaves a working .venv or says in one line what is missing, and exits 1.
 A repeated call with nothing changed costs a hash of pyproject.toml. Runs under the oldest python3
 a machine may have, so that it can say that this one is too old: no syntax newer than 3.6 here.
@@ -21,7 +23,9 @@ PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
 FREE_BYTES_MIN = 3 * 1024**3
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-VENV = os.path.join(ROOT, ".venv")
+SPARK_41 = "spark41"
+PYSPARK = "4.1.1" if SPARK_41 in sys.argv[1:] else "4.2.0"
+VENV = os.path.join(ROOT, ".venv-spark41" if SPARK_41 in sys.argv[1:] else ".venv")
 VENV_PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "spark-ledger.stamp")
 LOG = os.path.join(VENV, "setup.log")
@@ -90,8 +94,8 @@ def check_disk():
 
 
 def fingerprint():
-    """Changes whenever what is installed must: what pip copies, or where the clone lies."""
-    whole = hashlib.sha256(VENV.encode())
+    """Changes whenever what is installed must: what pip copies, Spark, or where the clone lies."""
+    whole = hashlib.sha256((VENV + PYSPARK).encode())
     for copied in COPIED:
         with open(os.path.join(ROOT, copied), "rb") as file:
             whole.update(file.read())
@@ -158,8 +162,8 @@ def install(extras):
     names = ",".join(sorted(extras))
     pip = [VENV_PYTHON, "-m", "pip", "install", "--retries", "2", "--disable-pip-version-check"]
     run_logged(
-        "installing the package with [%s] into .venv" % names,
-        [*pip, "-e", ".[%s]" % names],
+        "installing the package with [%s] into %s" % (names, os.path.basename(VENV)),
+        [*pip, "-e", ".[%s]" % names, "pyspark==" + PYSPARK],
         why_pip_failed,
     )
 
@@ -173,7 +177,7 @@ def fetch_jars():
 
 
 def main():
-    wanted = set(sys.argv[1:])
+    wanted = set(sys.argv[1:]) - {SPARK_41}
     python = find_python()
     check_java()
     installed = read_stamp()

@@ -219,6 +219,14 @@ class OptionConflict(LedgerError):
     remedy = "Give one of them."
 
 
+class NewerSparkNeeded(LedgerError):
+    """The Spark that runs has no way to do what an option or a call asks for."""
+
+    error_class = "LEDGER_OPTION.NEWER_SPARK_NEEDED"
+    sql_state = "0A000"
+    remedy = "Leave it out, or run Spark 4.2."
+
+
 class OffsetsMalformed(LedgerError):
     error_class = "LEDGER_OFFSETS.MALFORMED"
     sql_state = "22023"

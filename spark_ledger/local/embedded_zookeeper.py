@@ -170,5 +170,5 @@ def _class_path() -> str:
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = sorted(jar for jar in folder.glob("*.jar") if jar.name.startswith(JARS))
     if not any(jar.name.startswith("zookeeper") for jar in jars):
-        raise BadConfig(f"there is no ZooKeeper in {folder}", "Install pyspark 4.2.0.")
+        raise BadConfig(f"there is no ZooKeeper in {folder}", "Install pyspark anew, by pip.")
     return ":".join(map(str, jars))

@@ -12,6 +12,7 @@ from spark_ledger.spark import offsets, read_tasks
 from spark_ledger.spark.driver_state import TopicsRead
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.schema import check_projection
+from spark_ledger.spark.spark_version import planned
 
 AGAIN = "Load it again: Spark keeps the plan of a DataFrame's first query for all that follow."
 
@@ -34,6 +35,6 @@ class LedgerBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         read_tasks.check_zone(self.options.zoneless)  # also where nothing is read
         try:
-            yield from read_tasks.read_rows(self.options, partition.value, self.schema)
+            yield from read_tasks.read_rows(self.options, planned(partition), self.schema)
         except (RowsTrimmed, TopicDeleted) as error:  # it was there when this was planned
             raise type(error)(error.what, AGAIN, **error.facts) from None

@@ -45,9 +45,10 @@ class LedgerDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         collector.set_aside(Moment.LOADING)
-        from spark_ledger.spark import options, source
+        from spark_ledger.spark import options, source, spark_version
 
-        return source.LedgerStreamReader(options.stream_read_options(self.options), schema)
+        given = options.stream_read_options(self.options)
+        return spark_version.stream_reader(source.LedgerStreamReader(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         collector.set_aside(Moment.LOADING)

@@ -28,6 +28,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_ledger.spark.causes import cause_of
 from spark_ledger.spark.places import IDS, split
+from spark_ledger.spark.spark_version import check_lag
 
 LAGS_KEPT = 1000
 QUERIES_KEPT = 100
@@ -65,9 +66,11 @@ class QueryLag:
 
 class LagListener(StreamingQueryListener):
     """Collects the lags of all queries of a session that read topics, and prints each to `file`
-    (None: standard output; `echo=False`: nowhere). Any thread may ask it."""
+    (None: standard output; `echo=False`: nowhere). Any thread may ask it. Raises NewerSparkNeeded
+    where no progress would say a lag."""
 
     def __init__(self, *, echo: bool = True, file: TextIO | None = None) -> None:
+        check_lag()
         self._echo = echo
         self._file = file
         self._lock = threading.Lock()

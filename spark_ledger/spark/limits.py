@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from pyspark.sql.streaming.datasource import (
+
+from spark_ledger.spark.offsets import Positions
+from spark_ledger.spark.spark_version import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
 )
-
-from spark_ledger.spark.offsets import Positions
 from spark_ledger.topic.intervals import Chunk, Interval
 from spark_ledger.topic.segment_table import Longs, SegmentTable
 from spark_ledger.topic.state import UNREAD, PartitionState, Tables

@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import SchemaTypeMismatch, SchemaUnknownColumn
 from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.spark_version import planned, spark_schema
 from spark_ledger.topic import blocking, views
 from spark_ledger.topic.blocking import BlockingTopics
 
@@ -23,7 +23,7 @@ VIEWS = tuple(views.SCHEMAS)
 
 def schema_of(view: str) -> StructType:
     """The columns of a view, one of VIEWS."""
-    return from_arrow_schema(views.SCHEMAS[view])
+    return spark_schema(views.SCHEMAS[view])
 
 
 class ListingReader(DataSourceReader):
@@ -43,7 +43,7 @@ class ListingReader(DataSourceReader):
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        part: views.Part | None = partition.value
+        part: views.Part | None = planned(partition)
         if part is None:  # what Spark makes of an empty plan
             return
         cluster = blocking.topics(self.options.service_url)

@@ -37,6 +37,7 @@ from spark_ledger.spark.option_table import (
     options_for,
 )
 from spark_ledger.spark.places import AtSubscription, AtTime, Place
+from spark_ledger.spark.spark_version import check_limits
 from spark_ledger.topic.names import parse_topic
 
 IN_SQL = "In SQL a table has no options of its own: name it WITH (topic '...')."
@@ -44,6 +45,7 @@ NEAR = 0.7
 """How like a known option's name one must be to be taken for a misspelt one."""
 ANY_TOPIC = "*"
 """The target of a write whose rows name their topics."""
+LIMITS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 STRATEGY = "startingOffsetsByTimestampStrategy"
 WITH_METADATA = frozenset({"serviceUrl", "subscribe", "subscribePattern", "metadata"})
 
@@ -376,6 +378,7 @@ def _check_times(start: Place, end: Place) -> None:
 
 
 def _limits(given: _Given) -> Limits:
+    check_limits(name for name in LIMITS if given.has(name))
     given.needs("maxTriggerDelay", "minOffsetsPerTrigger")
     most, fewest = given["maxOffsetsPerTrigger"], given["minOffsetsPerTrigger"]
     if most is not None and fewest is not None and fewest > most:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_ledger.spark import collector, schema, timestamps
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.options import ReadOptions
+from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read_plan import ReadTask
 
@@ -60,7 +60,7 @@ def read_rows(
     from spark_ledger.spark import columns  # not loaded where tasks are only planned
 
     task, values, keys = planned.task, planned.values, options.key_filter
-    arrow = to_arrow_schema(declared, timezone="UTC")
+    arrow = arrow_schema(declared)
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
     collector.set_aside(Moment.CONNECTED)

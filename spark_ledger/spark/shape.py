@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import LedgerError
+from spark_ledger.errors import LedgerError, NewerSparkNeeded
 from spark_ledger.spark.options import (
     ReadOptions,
     batch_read_options,
@@ -44,5 +44,7 @@ def _read_options(options: Mapping[str, str]) -> ReadOptions:
     """Of a stream or a batch: Spark asks before it says which."""
     try:
         return stream_read_options(options)
+    except NewerSparkNeeded:
+        raise
     except LedgerError:
         return batch_read_options(options)

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from spark_ledger.spark import limits, offsets, read_tasks
@@ -26,6 +25,7 @@ from spark_ledger.spark.offsets import Ends, Positions
 from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.query_cursor import QUERY, QueryCursor
 from spark_ledger.spark.schema import check_projection
+from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, planned
 from spark_ledger.topic.lag import spark_metrics
 
 FIRST = "_first"
@@ -129,7 +129,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_tasks.partitions_of(tasks, topics.values(self.schema), zoneless)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_tasks.read_rows(self.options, partition.value, self.schema)
+        return read_tasks.read_rows(self.options, planned(partition), self.schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self.options.subscription is not None:

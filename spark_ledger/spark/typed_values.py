@@ -22,7 +22,6 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -42,6 +41,7 @@ from pyspark.sql.types import (
 from spark_ledger.errors import OptionConflict, SchemaIncompatible, SchemaTypeMismatch
 from spark_ledger.spark.option_table import NO_SCHEMA
 from spark_ledger.spark.schema import entry_columns
+from spark_ledger.spark.spark_version import arrow_schema, spark_schema
 from spark_ledger.topic import json_values, schema_rules
 from spark_ledger.topic.message_batch import VALUE, column_of
 from spark_ledger.topic.payload_columns import check_convertible, conformed
@@ -78,12 +78,12 @@ def arrow_payload(payload: StructType) -> pa.Schema:
         return pa.schema([])
     for field in payload.fields:
         _check_type(field.dataType, field.name)
-    return canonical(to_arrow_schema(payload, timezone="UTC"))
+    return canonical(arrow_schema(payload))
 
 
 def spark_payload(schema: pa.Schema) -> StructType:
     """A topic's columns as a reader offers them: each may be null."""
-    return from_arrow_schema(schema_rules.nullable(schema))
+    return spark_schema(schema_rules.nullable(schema))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ValueWriter:
         errors.SchemaMissingColumn when there are none, errors.OptionConflict."""
         for field in payload.fields:
             _check_type(field.dataType, field.name)
-        schema = canonical(to_arrow_schema(payload, timezone="UTC"))
+        schema = canonical(arrow_schema(payload))
         if value_format == JSON:
             json_values.check_schema(schema)
         if schema_mode != NO_SCHEMA:

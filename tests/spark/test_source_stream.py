@@ -76,6 +76,7 @@ def test_assigned_partitions_are_followed_and_no_others(topics, topic, keyed, tm
     assert topics.numbers(f"{topic}-copy") == sorted(int(row.value) for row in one) != []
 
 
+@pytest.mark.spark42
 def test_limits_on_rows_and_bytes_hold_together(topics, topic, keyed, tmp_path):
     rows = keyed(100, tasks=1).selectExpr("key", "lpad(value, 1000, '0') AS value")
     topics.write(rows, topic)
@@ -94,6 +95,7 @@ def test_limits_on_rows_and_bytes_hold_together(topics, topic, keyed, tmp_path):
     assert topics.numbers(f"{topic}-copy") == list(range(100))
 
 
+@pytest.mark.spark42
 def test_fewer_rows_than_the_least_wait_and_come_when_the_delay_is_over(
     spark, topics, topic, keyed, tmp_path
 ):
@@ -119,6 +121,7 @@ def test_fewer_rows_than_the_least_wait_and_come_when_the_delay_is_over(
             query.stop()
 
 
+@pytest.mark.spark42
 def test_a_subscription_follows_its_query_to_the_end_and_belongs_to_it_alone(
     topics, topic, keyed, tmp_path, by_hand
 ):
@@ -174,6 +177,7 @@ def test_one_query_reads_one_cluster_and_writes_another_and_of_several_hosts_one
     assert sorted(int(row.value) for row in both.collect()) == sorted([*range(20), *range(25)])
 
 
+@pytest.mark.spark42
 def test_a_progress_says_how_far_behind_the_query_is(topics, topic, keyed, tmp_path):
     topics.write(keyed(30, tasks=1), topic)
     rows = stream(topics, subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=10)

@@ -22,6 +22,7 @@ def test_available_now_reads_everything_there_is_and_ends(topics, topic, keyed, 
     assert topics.numbers(f"{topic}-copy") == list(range(1_000))
 
 
+@pytest.mark.spark42
 def test_a_trigger_takes_at_most_what_is_allowed_pro_rata(topics, topic, keyed, tmp_path):
     topics.write(keyed(100, keys=50), topic, partitions=3)
     rows = topics.stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
@@ -118,6 +119,7 @@ def test_a_stream_starts_where_it_is_told(topics, topic, keyed, tmp_path, starti
     assert topics.numbers(f"{topic}-copy") == list(expected)
 
 
+@pytest.mark.spark42
 def test_a_query_that_began_at_latest_and_died_in_batch_0_begins_there_again(
     topics, topic, keyed, tmp_path
 ):

@@ -1,0 +1,157 @@
+"""What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor say how far behind it is.
+
+The only file that knows of a difference between versions; it looks for each thing itself, as
+vendors' versions have some of it. Always true: on 4.1 an option that
+needs admission control is refused, so no query reads more at once than it was told to; a micro-batch
+takes all there is. Spark 4.1 runs availableNow as one micro-batch then, as it does Trigger.Once.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas import types as arrow_types
+from pyspark.sql.types import StructType
+
+from spark_ledger.errors import NewerSparkNeeded
+
+if TYPE_CHECKING:
+    from spark_ledger.spark.source import LedgerStreamReader
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    ADMISSION_CONTROL = True
+except ModuleNotFoundError:
+    ADMISSION_CONTROL = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """What a micro-batch takes; on 4.1 Spark never sees one."""
+
+    @dataclass
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        pass
+
+    @dataclass
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        maxRows: int
+
+    @dataclass
+    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
+        maxBytes: int
+
+    @dataclass
+    class ReadMinRows(ReadLimit):  # type: ignore[no-redef]
+        minRows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Spark 4.1 does not look for it."""
+
+
+__all__ = [
+    "ADMISSION_CONTROL",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "ReadMinRows",
+    "SupportsTriggerAvailableNow",
+    "arrow_schema",
+    "check_lag",
+    "check_limits",
+    "planned",
+    "spark_schema",
+    "stream_reader",
+]
+
+
+_IN_UTC: dict[str, Any] = {}
+if "timezone" in inspect.signature(arrow_types.to_arrow_schema).parameters:
+    _IN_UTC = {"timezone": "UTC"}  # what 4.1 does by itself
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Timestamps are in UTC. Raises PySparkTypeError for a type that Arrow lacks."""
+    return arrow_types.to_arrow_schema(schema, **_IN_UTC)
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Timestamps without a zone are TIMESTAMP_NTZ."""
+    return arrow_types.from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def check_limits(given: Iterable[str]) -> None:
+    """Raises NewerSparkNeeded for options that limit micro-batches, where Spark cannot."""
+    for option in given:
+        if not ADMISSION_CONTROL:
+            raise NewerSparkNeeded(
+                f"{option} is given, but Spark {pyspark.__version__} has no admission control for"
+                " Python sources: a micro-batch takes all there is",
+                f"Leave {option} out, or run Spark 4.2.",
+            )
+
+
+def check_lag() -> None:
+    """Raises NewerSparkNeeded where a progress does not say how far a query is behind."""
+    if not ADMISSION_CONTROL:
+        raise NewerSparkNeeded(
+            f"the progress of a query on Spark {pyspark.__version__} does not say how far it is"
+            " behind",
+            "Give the query a subscription and read metadata=lag, or run Spark 4.2.",
+        )
+
+
+def planned(partition: InputPartition | None) -> Any:
+    """What a partition was planned with; None for the one that Spark makes of an empty plan."""
+    return None if partition is None else partition.value
+
+
+def stream_reader(reader: "LedgerStreamReader") -> DataSourceStreamReader:
+    """The reader as this Spark calls one."""
+    return reader if ADMISSION_CONTROL else UnlimitedStreamReader(reader)
+
+
+class UnlimitedStreamReader(DataSourceStreamReader):
+    """The reader for Spark 4.1, which asks for the newest offset without saying where the query is.
+
+    So it is remembered here: where the last planned micro-batch ends. A run that resumes is told by
+    a plan of nothing, from the newest offset of the checkpoint to the same: that is the first call
+    then, and no rows before it are known to be done.
+    """
+
+    def __init__(self, reader: "LedgerStreamReader") -> None:
+        self._reader = reader
+        self._at: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return self._reader.initialOffset()
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]
+        if self._at is None:
+            self._at = self._reader.initialOffset()
+        return self._reader.latestOffset(self._at, ReadAllAvailable())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        resumes = self._at is None and start == end
+        self._at = end
+        return [] if resumes else self._reader.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._reader.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._reader.commit(end)
+
+    def stop(self) -> None:
+        self._reader.stop()
