@@ -1,9 +1,9 @@
 """What Spark 4.1 lacks of 4.2: a source cannot limit a micro-batch, nor say how far behind it is.
 
 The only file that knows of a difference between versions; it looks for each thing itself, as
-vendors' versions have some of it. Always true: on 4.1 an option that
-needs admission control is refused, so no query reads more at once than it was told to; a micro-batch
-takes all there is. Spark 4.1 runs availableNow as one micro-batch then, as it does Trigger.Once.
+vendors' versions have some of it. Always true: on 4.1 an option that needs admission control is
+refused, so no query reads more at once than it was told to; a micro-batch takes all there is. Spark
+4.1 runs availableNow as one micro-batch then, as it does Trigger.Once.
 """
 
 import inspect
