@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spark_ledger.spark.foreach import foreach_writer
     from spark_ledger.spark.lag_listener import LagListener
     from spark_ledger.spark.merge_job import compact
+    from spark_ledger.spark.session import in_session, register
     from spark_ledger.spark.sql_functions import sql_setup
     from spark_ledger.spark.worker_python import worker_python
 
@@ -25,6 +26,8 @@ __all__ = [
     "cause_of",
     "compact",
     "foreach_writer",
+    "in_session",
+    "register",
     "sql_setup",
     "worker_python",
 ]
@@ -36,6 +39,8 @@ _HOMES = {
     "cause_of": "spark_ledger.spark.causes",
     "compact": "spark_ledger.spark.merge_job",
     "foreach_writer": "spark_ledger.spark.foreach",
+    "in_session": "spark_ledger.spark.session",
+    "register": "spark_ledger.spark.session",
     "sql_setup": "spark_ledger.spark.sql_functions",
     "worker_python": "spark_ledger.spark.worker_python",
 }

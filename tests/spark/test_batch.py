@@ -1,6 +1,7 @@
 """Batch reads and writes through a real cluster."""
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 
 import pyspark.sql.functions as F
@@ -183,3 +184,18 @@ def test_sql_reads_a_topic_by_a_view(spark, topics, topic, keyed):
     )
     counted = spark.sql("SELECT count(*), max(offset) FROM flights").collect()
     assert [tuple(row) for row in counted] == [(10, 9)]
+
+
+def test_a_thread_of_a_session_writes_and_reads_as_its_session_does(spark, topics, topic, keyed):
+    numbers: list[list[int]] = []
+
+    def copy() -> None:
+        topics.write(keyed(5), topic)
+        numbers.append(topics.numbers(topic))
+
+    spark_ledger.register(spark)
+    spark_ledger.register(spark)
+    thread = threading.Thread(target=spark_ledger.in_session(spark, copy))
+    thread.start()
+    thread.join()
+    assert numbers == [[0, 1, 2, 3, 4]]

@@ -160,3 +160,16 @@ def test_a_process_that_was_given_no_path_is_given_none():
     command = [worker_python(), "-c", code]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_launcher_runs_its_own_python_through_links_to_it(installed, tmp_path):
+    elsewhere = tmp_path / "elsewhere" / "bin"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "absolute").symlink_to(installed)
+    (elsewhere / "relative").symlink_to("absolute")
+    (elsewhere / "python3").write_text("#!/bin/sh\necho 'not this one'\n")
+    (elsewhere / "python3").chmod(0o755)
+
+    said = run(elsewhere / "relative", [], "print('this one')")
+
+    assert said == ["this one"]
