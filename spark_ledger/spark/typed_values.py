@@ -259,7 +259,7 @@ def _placed(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompa
 
 def _all_of(rows: Block) -> str:
     first, last = rows.place_of(0), rows.place_of(rows.num_rows - 1)
-    if len(rows.runs) == 1:
+    if bool((rows.runs["partition"] == first[0]).all()):
         return f"offsets {first[1]} to {last[1]}"
     return f"offset {first[1]} and others up to offset {last[1]} of partition {last[0]}"
 

@@ -1,4 +1,5 @@
-"""Arrow arrays out of numpy's and Python's, and numpy's out of Arrow's, without loading pandas.
+"""Arrow arrays out of numpy's and Python's, numpy's out of Arrow's, and what is different among
+numbers, without loading pandas or numpy.ma (which numpy.unique does).
 
 pyarrow.array and Array.to_numpy look for pandas' types and so load pandas wherever it is installed:
 a quarter of a second of every Python process that Spark starts. What is made here is what they
@@ -47,6 +48,31 @@ def as_numpy(column: pa.Array) -> npt.NDArray[Any]:
     if data is None:
         return np.zeros(0, dtype=kind)
     return np.frombuffer(data, dtype=kind, count=count, offset=start * kind.itemsize)
+
+
+def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Each of the numbers once, rising."""
+    ordered = np.sort(values)
+    return ordered[_firsts(ordered)]
+
+
+def distinct_and_which(
+    values: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """As `distinct`, and for each of the numbers which of these it is."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    firsts = _firsts(ordered)
+    which = np.empty(len(values), dtype=np.int64)
+    which[order] = np.cumsum(firsts) - 1
+    return ordered[firsts], which
+
+
+def _firsts(ordered: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Where another number begins."""
+    firsts = np.ones(len(ordered), dtype=np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=firsts[1:])
+    return firsts
 
 
 def of_list(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spark_ledger.errors import RowsLost
+from spark_ledger.topic.arrow_arrays import distinct_and_which
 from spark_ledger.topic.pieces import cut_out, pieces_of
 from spark_ledger.topic.read_plan import ReadTask
 
@@ -41,7 +42,7 @@ class Lost:
 def lost_of(task: ReadTask, last_entries: LastEntries) -> list[Lost]:
     """What the task would read beyond the ends of ledgers."""
     table = task.table
-    ledgers, which = np.unique(table.ledgers, return_inverse=True)
+    ledgers, which = distinct_and_which(table.ledgers)
     ends = (last_entries.get(ledger) for ledger in ledgers.tolist())
     reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)[which]
     short = table.last_entries > reach

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from spark_ledger.topic.arrow_arrays import as_numpy
+from spark_ledger.topic.arrow_arrays import as_numpy, distinct
 from spark_ledger.topic.segment_table import Longs, SegmentTable
 from spark_ledger.topic.segments import INLINE
 
@@ -95,7 +95,7 @@ def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable
     """The spans with a table that has no other segments than theirs."""
     wanted = np.array(_narrowed(spans, table), dtype=np.int64)
     counts = wanted[:, 4] - wanted[:, 3]
-    rows = np.unique(_ranges(wanted[:, 3], counts))
+    rows = distinct(_ranges(wanted[:, 3], counts))
     if int(rows[-1] - rows[0]) + 1 == len(rows):
         part = table.part(int(rows[0]), int(rows[-1]) + 1)
     else:
@@ -183,7 +183,7 @@ def fetch_order(pieces: Pieces) -> Longs:
 def _sorted_by(pairs: Longs, count: int) -> Longs:
     """The places of `count` entries so that the first of each pair comes before the second; -1 for
     those that wait for each other."""
-    unique = np.unique(pairs[0] * count + pairs[1])
+    unique = distinct(pairs[0] * count + pairs[1])
     firsts, seconds = unique // count, unique % count
     waits = np.bincount(seconds, minlength=count).tolist()
     begins = np.searchsorted(firsts, np.arange(count + 1)).tolist()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_ledger import errors
+from spark_ledger.topic.arrow_arrays import distinct
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.pieces import (
     EMPTY_ROW_BYTES,
@@ -193,7 +194,7 @@ def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
     )
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.cumsum(order < len(firsts)) - 1
-    readers = np.unique(rank[len(firsts) :] * len(sizes) + entries)
+    readers = distinct(rank[len(firsts) :] * len(sizes) + entries)
     return float(sizes[readers % len(sizes)].sum())
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from spark_ledger.topic.arrow_arrays import distinct_and_which
 from spark_ledger.topic.pieces import Pieces, Spans, fetch_order, pieces_of
 from spark_ledger.topic.segment_table import Longs, SegmentTable
 from spark_ledger.topic.segments import INLINE, NO_ENTRY, Payload
@@ -128,7 +129,7 @@ def _starts(keys: list[Longs], entries: Longs) -> list[int]:
 def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
     """Of each ledger the newest version that a segment names, and the last entry known to be
     confirmed."""
-    ledgers, which = np.unique(table.ledgers, return_inverse=True)
+    ledgers, which = distinct_and_which(table.ledgers)
     versions = np.zeros(len(ledgers), np.int64)
     np.maximum.at(versions, which, table.versions)
     lasts = np.zeros(len(ledgers), np.int64)

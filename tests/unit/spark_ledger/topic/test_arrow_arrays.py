@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.arrow_arrays import (
+    as_numpy,
+    distinct,
+    distinct_and_which,
+    of_list,
+    of_numpy,
+)
 
 PAIR = pa.struct([pa.field("first", pa.int64()), pa.field("text", pa.string())])
 LISTS = {
@@ -95,3 +101,13 @@ def test_none_of_them_loads_pandas():
         "assert 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(st.lists(st.integers(-5, 5)))
+def test_distinct_numbers_rise_and_each_number_knows_which_it_is(values):
+    numbers = np.array(values, dtype=np.int64)
+
+    found, which = distinct_and_which(numbers)
+
+    assert found.tolist() == distinct(numbers).tolist() == sorted(set(values))
+    assert found[which].tolist() == values
