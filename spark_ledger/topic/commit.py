@@ -184,6 +184,7 @@ class _Commit:
         view = _View(fresh, intent, txn, version)
         outcome = self._settled(view, record)
         if outcome is not None:
+            await self._check_not_taken_over(outcome, record)
             return outcome
         if self._wanted.batch is not None and record.version >= txn.version:
             _log.warning(
@@ -203,6 +204,16 @@ class _Commit:
                 await alone.enter_async_context(self._views.turn(topic_id))
             steps = await self._steps(view, drafts, folding)
             return await self._send(view, drafts, steps)
+
+    async def _check_not_taken_over(self, outcome: CommitOutcome, record: TxnRecord) -> None:
+        """A record that another run set back may have been written after this run began, though its
+        version is not above `w0`: then this run's intent, read after it, has ended. Raises
+        errors.LedgerFenced."""
+        if outcome.kind is CommitKind.COMMITTED or record.run_id == self._wanted.txn.run_id:
+            return
+        intent = await self._views.intent(self._wanted.intent_id, fresh=True)
+        if not intent.open:
+            raise intent.ended()
 
     async def _without_intent(self) -> CommitOutcome:
         """Intents go a while after their end (hazard 12): what was committed before, the record
