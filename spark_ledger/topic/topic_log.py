@@ -9,7 +9,7 @@ unless the fold is `fresh`; a fold never goes back.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
@@ -89,10 +89,6 @@ class TopicLog:
             await self.store.sync(self._head_path)
         async with self._turn:
             return await self._fold(watch)
-
-    async def watch_head(self, changed: Callable[[], None]) -> TopicState:
-        """Fold, and call `changed` once after head changes or the session is in doubt."""
-        return await self.fold(watch=changed)
 
     async def fold_from_checkpoint(self) -> tuple[TopicState, Checkpointed | None]:
         """The state, folded from the newest checkpoint, and that checkpoint. Raises as `fold`."""

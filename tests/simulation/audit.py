@@ -94,11 +94,15 @@ class Audit:
         lost, torn = self._doubtful(ledger.ledger_id)
         for entry_id in range(ledger.record.ensemble_size):
             members = invariants.write_set(ledger.record, entry_id, fragment.ensemble)
-            gone = [b for b in members if b in lost or self._world.ghost.bookie(b).wiped]
+            gone = [b for b in members if b in lost or self._gone(b)]
             doubted = [b for b in members if b in torn and b not in gone]
             if gone and len(gone) + len(doubted) >= ledger.ack_quorum:
                 return True
         return False
+
+    def _gone(self, bookie_id: str) -> bool:
+        ghost = self._world.ghost
+        return ghost.bookie(bookie_id).wiped or bookie_id in ghost.cut_off
 
     def _doubtful(self, ledger_id: int) -> tuple[list[str], list[str]]:
         """The bookies that lack what they lost, and those that lack what was torn."""

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.simulation import disk_faults as _more
 from tests.simulation import plan as plans
 from tests.simulation.faults import EVENTS, STEADY
 from tests.simulation.invariants import Violation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FAULTS", "Chaos", "Injected", "Plan", "draw_plan"]
 
 FAULTS = (*STEADY, *EVENTS)
+assert _more.rotten_copy in EVENTS.values()
 
 
 class Injected(NamedTuple):

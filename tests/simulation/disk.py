@@ -19,7 +19,7 @@ Faults: `disk.faults.sync_fails` (the next syncs raise), `.bytes_max` (ENOSPC), 
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,8 @@ class DiskFaults:
     append_fails: int = 0
     hangs: bool = False
     """Whether what is asked of it never returns, for as long as this says so."""
+    renamed: "Callable[[SimDisk, str], None] | None" = None
+    """Told of each file that was given another name."""
     bytes_max: int = CAPACITY_BYTES
     """Capacity: an append or reservation beyond it raises ENOSPC."""
 
@@ -282,7 +284,10 @@ class SimDisk:
             await self.make_folder(new)
             self._lists.clear()  # both have other names in them now
             return self._change(_FolderRename(new, gone=old))
-        return self._change(_NameChange(new, self._inode(old), gone=old))
+        self._change(_NameChange(new, self._inode(old), gone=old))
+        if self.faults.renamed is not None:
+            self.faults.renamed(self, new)
+        return None
 
     async def remove(self, path: str) -> None:
         self._inode(path)
@@ -382,6 +387,7 @@ class SimDisk:
         """No failure, no slowness, and space, from now on."""
         self.faults.sync_fails = self.faults.append_fails = 0
         self.faults.hangs = False
+        self.faults.renamed = None
         self.empty_out()
         self.speed_up()
 

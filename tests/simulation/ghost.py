@@ -156,6 +156,8 @@ class Ghost:
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
+    cut_off: dict[str, None] = field(default_factory=dict)
+    """Bookies that nobody, or not everybody, can talk with any more."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)
     bookies: dict[str, BookieGhost] = field(default_factory=dict)
     serving: dict[str, str] = field(default_factory=dict)

@@ -44,11 +44,15 @@ async def one_bookie_hangs(world: World, plan: Plan) -> None:
 
 
 async def well(world: World) -> bool:
-    """Whether every bookie serves, none lost anything that could be missed, no sync is slow any
-    more, and none is chosen that is no more: disks that were lost stay registered until their
-    sessions end."""
+    """Whether every bookie serves everybody, none lost anything that could be missed, no sync is
+    slow any more, and none is chosen that is no more: disks that were lost stay registered until
+    their sessions end."""
     ghost, nodes = world.ghost, world.nodes
-    if ghost.over_budget or any(ghost.bookie(node.bookie_id).rotten for node in nodes):
+    if (
+        ghost.over_budget
+        or ghost.cut_off
+        or any(ghost.bookie(node.bookie_id).rotten for node in nodes)
+    ):
         return False
     await asyncio.sleep(SYNCED_S)
     for _ in range(FORGOTTEN_S):

@@ -86,7 +86,7 @@ class LimboWork:
         """What is in limbo at the bookies that are there, and could be repaired."""
         found = []
         for node in self._world.nodes:
-            if node.bookie is None:
+            if node.bookie is None or node.bookie_id in self._world.ghost.cut_off:
                 continue
             if node.bookie._ledgers.every().limbo:
                 found.append(f"every ledger at {node.address}")

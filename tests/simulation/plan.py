@@ -7,7 +7,7 @@ nothing else of the run is drawn differently.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 QUORUMS = (
     *((3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 2, 2), (2, 2, 2)),
@@ -22,6 +22,13 @@ LARGE = (0, 0, 300, 300, 65)
 eight of what ledger_work.draw_payload makes, all but the empty ones."""
 PLACES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 300)
 """Sizes from which on entries are told by their places (StorageConfig.place_bytes_min)."""
+LATE_ALSO = {"keys": 0.4, "live cuts": 0.5}
+"""As ALSO, drawn later: somebody reads rows of a few keys only (topic_keys.py); live segments are
+read from the middle of an entry to the middle of another (topic_live.py)."""
+LASTING = 0.25
+"""The share of the runs in which ways stay cut for ever, if there are bookies to spare."""
+OPERATORS = 0.25
+"""The share of the runs with operators."""
 ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
 """What more may happen to topics in a run: queries that read them go on where they saved that they
 were (topic_source.py); two janitors clean at once, topics get more partitions, topics are deleted
@@ -72,10 +79,15 @@ class Plan:
     churn: bool = False
     """Topics change all the time: more batches, upkeep and janitor without a rest."""
     also: tuple[str, ...] = ()
-    """What more happens to topics, from ALSO."""
+    """What more happens to topics, from ALSO and LATE_ALSO."""
     places: int = 0
     """Clients run on the hosts of all bookies, and are told the places of entries of so many bytes;
     0: they run elsewhere."""
+    operators: bool = False
+    """Somebody looks at everything and changes what may be changed, by what the command line offers
+    (operators.py)."""
+    lasting: bool = False
+    """Some ways stay cut when all else heals (lasting.py)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -122,6 +134,7 @@ class Plan:
             *([f"large {self.large}"] if self.large else []),
             *([f"places {self.places}"] if self.places else []),
             *self.also,
+            *(name for name in ("operators", "lasting") if getattr(self, name)),
         ]
 
     def _numbers(self) -> str:
@@ -143,7 +156,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
     topics = rng.random() < 0.3 and not over_budget
     if over_budget:
         on += [name for name in DISK_LOSSES if name not in on]
-    return Plan(
+    plan = Plan(
         quorum=quorum,
         bookies=quorum[0] + rng.choice((0, 0, 1, 1, 2)),
         faults=tuple(on),
@@ -170,7 +183,11 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
             *(name for name, share in REWINDS.items() if topics and _beside(of_each, name) < share),
         ),
         places=rng.choice(PLACES),
+        operators=rng.random() < OPERATORS,
+        lasting=rng.random() < LASTING and not over_budget,
     )
+    late = [name for name, share in LATE_ALSO.items() if rng.random() < share and topics]
+    return replace(plan, also=(*plan.also, *late))
 
 
 def _beside(of_each: str, name: str) -> float:

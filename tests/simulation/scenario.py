@@ -16,19 +16,24 @@ from tests.simulation.audit import Audit
 from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.hung import one_bookie_hangs
+from tests.simulation.lasting import a_core_goes_on, cut_for_ever
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import NAME, LimboWork
 from tests.simulation.local_files import small_blocks
 from tests.simulation.loop import SimLoop, current, run
+from tests.simulation.operators import NAME as OPERATOR
+from tests.simulation.operators import LedgerOperator, TopicOperator
 from tests.simulation.topic_cursors import TopicCursors
 from tests.simulation.topic_fresh import a_fresh_reader_reads_all
 from tests.simulation.topic_idle import follow_often
+from tests.simulation.topic_keys import TopicKeys, every_entry_filtered
 from tests.simulation.topic_limits import limited
 from tests.simulation.topic_live import TopicLive
 from tests.simulation.topic_rest import TopicRest
 from tests.simulation.topic_source import TopicSource
 from tests.simulation.topic_upkeep import TopicUpkeep
 from tests.simulation.topic_work import TopicWork
+from tests.simulation.verbs import counted
 from tests.simulation.waiting import a_reader_waits
 from tests.simulation.world import Client, World
 
@@ -106,6 +111,7 @@ class Scenario:
             (self.plan.journals, self.plan.directories),
         )
         world.ghost.discovered = self._discovered
+        self._until_the_end.enter_context(counted(world.ghost))
         world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
         await world.prepare(self.plan.bookies)
         self.ledgers = LedgerWork(world, self.plan)
@@ -115,12 +121,15 @@ class Scenario:
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()
+        if self.plan.lasting:
+            cut_for_ever(chaos)
         world.observers.well_since = world.loop.now
         world.ghost.only_overload = False
         world.check()
         await self._finish(world, actors)
         await one_bookie_hangs(world, self.plan)
         await a_reader_waits(world, self.plan)
+        await a_core_goes_on(world, self.plan)
         await self._audit(world)
         world.check()
         return Outcome(
@@ -158,6 +167,7 @@ class Scenario:
             ("recoverer", self.plan.recoverers, self.ledgers.recover),
             ("tailer", self.plan.tailers, self.ledgers.tail),
             (NAME, 1, self.limbo.repair_often),
+            (OPERATOR, int(self.plan.operators), LedgerOperator(self.ledgers).operate),
         ]
         if self.plan.old_readers:
             self.ledgers.onlooker = await world.client("onlooker")
@@ -173,7 +183,9 @@ class Scenario:
         work = self.topics = TopicWork(world, self.plan)
         self._until_the_end.enter_context(limited(work.limits, work.noted))
         upkeep, live = TopicUpkeep(work), TopicLive(work)
-        self.live, self.source = live, TopicSource(work)
+        self.live, self.source, self.keys = live, TopicSource(work), TopicKeys(work)
+        if "keys" in self.plan.also:
+            self._until_the_end.enter_context(every_entry_filtered())
         kinds: list[tuple[str, int, Callable[[Client], Coroutine[Any, Any, None]]]] = [
             ("reader", 1, work.read_often),
             ("janitor", upkeep.janitors, upkeep.clean),
@@ -182,6 +194,8 @@ class Scenario:
             ("follower", work.followers, partial(follow_often, work)),
             ("grower", int("growth" in self.plan.also), upkeep.grow),
             ("source", int("sources" in self.plan.also), self.source.read_on),
+            (OPERATOR, int(self.plan.operators), TopicOperator(work).operate),
+            ("keyed reader", int("keys" in self.plan.also), self.keys.read_often),
         ]
         supervised = [
             *((f"supervisor of {query}", work.supervise(query)) for query in work.queries),
@@ -223,6 +237,8 @@ class Scenario:
         if self.topics is not None:
             await auditor.run(self.topics.audit(auditor))
             await auditor.run(self.live.audit(auditor))
+            if "keys" in self.plan.also:
+                await auditor.run(self.keys.audit(auditor))
             if "sources" in self.plan.also:
                 await auditor.run(self.source.audit(auditor))
         await self.limbo.ends()

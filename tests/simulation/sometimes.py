@@ -146,6 +146,25 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("rows in a partition that came later", "a commit has rows for one that its topic grew by"),
     ("rows replaced", "a batch took the place of all rows of its topic"),
     ("row read that was taken away before", "who had folded before it was given the row"),
+    ("way stays cut for ever", "all else healed, but requests or answers still never arrived"),
+    (
+        "drill beside ways that stay cut",
+        "who met them wrote, closed and read a ledger",
+    ),
+    (
+        "copy rotted before compaction read it back",
+        "it was damaged between its last sync and the first look at it",
+    ),
+    ("entries skipped by their keys", "filters said that they have none of those looked for"),
+    ("live segment cut", "it was read from within an entry or to within one"),
+    ("every copy of a ledger compared", "an operator had every bookie of it looked at"),
+    ("lost bookie forgotten", "one that will never come back was taken off the list"),
+    ("unused subscription holds rows", "one that no query has yet is there"),
+    ("topic truncated", "somebody let all rows go"),
+    ("topic terminated", "somebody ended a topic for good"),
+    ("job committed", "a batch of an app id that nobody gives again is in the log"),
+    ("schema registered", "somebody gave a topic columns of its own"),
+    ("pass over the whole cluster", "the elected process trimmed, checkpointed and cleaned"),
 )
 """(name, what happened)."""
 
@@ -177,6 +196,8 @@ RARE: tuple[str, ...] = (
     "audit: an entry is unavailable, over budget",
     "commit: LedgerFenced",
     "janitor deleted",
+    "lost bookie forgotten",
+    "topic terminated",
 )
 """Those of SOMETIMES that a few hundred seeds may miss."""
 

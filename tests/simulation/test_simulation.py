@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import invariants, parallel, replay
+from spark_ledger.ledger.client import LedgerStore
+from tests.simulation import invariants, parallel, replay, verbs
 from tests.simulation.chaos import FAULTS
 from tests.simulation.ghost import Ghost
 from tests.simulation.parallel import Chunk, Tally
@@ -24,7 +25,7 @@ STORY_LINES = 200
 JUDGED = [
     *(str(number) for number in range(1, 26)),
     *("29", "30", "31", "32", "33", "34", "35", "36", "37"),
-    *(f"T{number}" for number in range(1, 17)),
+    *(f"T{number}" for number in range(1, 18)),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""
 
@@ -70,6 +71,23 @@ def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_el
 
 def test_the_runs_were_not_too_tame(total):
     assert missed(total.met, FAULTS, rare=False) == []
+
+
+def test_every_public_verb_is_called_in_runs_or_is_an_exception_with_its_reason(total):
+    assert verbs.missing(total.met) == []
+    assert sorted(verbs.EXCEPTIONS) == sorted(set(verbs.EXCEPTIONS) & set(verbs.names()))
+    called = [name for name in verbs.EXCEPTIONS if total.met.get(f"verb: {name}")]
+    assert called == []  # it needs no exception
+
+
+def test_a_new_verb_without_an_actor_that_calls_it_is_missed(monkeypatch):
+    async def split(self) -> None:
+        """A verb that nobody calls."""
+
+    met = {f"verb: {name}": 1 for name in verbs.names()}
+    assert verbs.missing(met) == []
+    monkeypatch.setattr(LedgerStore, "split", split, raising=False)
+    assert verbs.missing(met) == ["LedgerStore.split"]
 
 
 def test_a_situation_that_was_not_met_is_told_with_its_sentence():

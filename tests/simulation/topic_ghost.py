@@ -173,6 +173,8 @@ class TopicGhost:
     """By query, its checkpoint: what a new run begins with."""
     rows_of: dict[str, int] = field(default_factory=dict)
     """By task attempt: how many rows it wrote."""
+    key_of: dict[bytes, bytes | None] = field(default_factory=dict)
+    """By value of a row: its key."""
     topic_of: dict[str, str] = field(default_factory=dict)
     """By task attempt: the id of the topic that it wrote for."""
     expected: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)

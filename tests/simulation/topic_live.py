@@ -41,6 +41,7 @@ class TopicLive:
         rng = self.world.loop.random_for("topic live")
         self.owners = rng.choice((1, 2, 3)) if work.plan.churn else rng.choice((0, 0, 0, 1))
         self._rng = rng
+        self._cuts = self.world.loop.random_for("live cuts")
         self._end = self.world.loop.now + work.plan.chaos_s
         self._acked: dict[str, int] = {}
         """By name of a live ledger's rows: so many were acknowledged, from the first on."""
@@ -153,11 +154,33 @@ class TopicLive:
         self, topics: TopicClient, ends: LiveEnds, log: LogGhost, live: LiveSegment
     ) -> list[bytes]:
         """What is confirmed of the live segment, judged row by row."""
-        known, ghost, found = ends.known(live), self.world.ghost, []
+        known, ghost = ends.known(live), self.world.ghost
         if not known.rows:
             return []
         end = live.base + known.rows
-        part = LiveRows(live, live.base, end, known.last_entry)
+        found = await self._read_between(topics, log, live, (live.base, end), known.last_entry)
+        self.world.ghost.meet("live rows read")
+        if "live cuts" in self.work.plan.also:
+            start = self._cuts.randint(live.base, end - 1)
+            cut = (start, self._cuts.randint(start + 1, end))
+            some = await self._read_between(topics, log, live, cut, known.last_entry)
+            same = some == found[start - live.base : cut[1] - live.base]
+            invariants.offsets_are_dense(ghost, 0, [*range(*cut)] if same else [], *cut)
+            ghost.meet("live segment cut")
+        return found
+
+    async def _read_between(
+        self,
+        topics: TopicClient,
+        log: LogGhost,
+        live: LiveSegment,
+        span: tuple[int, int],
+        last_entry: int,
+    ) -> list[bytes]:
+        """The rows of these offsets, which may begin and end within an entry."""
+        found: list[bytes] = []
+        offsets: list[int] = []
+        part = LiveRows(live, *span, last_entry)
         task = ReadTask(LIVE, log.topic_id, (), NO_SEGMENTS, part)
         async with aclosing(topics.read(task)) as read:
             async for rows in read:
@@ -165,10 +188,8 @@ class TopicLive:
                 for place, value in enumerate(values, rows.offset):
                     self.work.judge_live_row(log, place, value, live.ledger_id)
                     found.append(value)
-        self.world.ghost.meet("live rows read")
-        invariants.offsets_are_dense(
-            ghost, 0, [*range(live.base, live.base + len(found))], live.base, end
-        )
+                    offsets.append(place)
+        invariants.offsets_are_dense(self.world.ghost, 0, offsets, *span)
         return found
 
     async def audit(self, client: Client) -> None:

@@ -18,6 +18,7 @@ from spark_ledger.topic.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.records import IntentState, decode_intent
+from spark_ledger.topic.staleness import UNUSED_LEASES
 from spark_ledger.topic.subscription_records import decode_subscription
 from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
@@ -30,8 +31,11 @@ LEASE_S = 20.0
 PASS_S = 5.0
 TOLD_S = 5.0
 """After which every watch on what changed is told."""
-CLEANED_S = 1500.0
-"""Simulated: of many who fell silent together a few at a time are taken as gone."""
+CLEANED_S = 1500.0 + UNUSED_LEASES * LEASE_S
+"""Simulated: of many who fell silent together a few at a time are taken as gone; a job that never
+showed that it lives has many leases of time."""
+JOBS_PASS_S = 100.0
+"""Between two passes when nobody but such jobs is waited for."""
 AT_REST = 3
 """So many passes that change nothing are the end."""
 
@@ -86,8 +90,10 @@ class TopicRest:
         if len(janitors) > 1:
             self.world.ghost.meet("two janitors at once")
         deadline, calm, left = self.world.loop.now + CLEANED_S, 0, ""
+        opened: list[str] = []
         while calm < AT_REST and self.world.loop.now < deadline:
-            await asyncio.sleep(PASS_S)
+            jobs = opened and all(name.startswith("batch-") for name in opened)
+            await asyncio.sleep(JOBS_PASS_S if jobs else PASS_S)
             reports = await asyncio.gather(*(one.clean(force=True) for one in janitors))
             opened = self._opened()
             left = f"{reports[0]}, {len(opened)} intents are open"

@@ -38,6 +38,7 @@ from tests.simulation.topic_replays import Checkpoints, PlannedBatch
 from tests.simulation.world import Client, World
 
 TOPIC = "t"
+KEYS = [b"k%d" % number for number in range(5)]
 ANY = "*"
 """The target of a query whose rows choose their topics."""
 RUNS_MAX = 40
@@ -185,7 +186,7 @@ class TopicWork:
                 some = draw.sample(infos, draw.randint(1, len(infos)))
             if planned is not None:
                 await self.checkpoints.look(topics, intent, planned, version)
-            results = await self._run_tasks(executor, tasks, some, intent, version, planned)
+            results = await self.run_tasks(executor, tasks, some, intent, version, planned)
             txn = TxnKey(query, target, version, f"run-{run}")
             if self.rng.random() < 0.3:
                 results = await self._as_named_now(topics, infos, results)
@@ -222,7 +223,7 @@ class TopicWork:
                 found[now.id] = results[info.id]
         return found
 
-    async def _run_tasks(
+    async def run_tasks(
         self,
         executor: Client,
         tasks: TopicClient,
@@ -303,7 +304,8 @@ class TopicWork:
             for count in counts:
                 rows = range(written, written + count)
                 values = [f"{name}:{version}:{row}".encode() for row in rows]
-                keys = [rng.choice((None, b"k%d" % rng.randrange(5))) for _ in rows]
+                keys = [rng.choice((None, KEYS[rng.randrange(5)])) for _ in rows]
+                self.ghost.key_of.update(zip(values, keys, strict=True))
                 await writer.write(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
                 written += count
                 await asyncio.sleep(rng.choice((0, 0.05, 0.2 if self.plan.churn else 1.0)))

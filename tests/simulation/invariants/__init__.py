@@ -31,6 +31,7 @@ from tests.simulation.invariants.judge import (
     write_set,
 )
 from tests.simulation.invariants.liveness import (
+    a_core_is_enough,
     a_healthy_cluster_takes_what_is_pending,
     a_hung_bookie_blocks_nothing,
     a_waiting_reader_is_told,
@@ -79,6 +80,7 @@ from tests.simulation.invariants.topics import (
     a_fold_is_that_of_all_commits_ever,
     a_listing_is_small,
     a_log_is_its_tail,
+    a_read_of_keys_leaves_none_out,
     a_row_is_where_its_commit_put_it,
     a_session_has_few_ephemerals,
     a_source_never_goes_back,
@@ -88,6 +90,7 @@ from tests.simulation.invariants.topics import (
     acked_rows_of_producers_are_there_once,
     an_acked_row_is_in_the_log,
     an_end_never_goes_back,
+    an_end_told_was_committed,
     an_idle_poll_is_not_old,
     an_offset_is_one_row_for_ever,
     an_overwrite_takes_what_it_knew,
@@ -119,6 +122,7 @@ from tests.simulation.invariants.topics import (
 )
 
 __all__ = [
+    "a_core_is_enough",
     "ALL",
     "Violation",
     "a_chain_is_read_in_the_order_of_its_acks",
@@ -160,6 +164,8 @@ __all__ = [
     "an_end_never_goes_back",
     "an_id_of_its_own_is_never_taken",
     "an_identity_is_answered_for_by_its_own_disk_only",
+    "a_read_of_keys_leaves_none_out",
+    "an_end_told_was_committed",
     "an_idle_poll_is_not_old",
     "an_offset_is_one_row_for_ever",
     "an_overwrite_takes_what_it_knew",

@@ -2,6 +2,7 @@
 
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require
+from tests.simulation.naming import listed
 
 
 @invariant("33")
@@ -39,6 +40,18 @@ def a_waiting_reader_is_told(ghost: Ghost, what: str, took_s: float, bound_s: fl
         took_s <= bound_s,
         "34",
         f"a waiting reader was told of {what} after {took_s:.1f} s, not {bound_s} s",
+    )
+
+
+@invariant("34")
+def a_core_is_enough(ghost: Ghost, took_s: float, bound_s: float, problem: str) -> None:
+    """Where ways stay cut for ever beside a core of bookies that every ensemble fits into, whatever
+    is begun ends well, within the time-outs that it meets."""
+    require(
+        took_s <= bound_s and not problem,
+        "34",
+        f"beside {listed([*ghost.cut_off])}, cut off for ever, it took {took_s:.1f} s to write,"
+        f" close and read a ledger, at most {bound_s:.1f} s are allowed: {problem}",
     )
 
 

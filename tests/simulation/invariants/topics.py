@@ -362,6 +362,20 @@ def a_listing_is_small(ghost: Ghost, path: str, size: int, bytes_max: int) -> No
     require(size <= bytes_max, "T15", f"listing {path} takes {size} bytes, at most {bytes_max}")
 
 
+@invariant("T5")
+def an_end_told_was_committed(ghost: Ghost, told: int, committed: int) -> None:
+    """No end is told beyond what is committed."""
+    require(told <= committed, "T5", f"an end {told} was told, of {committed} committed rows")
+
+
+@invariant("T17")
+def a_read_of_keys_leaves_none_out(ghost: Ghost, left_out: list[Any], strange: list[Any]) -> None:
+    """A read of some keys gives every row that has one of them, and each row as it is (`left_out`,
+    `strange`: partition and offset of those of which that is not so)."""
+    require(not left_out, "T17", f"a read of some keys leaves out {left_out}, which have them")
+    require(not strange, "T17", f"a read of some keys gives other rows at {strange}")
+
+
 @invariant("T16")
 def an_idle_poll_is_not_old(
     ghost: Ghost, topic_id: str, seen: int, due: int, bound_s: float

@@ -8,6 +8,7 @@ bound fails, not when it raises. The same seeds are clean without it.
 from tests.simulation.mutants import (
     adding,
     bookies,
+    drawn,
     limbo,
     placing,
     reading,
@@ -30,4 +31,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *records.MUTANTS,
     *reading.MUTANTS,
     *topics.MUTANTS,
+    *drawn.MUTANTS,
 )
