@@ -15,7 +15,7 @@ Always true:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import BookieInfo
@@ -140,13 +140,31 @@ class EnsembleChange:
         slots = self._pipeline.slots
         failed = [index for index, slot in enumerate(slots) if slot.failed]
         directory, taken = self._cluster.directory, self._no_spares()
-        members = {
+        known = {
             index: BookieInfo(slot.bookie_id, "", directory.rack(slot.bookie_id))
             for index, slot in enumerate(slots)
-            if not slot.failed
         }
+        members = {index: known[index] for index in known if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
-        return self._cluster.place(self._pipeline.quorum, failed, spares, members)
+        place, quorum = self._cluster.place, self._pipeline.quorum
+        chosen = place(quorum, failed, spares, members)
+        if self._cluster.config.racks == "soft" or len(chosen) in (0, len(failed)):
+            return chosen
+        return self._one_by_one(failed, spares, known)
+
+    def _one_by_one(
+        self, failed: Sequence[int], spares: Sequence[BookieInfo], known: dict[int, BookieInfo]
+    ) -> Mapping[int, str]:
+        """With racks "hard", where not all of the failed slots can be filled: a member that nobody
+        takes the place of may come back, so its rack is taken."""
+        chosen: dict[int, str] = {}
+        for index in failed:
+            left = [bookie for bookie in spares if bookie.id not in chosen.values()]
+            others = {other: known[other] for other in known if other != index}
+            found = self._cluster.place(self._pipeline.quorum, [index], left, others)
+            chosen |= found
+            known |= {index: bookie for bookie in left if bookie.id == found.get(index)}
+        return chosen
 
     def _no_spares(self) -> Collection[str]:
         """Members, and who failed here or gave nobody an answer lately."""

@@ -8,6 +8,7 @@ bookie (network.Exchange).
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Meaning
@@ -150,12 +151,25 @@ class BookieGhost:
     """Those that it may have cleared, though it has not answered: it may have been killed."""
 
 
+class Home(NamedTuple):
+    """Where a bookie is: its address, and its rack ("": nobody says)."""
+
+    address: str
+    rack: str
+
+
 @dataclass
 class Ghost:
     over_budget: bool = False
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
+    homes: dict[str, Home] = field(default_factory=dict)
+    """By bookie."""
+    hard_racks: bool = False
+    """No two members of a write set may be on one rack."""
+    banned: str = ""
+    """The address whose bookies no placement may take."""
     cut_off: dict[str, None] = field(default_factory=dict)
     """Bookies that nobody, or not everybody, can talk with any more."""
     ledgers: dict[int, LedgerGhost] = field(default_factory=dict)

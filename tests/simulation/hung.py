@@ -27,7 +27,7 @@ SLACK_S = 3.0
 async def one_bookie_hangs(world: World, plan: Plan) -> None:
     """Write, close, recover and read while one bookie neither answers nor refuses."""
     rng = world.loop.random_for("hung")
-    if rng.random() >= SHARE or not await well(world):
+    if rng.random() >= SHARE or plan.racks == "hard" or not await well(world):
         return
     drill = HungBookie(world, plan)
     before = await drill.writes("all well", await world.client("writer"), 1.0)
@@ -77,7 +77,8 @@ class HungBookie:
         self._world = world
         self._plan = plan
         ensemble_size, write_quorum, ack_quorum = plan.quorum
-        self.writable = len(world.nodes) > ensemble_size or write_quorum > ack_quorum
+        usable = len(world.nodes) - bool(world.ghost.banned)
+        self.writable = usable > ensemble_size or write_quorum > ack_quorum
         """One failed slot is replaced, or not needed."""
         self.recoverable = ack_quorum > 1 and self.writable
         """One silent bookie leaves every write set covered, and the tail can be written back."""

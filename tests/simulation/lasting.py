@@ -25,7 +25,8 @@ def cut_for_ever(chaos: Chaos) -> None:
     rng = world.loop.random_for("lasting cuts")
     may = [node for node in world.nodes if node.running and chaos.may_lose(node)]
     for node in rng.sample(may, len(may)):
-        beyond_core = len(world.nodes) - len(world.ghost.cut_off) > plan.quorum[0]
+        usable = len(world.nodes) - bool(world.ghost.banned) - len(world.ghost.cut_off)
+        beyond_core = usable > plan.quorum[0]
         if beyond_core and chaos.may_lose(node) and (not world.ghost.cut_off or rng.random() < 0.5):
             chaos.lose(node)
             _cut(world, node, rng)

@@ -355,6 +355,8 @@ class Observers:
         ledger.adopt(after)  # first of all: what is judged next must not depend on what fails now
         self._writer_says(ledger)
         invariants.every_move_is_a_row_of_the_table(ghost, known, before, after, author)
+        if after is not None:
+            invariants.members_are_where_they_may_be(ghost, after)
         if before is None or after is None:
             return
         invariants.closed_never_changes(ghost, before, after)

@@ -25,6 +25,9 @@ PLACES = (0, 0, 0, 0, 0, 0, 0, 1, 1, 300)
 LATE_ALSO = {"keys": 0.4, "live cuts": 0.5}
 """As ALSO, drawn later: somebody reads rows of a few keys only (topic_keys.py); live segments are
 read from the middle of an entry to the middle of another (topic_live.py)."""
+RACKS = ("", "", "", "soft", "hard")
+OWN_POLICY = 0.2
+"""The share of the runs whose clients have a placement policy of their own."""
 LASTING = 0.25
 """The share of the runs in which ways stay cut for ever, if there are bookies to spare."""
 OPERATORS = 0.25
@@ -88,6 +91,11 @@ class Plan:
     (operators.py)."""
     lasting: bool = False
     """Some ways stay cut when all else heals (lasting.py)."""
+    racks: str = ""
+    """Bookies have racks, and copies are to be on different ones: "soft", "hard"; "": they have
+    none."""
+    own_policy: bool = False
+    """Clients have a placement policy of their own, if there are bookies to spare (racks.py)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -135,6 +143,8 @@ class Plan:
             *([f"places {self.places}"] if self.places else []),
             *self.also,
             *(name for name in ("operators", "lasting") if getattr(self, name)),
+            *([f"racks {self.racks}"] if self.racks else []),
+            *(["own policy"] if self.own_policy else []),
         ]
 
     def _numbers(self) -> str:
@@ -187,7 +197,12 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         lasting=rng.random() < LASTING and not over_budget,
     )
     late = [name for name, share in LATE_ALSO.items() if rng.random() < share and topics]
-    return replace(plan, also=(*plan.also, *late))
+    return replace(
+        plan,
+        also=(*plan.also, *late),
+        racks=rng.choice(RACKS),
+        own_policy=rng.random() < OWN_POLICY,
+    )
 
 
 def _beside(of_each: str, name: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from tests.simulation import invariants
+from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
 from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
@@ -102,6 +102,8 @@ class Scenario:
     async def _main(self) -> Outcome:
         change = "delayed" if self.plan.delayed else "at-once"
         choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
+        if self.plan.racks:
+            choices["racks"] = self.plan.racks
         limits = TIGHT if self.plan.tight else STORAGE
         if self.plan.places:
             self._until_the_end.enter_context(small_blocks())
@@ -109,11 +111,16 @@ class Scenario:
             replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
             CLIENT.model_copy(update=choices),
             (self.plan.journals, self.plan.directories),
+            racks.policy(self.plan),
         )
         world.ghost.discovered = self._discovered
         self._until_the_end.enter_context(counted(world.ghost))
         world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
-        await world.prepare(self.plan.bookies)
+        number = racks.banned(self.plan)
+        world.ghost.banned = "" if number is None else f"b{number + 1}:1"
+        world.ghost.hard_racks = self.plan.racks == "hard"
+        drawn = racks.draw(self.plan, world.loop.random_for("racks"))
+        await world.prepare(self.plan.bookies, drawn)
         self.ledgers = LedgerWork(world, self.plan)
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
@@ -121,7 +128,7 @@ class Scenario:
         actors = await self._start(world)
         await chaos.run()
         await chaos.heal()
-        if self.plan.lasting:
+        if self.plan.lasting and self.plan.racks != "hard":  # where nobody else may fit
             cut_for_ever(chaos)
         world.observers.well_since = world.loop.now
         world.ghost.only_overload = False

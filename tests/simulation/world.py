@@ -8,10 +8,8 @@ Always true:
 """
 
 import asyncio
-import contextlib
-import json
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from bookie_server.bookie import Bookie
@@ -22,12 +20,13 @@ from bookie_server.storage_config import StorageConfig
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
+from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.metadata import cluster, paths
-from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
-from tests.simulation import invariants, promises
+from spark_ledger.metadata.store import SessionState, StoreError
+from tests.simulation import invariants, promises, registering
 from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.disk import Keep, SimDisk
-from tests.simulation.ghost import BookieGhost, Ghost
+from tests.simulation.ghost import BookieGhost, Ghost, Home
 from tests.simulation.index import SimIndex
 from tests.simulation.invariants import Violation
 from tests.simulation.local_files import NearClient, SimFiles, root
@@ -58,9 +57,11 @@ class World:
         storage: StorageConfig = STORAGE,
         config: ClientConfig = CLIENT,
         directories: tuple[int, int] = (1, 1),
+        placement: Placement = choose,
     ) -> None:
         """`directories`: how many journal and ledger directories each bookie has. Where bookies
         tell the places of entries, clients are on the hosts of all of them."""
+        self.placement = placement
         self.loop: SimLoop = current()
         self.storage = storage
         self.directories = directories
@@ -77,15 +78,16 @@ class World:
         self.clients: list[Client] = []
         self._names: dict[str, int] = {}
 
-    async def prepare(self, bookies: int) -> None:
-        """The folders every cluster has, and so many bookies, registered."""
+    async def prepare(self, bookies: int, racks: Sequence[str] = ()) -> None:
+        """The folders every cluster has, and so many bookies, registered, on these racks."""
         session = self.store.session("founder")
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
             await session.create(folder, parents=True)
         await session.create(paths.LEDGERS)
         await session.create(paths.CLUSTER, cluster.encode(cluster.Cluster(CLUSTER_ID)))
         await session.close()
-        self.nodes = [BookieNode(self, number + 1) for number in range(bookies)]
+        numbered = enumerate(racks or [""] * bookies, start=1)
+        self.nodes = [BookieNode(self, number, rack) for number, rack in numbered]
         await asyncio.gather(*(node.start() for node in self.nodes))
 
     def network_of(self, name: str) -> SimClient:
@@ -136,8 +138,9 @@ class World:
 class BookieNode:
     """One address, its disks and the identity on them; at most one living process."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, rack: str) -> None:
         self.world = world
+        self.rack = rack
         self.number = number
         self.address = f"b{number}:1"
         self.running = False
@@ -154,6 +157,7 @@ class BookieNode:
         """A blank disk, and so a new identity."""
         self._generation += 1
         self.bookie_id = f"00000000-0000-0000-0000-0000000{self._generation:02d}{self.number:03d}"
+        self.world.ghost.homes[self.bookie_id] = Home(self.address, self.rack)
         seed = f"{self._rng.random()}"
         journals, ledgers = self.world.directories
         self.journal_disks = [self._disk(f"{name} {seed}") for name in _names("journal", journals)]
@@ -486,34 +490,14 @@ class BookieNode:
 
     async def _register(self) -> None:
         """As registration.py: an ephemeral node of ours, whatever was there before."""
-        plain = {"address": self.address, "rack": "", "free_bytes": 1 << 30}
-        record = json.dumps({**plain, "total_bytes": 1 << 31, "version": 1}, sort_keys=True)
+        record = registering.record(self.address, self.rack)
         while True:
             try:
                 async with self._registering:
-                    await self._publish(record.encode())
+                    await registering.publish(self.session, self.bookie_id, record, self.readonly)
                 return
             except StoreError:
                 await asyncio.sleep(REGISTER_RETRY_S)
-
-    async def _publish(self, record: bytes) -> None:
-        known = f"{paths.BOOKIES_KNOWN}/{self.bookie_id}"
-        folders = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
-        folder, other = reversed(folders) if self.readonly else folders
-        here = f"{folder}/{self.bookie_id}"
-        try:
-            await self.session.create(known, record)
-        except NodeExists:
-            await self.session.sync(here)
-        try:
-            found = await self.session.get(here)
-            if found.owner != self.session.session_id:
-                await self.session.delete(here, found.version)
-                raise NoNode(here)
-        except NoNode:
-            await self.session.create(here, record, ephemeral=True)
-        with contextlib.suppress(NoNode):
-            await self.session.delete(f"{other}/{self.bookie_id}")
 
 
 def _names(kind: str, count: int) -> list[str]:
@@ -542,9 +526,8 @@ class Client:
         self.bookies = BookieClient(self.network, self.directory, world.config)
         watch_copies(self.bookies, self.name, world.observers)
         watch_places(self.bookies, world.observers)
-        store = WatchedLedgerStore(
-            self.session, self.bookies, self.directory, world.config, self.rng
-        )
+        parts = self.session, self.bookies, self.directory, world.config, self.rng
+        store = WatchedLedgerStore(*parts, world.placement)
         store.observers, store.client = world.observers, self.name
         self.ledgers = store
 

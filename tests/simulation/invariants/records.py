@@ -37,6 +37,22 @@ def fragments_rise_within_what_is_confirmed(
     require(before.fragments[:kept] == after.fragments[:kept], "17", f"{what}: history changed")
 
 
+@invariant("17")
+def members_are_where_they_may_be(ghost: Ghost, record: LedgerRecord) -> None:
+    """With racks "hard" no two members of a write set are on one rack, of a new ensemble and after
+    each change; a policy of one's own decides about each member."""
+    members, size = record.last_fragment.ensemble, record.ensemble_size
+    what = f"ledger {record.ledger_id} is on {list(members)}"
+    if ghost.hard_racks:
+        racks = [ghost.homes[bookie].rack for bookie in members]
+        near = [(s, (s + d) % size) for s in range(size) for d in range(1, record.write_quorum)]
+        same = [racks[one] for one, other in near if racks[one] == racks[other]]
+        require(not same, "17", f"{what}, of which one write set has the rack {same[:1]} twice")
+    if ghost.banned:
+        ban = [bookie for bookie in members if ghost.homes[bookie].address == ghost.banned]
+        require(not ban, "17", f"{what}, of which the policy takes none at {ghost.banned}")
+
+
 @invariant("18")
 def every_move_is_a_row_of_the_table(
     ghost: Ghost,

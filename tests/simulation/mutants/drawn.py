@@ -4,7 +4,8 @@ made, reads of a few keys, live segments that are read from the middle of an ent
 from typing import Any
 
 from bookie_server import compactor
-from spark_ledger.ledger import quorum
+from spark_ledger.bookies import directory
+from spark_ledger.ledger import cluster, quorum
 from spark_ledger.topic import key_filter, slice_reader
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED
@@ -18,6 +19,14 @@ LASTING = {
     "recoverers": 0,
 }
 ROTTEN_COPIES = {**RECLAIMED, "faults": ("rotten copy", "restart")}
+CHANGED = {
+    "quorum": (3, 3, 2),
+    "bookies": 5,
+    "faults": ("kill", "partition"),
+    "between_s": 0.5,
+    "over_budget": False,
+    "lasting": False,
+}
 TOPICS = {
     "topics": True,
     "faults": (),
@@ -57,6 +66,28 @@ def first_key_only(might_contain: Any) -> Any:
     return asked
 
 
+def rack_of_a_member_forgotten(_: Any) -> Any:
+    """A change does not know on which racks the members are that stay."""
+
+    def rack(self: Any, bookie_id: str) -> str:
+        return ""
+
+    return rack
+
+
+def policy_asked_once(place: Any) -> Any:
+    """One's own policy decides about new ensembles, not about changes of them."""
+
+    def placed(self: Any, quorum: Any, slots: Any, candidates: Any, members: Any) -> Any:
+        if members:
+            return cluster.Cluster(
+                *(self.records, self.bookies, self.directory, self.config, self.rng)
+            ).place(quorum, slots, candidates, {})
+        return place(self, quorum, slots, candidates, members)
+
+    return placed
+
+
 def cut_forgotten(piece_of: Any) -> Any:
     """Rows are taken from the beginning of the entry that is cut."""
 
@@ -90,6 +121,22 @@ MUTANTS = (
         "might_contain",
         first_key_only,
         {**TOPICS, "also": ("keys",)},
+    ),
+    Mutant(
+        "rack of a member forgotten",
+        "placement",
+        directory.BookieDirectory,
+        "rack",
+        rack_of_a_member_forgotten,
+        {**CHANGED, "racks": "hard"},
+    ),
+    Mutant(
+        "policy asked once",
+        "placement",
+        cluster.Cluster,
+        "place",
+        policy_asked_once,
+        {**CHANGED, "own_policy": True},
     ),
     Mutant(
         "cut within an entry forgotten",

@@ -316,6 +316,21 @@ async def test_the_rack_of_a_member_that_answers_but_is_not_registered_counts_st
 
 
 @simulated
+async def test_the_rack_of_a_failed_member_that_nobody_takes_the_place_of_counts_still():
+    for seed in range(4):
+        cluster, ledgers = await cluster_on("r1", "r2", "r3", racks="hard")
+        ledgers.cluster.rng.seed(seed)
+        writer = await ledgers.create(3, 3, 1)
+        before = ensemble(writer)
+        for name in ("a", "b"):
+            cluster.bookies[name].refusing = True
+        await writer.append(b"0")
+        await cluster.register("d", "r2")
+        await asyncio.sleep(2)
+        assert ensemble(writer) == tuple("d" if name == "b" else name for name in before)
+
+
+@simulated
 async def test_soft_racks_share_one_rather_than_miss_a_copy():
     cluster, ledgers = await cluster_on("r1", "r2", "r3")
     writer = await ledgers.create(3, 3, 2)
