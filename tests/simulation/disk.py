@@ -404,6 +404,14 @@ class SimDisk:
             if bit // 8 < len(image):
                 image[bit // 8] ^= 1 << (bit % 8)
 
+    def overwrite(self, path: str, position: int, data: bytes, *, in_cache: bool) -> None:
+        """Damage: these bytes are there on the platter; with `in_cache` they are read at once,
+        else after the next crash."""
+        inode = self._inode(path)
+        inode.rotten = True
+        for image in (inode.durable, inode.cache) if in_cache else (inode.durable,):
+            image[position : position + len(data)] = data[: max(0, len(image) - position)]
+
     def make_unreadable(self, path: str, position: int) -> None:
         """Damage: from now on reads of the block with that byte raise EIO."""
         self._inode(path).unreadable[position // BLOCK_BYTES] = None

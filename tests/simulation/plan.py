@@ -14,7 +14,7 @@ QUORUMS = (
     *((4, 3, 2), (4, 3, 2), (5, 3, 2), (5, 3, 2), (4, 2, 2), (5, 2, 2), (4, 3, 3), (4, 2, 1)),
 )
 """E, Qw, Qa: mostly such as bear a loss, more than half of them striped."""
-DISK_LOSSES = ("blank", "bit rot", "lost directory")
+DISK_LOSSES = ("blank", "bit rot", "lost directory")  # of a run over budget all are on
 """Classes that use up the budget of losses."""
 OVER_BY = 2
 LARGE = (0, 0, 300, 300, 65)

@@ -155,6 +155,8 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
         "copy rotted before compaction read it back",
         "it was damaged between its last sync and the first look at it",
     ),
+    ("index made anew", "an operator had lost it, and the entry logs gave it back"),
+    ("power cut while an index was made anew", "the command was given again"),
     ("entries skipped by their keys", "filters said that they have none of those looked for"),
     ("live segment cut", "it was read from within an entry or to within one"),
     ("every copy of a ledger compared", "an operator had every bookie of it looked at"),
@@ -198,6 +200,7 @@ RARE: tuple[str, ...] = (
     "janitor deleted",
     "lost bookie forgotten",
     "topic terminated",
+    "power cut while an index was made anew",
 )
 """Those of SOMETIMES that a few hundred seeds may miss."""
 

@@ -145,6 +145,8 @@ class BookieNode:
         self.address = f"b{number}:1"
         self.running = False
         self.bookie: Bookie | None = None
+        self.repairing: asyncio.Task[None] | None = None
+        """What has to be done before the next start."""
         self._crowds: list[Callable[[], None]] = []
         self._told_to_stop = 0
         self.boots = 0
@@ -193,6 +195,8 @@ class BookieNode:
     async def start(self) -> None:
         """Running and registered when it returns, whoever started it; a disk failure or a kill
         meanwhile ends it."""
+        if self.repairing is not None:
+            await asyncio.gather(self.repairing)
         if self.running:
             await asyncio.gather(self._booting, return_exceptions=True)
             return

@@ -3,7 +3,7 @@ made, reads of a few keys, live segments that are read from the middle of an ent
 
 from typing import Any
 
-from bookie_server import compactor
+from bookie_server import compactor, rebuild
 from spark_ledger.bookies import directory
 from spark_ledger.ledger import cluster, quorum
 from spark_ledger.topic import key_filter, slice_reader
@@ -27,6 +27,7 @@ CHANGED = {
     "over_budget": False,
     "lasting": False,
 }
+REBUILT = {**CHANGED, "faults": ("index lost",), "directories": 2, "tight": False}
 TOPICS = {
     "topics": True,
     "faults": (),
@@ -88,6 +89,15 @@ def policy_asked_once(place: Any) -> Any:
     return placed
 
 
+def last_record_left_out(put: Any) -> Any:
+    """An index that is made anew lacks the last record of each log."""
+
+    async def without(chunk: Any, *others: Any) -> None:
+        await put(chunk._replace(records=chunk.records[:-1]), *others)
+
+    return without
+
+
 def cut_forgotten(piece_of: Any) -> Any:
     """Rows are taken from the beginning of the entry that is cut."""
 
@@ -137,6 +147,14 @@ MUTANTS = (
         "place",
         policy_asked_once,
         {**CHANGED, "own_policy": True},
+    ),
+    Mutant(
+        "last record left out of a new index",
+        "rebuild",
+        rebuild,
+        "_put",
+        last_record_left_out,
+        REBUILT,
     ),
     Mutant(
         "cut within an entry forgotten",
