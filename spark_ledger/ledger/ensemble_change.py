@@ -163,7 +163,8 @@ class EnsembleChange:
             others = {other: known[other] for other in known if other != index}
             found = self._cluster.place(self._pipeline.quorum, [index], left, others)
             chosen |= found
-            known |= {index: bookie for bookie in left if bookie.id == found.get(index)}
+            if index in found:
+                known[index] = next(bookie for bookie in left if bookie.id == found[index])
         return chosen
 
     def _no_spares(self) -> Collection[str]:

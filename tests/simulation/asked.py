@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from tests.simulation.chaos import FAULTS, Plan
-from tests.simulation.plan import ALSO
+from tests.simulation.plan import ALSO, LATE_ALSO, RACKS
 from tests.simulation.replay import drawn_plan
 
 _TOGETHER = ("quorum", "bookies")
@@ -87,8 +87,14 @@ def _classes(name: str, value: Any) -> None:
 
 
 def _ways(name: str, value: Any) -> None:
-    if not isinstance(value, list) or any(one not in ALSO for one in value):
-        raise ValueError(f"{name} is a list of {', '.join(ALSO)}, not {json.dumps(value)}")
+    known = {**ALSO, **LATE_ALSO}
+    if not isinstance(value, list) or any(one not in known for one in value):
+        raise ValueError(f"{name} is a list of {', '.join(known)}, not {json.dumps(value)}")
+
+
+def _racks(name: str, value: Any) -> None:
+    if value not in RACKS:
+        raise ValueError(f'{name} is "soft", "hard" or "" (none), not {json.dumps(value)}')
 
 
 def _is_whole(value: Any, least: int) -> bool:
@@ -152,6 +158,8 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("chaos_s", "between_s", "add_timeout_s"), _seconds),
     **dict.fromkeys(("topics", "password", "announce", "delayed", "churn"), _flag),
     **dict.fromkeys(("old_readers", "over_budget", "tight"), _flag),
+    **dict.fromkeys(("operators", "lasting", "own_policy"), _flag),
+    "racks": _racks,
     **dict.fromkeys(("faults", "without"), _classes),
     "quorum": _quorum,
     "also": _ways,

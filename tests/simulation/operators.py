@@ -29,6 +29,7 @@ from spark_ledger.topic.upkeep import Upkeep, elected
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import IDLE_S
+from tests.simulation.topic_ghost import Whereabouts
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
@@ -136,6 +137,7 @@ class TopicOperator:
         for info in await admin.list():
             await topics.topics.name_of(info.id)
             facts = await admin.describe(info.name.full)
+            topics.forget_log(info.id)
             state = self.work.ghost.logs[info.id].state
             for known in facts.partitions:
                 end = state.partitions[known.partition].end_offset
@@ -155,7 +157,7 @@ class TopicOperator:
         log, subscriptions = self.work.ghost.logs[info.id], topics.subscriptions
         there = [one.name for one in await subscriptions.list(info.id, exact=True)]
         if name in there and client.rng.random() < 0.5:
-            log.ceilings.pop(name, None)  # whether it goes nobody knows before
+            log.subscriptions.pop(name, None)  # whether it goes nobody knows before
             await subscriptions.delete(info.id, name)
             return
         if name not in there and name == "held":
@@ -163,7 +165,8 @@ class TopicOperator:
         elif name not in there:
             await subscriptions.reserve(info, name, start=End.EARLIEST)
         at = await subscriptions.positions(info.id, name)
-        log.ceilings[name] = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+        there_at = {p: max(at.get(p, 0), start) for p, start in log.starts()}
+        log.subscriptions.setdefault(name, Whereabouts()).is_at(self.world.loop.now, there_at)
         self.world.ghost.meet("unused subscription holds rows")
         await subscriptions.cursor_ledgers(info.id)
         await subscriptions.lag(info.id, name, await store_now_ms(topics.store))
@@ -202,6 +205,7 @@ class TopicOperator:
         app_id, run_id = f"job-{self._jobs}", f"run of job-{self._jobs}"
         intent = await topics.intents.open_batch_intent(app_id, run_id, JOB, random=True)
         results = await self.work.run_tasks(client, topics, [info], intent, 0)
+        await topics.intents.recorded(intent)
         if client.rng.random() < 0.3:  # its tasks are told to give up; only the janitor deletes
             await topics.task_writer(info, intent, task_index=0, attempt=99).abort()
             return

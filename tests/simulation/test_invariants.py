@@ -11,7 +11,7 @@ from bookie_server.entry_index import EVERY_LEDGER
 from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation import invariants
-from tests.simulation.ghost import Ghost, LedgerGhost, RecoveryGhost
+from tests.simulation.ghost import Ghost, Home, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import ALL, Violation
 from tests.simulation.topic_histories import OF_TOPICS
 
@@ -25,6 +25,13 @@ def busy(ghost: Ghost, ledger: LedgerGhost, bookie_id: str) -> LedgerGhost:
     """Nothing is wrong but that the bookie has been busy since second 1."""
     ghost.only_overload, ledger.busy_since[bookie_id] = True, 1.0
     return ledger
+
+
+def homes(ghost: Ghost, *racks: str, banned: str = "") -> LedgerRecord:
+    """a, b and c have these racks, which must differ, and none of them may be at `banned`."""
+    ghost.homes = {name: Home(f"{name}:1", rack) for name, rack in zip("abc", racks, strict=True)}
+    ghost.hard_racks, ghost.banned = True, banned
+    return OPEN
 
 
 def closed(last_entry: int, **fields: object) -> LedgerRecord:
@@ -206,6 +213,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (g.bookie("a"), ["ledger 1 entry 2"]),
     ),
     (
+        *("17", I.members_are_where_they_may_be),
+        lambda g, x: (homes(g, "r1", "r2", "r3"),),
+        lambda g, x: (homes(g, "r1", "r2", "r1"),),
+    ),
+    (
+        *("17", I.members_are_where_they_may_be),
+        lambda g, x: (homes(g, "r1", "r2", "r3", banned="d:1"),),
+        lambda g, x: (homes(g, "r1", "r2", "r3", banned="c:1"),),
+    ),
+    (
         *("17", I.fragments_rise_within_what_is_confirmed),
         lambda g, x: (x, OPEN, replace(OPEN, fragments=CHANGED)),
         lambda g, x: (
@@ -350,6 +367,16 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: ("a", 1, [3]),
     ),
     (
+        *("34", I.a_core_is_enough),
+        lambda g, x: (1.0, 2.0, ""),
+        lambda g, x: (3.0, 2.0, ""),
+    ),
+    (
+        *("34", I.a_core_is_enough),
+        lambda g, x: (1.0, 2.0, ""),
+        lambda g, x: (1.0, 2.0, "TimedOut"),
+    ),
+    (
         *("36", I.a_hung_bookie_blocks_nothing),
         lambda g, x: ("a read", 1.0, 2.0, None),
         lambda g, x: ("a read", 3.0, 2.0, None),
@@ -400,7 +427,10 @@ def test_it_passes_on_what_holds_and_fails_under_its_number_on_what_does_not(
 def test_over_budget_only_silent_wrongs_count(number, judge, holding, breaking):
     ghost, ledger = history()
     ghost.over_budget = True
-    of_the_healthy = (I.a_healthy_cluster_takes_what_is_pending, I.a_waiting_reader_is_told)
+    of_the_healthy = (
+        *(I.a_healthy_cluster_takes_what_is_pending, I.a_waiting_reader_is_told),
+        I.a_core_is_enough,
+    )
     silent = judge in of_the_healthy or number not in OVER_BUDGET
     if silent:
         judge(ghost, *breaking(ghost, ledger))

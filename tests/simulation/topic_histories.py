@@ -65,6 +65,21 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: (1, True),
     ),
     (
+        *("T5", I.an_end_told_was_committed),
+        lambda g, x: (3, 3),
+        lambda g, x: (4, 3),
+    ),
+    (
+        *("T17", I.a_read_of_keys_leaves_none_out),
+        lambda g, x: ([], []),
+        lambda g, x: ([(0, 1)], []),
+    ),
+    (
+        *("T17", I.a_read_of_keys_leaves_none_out),
+        lambda g, x: ([], []),
+        lambda g, x: ([], [(0, 1)]),
+    ),
+    (
         *("T5", I.every_row_read_was_committed),
         lambda g, x: (True, b"row"),
         lambda g, x: (False, b"row"),

@@ -2,7 +2,6 @@
 
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require
-from tests.simulation.naming import listed
 
 
 @invariant("33")
@@ -50,7 +49,7 @@ def a_core_is_enough(ghost: Ghost, took_s: float, bound_s: float, problem: str) 
     require(
         took_s <= bound_s and not problem,
         "34",
-        f"beside {listed([*ghost.cut_off])}, cut off for ever, it took {took_s:.1f} s to write,"
+        f"beside {[*ghost.cut_off]}, cut off for ever, it took {took_s:.1f} s to write,"
         f" close and read a ledger, at most {bound_s:.1f} s are allowed: {problem}",
     )
 
