@@ -98,6 +98,7 @@ class BookieDirectory:
             known = await self._read(f"{paths.BOOKIES_KNOWN}/{bookie_id}", bookie_id)
             if known is not None:
                 self._addresses.setdefault(bookie_id, known.address)
+                self._racks.setdefault(bookie_id, known.rack)
         return self._addresses.get(bookie_id)
 
     async def known(self) -> int:

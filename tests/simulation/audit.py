@@ -139,7 +139,9 @@ class Audit:
             await asyncio.sleep(2)
 
     def _left(self) -> dict[str, int]:
-        counts = {"calls under way": self._world.network.under_way}
+        ghost = self._world.ghost  # an open writer announces to its members, also in vain
+        cut_off = [ghost.homes[bookie].address for bookie in ghost.cut_off]
+        counts = {"calls under way": self._world.network.under_way(cut_off)}
         for node in self._world.nodes:
             if node.bookie is not None:
                 counts[f"waiters at {node.address}"] = node.waiters

@@ -17,7 +17,7 @@ Always true:
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,10 +142,9 @@ class SimNetwork:
                 if self._rng.random() < self.faults.reset:
                     self._later(stream.fail, f"{address} reset the connection")
 
-    @property
-    def under_way(self) -> int:
-        """Calls whose caller still waits."""
-        return len(self._under_way)
+    def under_way(self, but: Collection[str] = ()) -> int:
+        """Calls whose caller still waits, but for those to these addresses."""
+        return sum(call.address not in but for call in self._under_way)
 
     def next_moment(self) -> int:
         self.moment += 1

@@ -144,8 +144,9 @@ class TopicOperator:
                 invariants.an_end_told_was_committed(self.world.ghost, known.end_offset, end)
 
     async def _view(self, client: Client, topics: TopicClient) -> None:
-        for part in await views.plan(topics, client.rng.choice(VIEWS)):
-            await views.read(topics, part)
+        for view in client.rng.sample(VIEWS, 4):
+            for part in await views.plan(topics, view):
+                await views.read(topics, part)
 
     # -- subscriptions -----------------------------------------------------------------------------
 

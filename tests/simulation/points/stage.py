@@ -122,6 +122,7 @@ class Stage:
             query, f"run-{run}", target, overwrites=replaced
         )
         results = await work._run_tasks(client, topics, infos, intent, version, None)
+        results = await work.run_tasks(client, topics, infos, intent, version)
         txn = TxnKey(query, target, version, f"run-{run}")
         work.ghost.contents[intent.id, version] = ""
         if asleep:  # as after SIGSTOP, until somebody lets it go on

@@ -1,11 +1,13 @@
 """Ledgers as a store of them: deleted, listed, given ids; and the bookies they are found on."""
 
 import asyncio
+import json
 
 import pytest
 
 from spark_ledger import errors
 from spark_ledger.bookies.directory import BookieDirectory
+from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 from tests.unit.spark_ledger.ledger.test_reader import written
 
@@ -57,6 +59,19 @@ async def test_an_id_that_is_taken_is_refused():
     await ledgers.create(3, 3, 2, ledger_id=5)
     with pytest.raises(errors.LedgerError, match="taken"):
         await ledgers.create(3, 3, 2, ledger_id=5)
+
+
+@simulated
+async def test_the_rack_of_a_bookie_that_is_away_is_known_once_it_was_looked_for():
+    cluster, _ = await cluster_of(1)
+    away = json.dumps({"address": "away:1", "free_bytes": 1, "rack": "r7"}).encode()
+    await cluster.admin.create(f"{paths.BOOKIES_KNOWN}/away", away, parents=True)
+    directory = BookieDirectory(cluster.store.session("another"))
+    await directory.start()
+    assert directory.rack("away") == ""
+    assert await directory.find("away") == "away:1"
+    assert directory.rack("away") == "r7"
+    await directory.close()
 
 
 @simulated
