@@ -230,7 +230,7 @@ class TopicWork:
         infos: list[TopicInfo],
         intent: Any,
         version: int,
-        planned: PlannedBatch | None,
+        planned: PlannedBatch | None = None,
     ) -> dict[str, list[TaskResult]]:
         """By topic id one result of each task; some tasks have a second attempt, whose result is
         used or not. Of a batch that is only compared there are none."""

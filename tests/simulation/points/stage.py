@@ -121,8 +121,7 @@ class Stage:
         intent = await topics.intents.open_query_intent(
             query, f"run-{run}", target, overwrites=replaced
         )
-        results = await work._run_tasks(client, topics, infos, intent, version, None)
-        results = await work.run_tasks(client, topics, infos, intent, version)
+        results = await work.run_tasks(client, topics, infos, intent, version, None)
         txn = TxnKey(query, target, version, f"run-{run}")
         work.ghost.contents[intent.id, version] = ""
         if asleep:  # as after SIGSTOP, until somebody lets it go on
