@@ -53,7 +53,6 @@ EXCEPTIONS: Mapping[str, str] = {
     "Checkpointer.idle": "tests wait by it",
     "LedgerWriter.held_below": "a task holds too many bytes: rows of a run are too few for that"
     " (test_task_writing.py)",
-    "Rebuilt.sentence": "what an operator is told",
     "schema_registry.not_registered": "the text of an error",
 }
 """By verb: why no seed calls it."""
