@@ -171,6 +171,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
 """(name, what happened)."""
 
 RARE: tuple[str, ...] = (
+    "copy rotted before compaction read it back",
     "audit: a torn tail beside a lost disk leaves the end undecided",
     "recovery decided by a torn limbo",
     "torn limbo answered",

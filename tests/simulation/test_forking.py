@@ -12,7 +12,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.scenario import run_seed
 from tests.simulation.warm import quiet
 
-SEED = 21
+SEED = 20
 CAUGHT = "recovery begins below the last fragment"
 
 
@@ -54,7 +54,7 @@ def test_what_a_continuation_found_is_told_with_a_command_line_that_finds_it_aga
 
 
 def _first_found_by_a_continuation(mutant):
-    for seed in range(2, 10):
+    for seed in range(29, 60):
         plan = replay.changed_plan(seed, mutant.plan_changes)
         with mutant.applied():
             done = run_forked(seed, plan, 2)
