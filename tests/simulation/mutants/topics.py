@@ -69,13 +69,14 @@ def never_settled(settled: Any) -> Any:
     return lambda record, commit_id, txn, w0, batch=None: None
 
 
-def always_settled(settled: Any) -> Any:
+def always_of_this_run(record_of: Any) -> Any:
     """Whoever recorded the version, it is a no-op."""
 
-    def quiet(record: Any, commit_id: str, txn: Any, w0: int, batch: Any = None) -> Any:
-        return settled(record, commit_id, replace(txn, run_id=record.run_id), w0, batch)
+    async def taken_for_its_own(self: Any, fresh: bool) -> Any:
+        record, version = await record_of(self, fresh)
+        return replace(record, run_id=self._wanted.txn.run_id), version
 
-    return quiet
+    return taken_for_its_own
 
 
 def same_whatever_it_is(same: Any) -> Any:
@@ -292,8 +293,8 @@ MUTANTS = (
         *("merge reverses rows", "hazard 9, 39", _Encoding, "add", rows_out_of_order, LONG),
     ),
     Mutant(
-        *("no-op whoever recorded the version", "hazard 11", commit_draft, "settled"),
-        *(always_settled, ZOMBIES),
+        *("no-op whoever recorded the version", "hazard 11", commit._Commit, "_record"),
+        *(always_of_this_run, ZOMBIES),
     ),
     Mutant("replay whatever its rows", "hazard 11", replay, "same", same_whatever_it_is, REWINDS),
     Mutant(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import agreement, commit, commit_draft, guards, records, state
+from spark_ledger.topic import agreement, commit, guards, records, state
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.names import escape
@@ -17,7 +17,7 @@ from tests.simulation.exhaustive.topics import live
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.topics import (
     a_missing_commit_is_the_end,
-    always_settled,
+    always_of_this_run,
     never_torn,
     publishes_whatever_is_there,
     sets_head_whatever_it_is,
@@ -123,7 +123,7 @@ RULES = (
     ),
     Rule(
         *("no-op whoever recorded the version", "11", "runs"),
-        ((commit_draft, "settled", always_settled),),
+        ((commit._Commit, "_record", always_of_this_run),),
     ),
     Rule(
         *("topics folded one by one", "14", "runs"),
