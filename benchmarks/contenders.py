@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ CREATE_TIMEOUT_S = 60
 LEDGER, KAFKA, DELTA = "ledger", "kafka", "delta"
 PEERS = (KAFKA, DELTA)
 KEY_AND_VALUE = "key BINARY, value BINARY"
+BROKERS_HEAR_S = 3
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -142,7 +144,8 @@ def kafka_brokers() -> Iterator[tuple[int, ...]]:
 
 
 def create_kafka_topic(spark: SparkSession, topic: str, partitions: int) -> None:
-    """By the Java client on Spark's class path."""
+    """By the Java client on Spark's class path. Returns a while after the topic is there: brokers
+    that have not heard of all its partitions yet may answer no write to them for minutes."""
     java = spark.sparkContext._jvm
     properties = java.java.util.Properties()
     properties.setProperty("bootstrap.servers", BROKER)
@@ -151,6 +154,8 @@ def create_kafka_topic(spark: SparkSession, topic: str, partitions: int) -> None
     wanted = java.org.apache.kafka.clients.admin.NewTopic(topic, partitions, replication)
     created = admin.createTopics(java.java.util.List.of(wanted)).all()
     created.get(CREATE_TIMEOUT_S, java.java.util.concurrent.TimeUnit.SECONDS)
+    time.sleep(BROKERS_HEAR_S)
+    admin.describeTopics(java.java.util.List.of(topic)).allTopicNames().get()
     admin.close()
 
 

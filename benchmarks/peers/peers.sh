@@ -38,6 +38,8 @@ wait_for_port() { # wait_for_port PORT SECONDS
   return 1
 }
 
+# With their defaults of 2 to 9 s brokers take each other for dead while two cores serve three of them
+# and 100 partitions are written; what is under way then is answered no more.
 kafka_properties() { # kafka_properties NODE BROKERS VOTERS FOLDER
   cat << P
 process.roles=broker,controller
@@ -55,6 +57,9 @@ min.insync.replicas=$(($2 > 1 ? 2 : 1))
 num.partitions=2
 default.replication.factor=$2
 message.max.bytes=10485760
+broker.session.timeout.ms=60000
+controller.quorum.fetch.timeout.ms=30000
+controller.quorum.election.timeout.ms=10000
 P
 }
 
