@@ -1,9 +1,9 @@
 """Whether bugs of upkeep and take-over are reached: at points of verbs, at points of a bookie's
 disks, or by seeds; and after how much processor time.
 
-Always true: a bug is looked for at the deeds named with it, or where none is named by seeds from 0
-on, for LIMIT_S of processor time; what was found is stored by the name of the point or the seed
-(reach.json).
+Always true: a bug is looked for at the deeds named with it, and where these do not show it by seeds
+from 0 on, for LIMIT_S of processor time each; what was found is stored by the name of the point or
+the seed (reach.json).
 
     python -m tests.simulation.mutants.reach          # all that are not stored
     python -m tests.simulation.mutants.reach cursor   # of those, whose name has the word
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.simulation.invariants import Violation
@@ -69,23 +69,26 @@ def store(found: dict[str, Found]) -> None:
 
 
 def search(mutant: Mutant, deeds: tuple[str, ...]) -> Found | None:
-    """Raises MutantBroken."""
+    """At the points of its deeds, then by seeds. Raises MutantBroken."""
+    return first(mutant, _points(deeds)) or first(mutant, _seeds())
+
+
+def first(mutant: Mutant, places: Iterator[Found], limit_s: float = LIMIT_S) -> Found | None:
+    """The first of the places where it is caught. Raises MutantBroken."""
     begun = time.process_time()
-    for tried, where in enumerate(_places(deeds), 1):
+    for tried, where in enumerate(places, 1):
         collect(tried)
         broken = where.again(mutant)
         spent = time.process_time() - begun
         if broken:
-            return Found(
-                broken, tried, round(spent, 1), where.deed, where.call, where.fate, where.seed
-            )
-        if spent > LIMIT_S:
+            return replace(where, broken=broken, tried=tried, cpu_s=round(spent, 1))
+        if spent > limit_s:
             break
     return None
 
 
-def _places(deeds: tuple[str, ...]) -> Iterator[Found]:
-    """Points of the deeds, of all in turn; seeds where no deed is named."""
+def _points(deeds: tuple[str, ...]) -> Iterator[Found]:
+    """Points of the deeds, of all in turn."""
     for name in [each.name for each in OF_DISKS if each.name in deeds]:
         yield Found("", 0, 0, name)
     points = [
@@ -97,7 +100,11 @@ def _places(deeds: tuple[str, ...]) -> Iterator[Found]:
     ]
     for _, point in sorted(points, key=lambda one: one[0]):
         yield Found("", 0, 0, point.deed.name, point.call, point.fate.value)
-    for seed in range(0 if deeds else SEEDS_MAX):
+
+
+def _seeds() -> Iterator[Found]:
+    """Runs with the plan that leads there, which the mutant names."""
+    for seed in range(SEEDS_MAX):
         yield Found("", 0, 0, seed=seed)
 
 
