@@ -62,8 +62,10 @@ class Audit:
                 break
             except (LedgerError, TimeoutError) as error:
                 if self._world.loop.now > deadline - AGAIN_S:
-                    self._give_up(ledger, error)
-                    return
+                    if self._give_up(ledger, error):
+                        return
+                    await self._recover_without_the_lost(ledger)
+                    deadline = self._world.loop.now + patience_s
                 await asyncio.sleep(AGAIN_S)
         invariants.every_ledger_can_be_closed(ghost, ledger, None, patience_s)
         if any(told.aborted for told in ledger.recoveries.values()):
@@ -79,13 +81,31 @@ class Audit:
         invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(read))
         invariants.an_acked_entry_is_readable_byte_for_byte(ghost, ledger, read)
 
-    def _give_up(self, ledger: LedgerGhost, error: BaseException) -> None:
+    def _give_up(self, ledger: LedgerGhost, error: BaseException) -> bool:
+        """Whether nothing more can be done; if so, that was allowed."""
         ghost = self._world.ghost
         if not ghost.over_budget and self.is_undecidable(ledger):
             ghost.meet("audit: a torn tail beside a lost disk leaves the end undecided")
-            return
+            return False
         invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
         self._world.ghost.meet("audit: a ledger is unavailable, over budget")
+        return True
+
+    async def _recover_without_the_lost(self, ledger: LedgerGhost) -> None:
+        """An operator declares that those which lost their disk never come back. What was acked has
+        a copy elsewhere, within the budget, so all that is judged of a ledger is judged of it."""
+        ghost, ledger_id = self._world.ghost, ledger.ledger_id
+        lost = self._doubtful(ledger_id)[0]
+        fragment = ledger.recovered_from or ledger.record.last_fragment
+        gone = frozenset(b for b in fragment.ensemble if b in lost or self._gone(b))
+        ledger.declared_gone.update(dict.fromkeys(sorted(gone)))
+        password = self._work.password_of(ledger_id)
+        try:
+            async with asyncio.timeout(RECOVERED_S):
+                await self._auditor.ledgers.recover(ledger_id, password=password, gone=gone)
+        except (LedgerError, TimeoutError) as error:
+            invariants.every_ledger_can_be_closed(ghost, ledger, error, RECOVERED_S)
+        ghost.meet("audit: closed with a bookie declared gone")
 
     def is_undecidable(self, ledger: LedgerGhost) -> bool:
         """Whether in some write set a member lost its disk, or what was on it, and together with

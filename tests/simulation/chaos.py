@@ -54,6 +54,7 @@ class Chaos:
         self._lost: dict[str, None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         world.ghost.over_budget = plan.over_budget
+        world.exit_keeps = "all" if plan.page_cache else "random"
 
     async def run(self) -> None:
         """Steady faults first, then one event after the other."""
@@ -123,11 +124,23 @@ class Chaos:
 
     def kill(self, node: BookieNode, keep: str, *, back_s: float, blank: bool = False) -> None:
         """Kill the node; with `blank` its disk is lost. It starts again after `back_s`."""
+        if self.plan.page_cache and keep != "all":
+            keep = self._power_lost(node, keep)
         node.kill(keep)  # type: ignore[arg-type]
         if blank:
             self.lose(node)
             node.blank()
         self.start_later(node, back_s)
+
+    def _power_lost(self, node: BookieNode, keep: str) -> str:
+        """What the cut leaves, where acknowledged entries may be in the page cache alone: it counts
+        as a loss, and beyond the budget of losses the process dies and the power stays on."""
+        if not self.may_lose(node):
+            return "all"
+        self.lose(node)
+        self.world.ghost.bookie(node.bookie_id).unsynced = True
+        self.world.ghost.meet("power lost with entries in the page cache alone")
+        return keep
 
     def start_later(self, node: BookieNode, after_s: float) -> None:
         self.spawn(self._start(node, after_s), f"{node.address} comes back")

@@ -66,6 +66,8 @@ class LedgerGhost:
     """By entry: what the first valid copy seen anywhere was."""
     stored: dict[int, dict[str, None]] = field(default_factory=dict)
     """By entry: the bookies that ever said that they have it durably."""
+    declared_gone: dict[str, None] = field(default_factory=dict)
+    """Bookies of which an operator said that they will never answer again."""
     slots: dict[str, int] = field(default_factory=dict)
     """By bookie: the mask of the slots it had in any published ensemble."""
     copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
@@ -137,6 +139,9 @@ class BookieGhost:
     bereft: bool = False
     """A directory of it was lost as a whole, and is not damaged any more; if it was the only one it
     is rotten too."""
+    unsynced: bool = False
+    """It lost power in a run with ledgers of page-cache durability: of those it may lack what it
+    acknowledged, but it never denies it."""
     unsure: bool = False
     """A directory failed at its first start of all, or it once started with none that was there to
     the last: it cannot know what was there."""

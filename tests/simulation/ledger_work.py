@@ -68,6 +68,7 @@ class LedgerWork:
                     password=PASSWORD if self._with_password(client) else b"",
                     announce_lac=self.plan.announce,
                     custom={"made by": client.name},
+                    durability=self._durability(client),
                 )
             except LedgerError as error:
                 self.met(client, "create", error)
@@ -83,6 +84,10 @@ class LedgerWork:
             await self.append(client, writer)
             self.writer_of.pop(writer.ledger_id)
             await asyncio.sleep(client.rng.uniform(0, 3))
+
+    def _durability(self, client: Client) -> str:
+        cached = self.plan.page_cache and client.rng.random() < 0.5
+        return "page-cache" if cached else "synced"
 
     def _with_password(self, client: Client) -> bool:
         return self.plan.password and client.rng.random() < 0.7

@@ -231,6 +231,8 @@ class Observers:
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
 
     def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
+        if ledger.closed and ledger.record.durability == "page-cache":
+            return  # repair fences with its reads, which go to every fragment
         if ledger.recovered_from is None:
             raise Violation("18", f"ledger {ledger.ledger_id} is read as IN_RECOVERY, but is not")
         ghost, told = self.ghost, ledger.recovery(exchange.caller)
@@ -238,7 +240,8 @@ class Observers:
         if told.refused:
             self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
         if not told.said:
-            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, told.fenced)
+            fenced = [*told.fenced, *ledger.declared_gone]
+            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, fenced)
 
     def _read_lac(
         self,

@@ -28,6 +28,8 @@ read from the middle of an entry to the middle of another (topic_live.py)."""
 RACKS = ("", "", "", "soft", "hard")
 OWN_POLICY = 0.2
 """The share of the runs whose clients have a placement policy of their own."""
+PAGE_CACHE = 0.2
+"""The share of the runs in which some ledgers are of page-cache durability."""
 LASTING = 0.25
 """The share of the runs in which ways stay cut for ever, if there are bookies to spare."""
 OPERATORS = 0.25
@@ -96,6 +98,9 @@ class Plan:
     none."""
     own_policy: bool = False
     """Clients have a placement policy of their own, if there are bookies to spare (racks.py)."""
+    page_cache: bool = False
+    """Half of the ledgers are acknowledged before they are synced; who loses power counts as one that
+    lost its disk."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -145,6 +150,7 @@ class Plan:
             *(name for name in ("operators", "lasting") if getattr(self, name)),
             *([f"racks {self.racks}"] if self.racks else []),
             *(["own policy"] if self.own_policy else []),
+            *(["page cache"] if self.page_cache else []),
         ]
 
     def _numbers(self) -> str:
@@ -202,6 +208,7 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         also=(*plan.also, *late),
         racks=rng.choice(RACKS),
         own_policy=rng.random() < OWN_POLICY,
+        page_cache=rng.random() < PAGE_CACHE and not over_budget,
     )
 
 

@@ -155,6 +155,14 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
         "copy rotted before compaction read it back",
         "it was damaged between its last sync and the first look at it",
     ),
+    (
+        "power lost with entries in the page cache alone",
+        "of ledgers that are acknowledged before they are synced",
+    ),
+    (
+        "audit: closed with a bookie declared gone",
+        "an operator ended a recovery that nothing else could decide",
+    ),
     ("index made anew", "an operator had lost it, and the entry logs gave it back"),
     ("power cut while an index was made anew", "the command was given again"),
     ("entries skipped by their keys", "filters said that they have none of those looked for"),
@@ -171,6 +179,7 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
 """(name, what happened)."""
 
 RARE: tuple[str, ...] = (
+    "audit: closed with a bookie declared gone",
     "copy rotted before compaction read it back",
     "audit: a torn tail beside a lost disk leaves the end undecided",
     "recovery decided by a torn limbo",

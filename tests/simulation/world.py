@@ -76,6 +76,8 @@ class World:
         self.store.listeners.append(self.observers.committed)
         self.nodes: list[BookieNode] = []
         self.clients: list[Client] = []
+        self.exit_keeps: Keep = "random"
+        """What a bookie's disks keep when it exits by itself."""
         self._names: dict[str, int] = {}
 
     async def prepare(self, bookies: int, racks: Sequence[str] = ()) -> None:
@@ -216,7 +218,7 @@ class BookieNode:
         except DiskFailed as error:
             if boots == self.boots:
                 self.world.trace.note(self.address, f"cannot start: {error}")
-                self.kill("random")
+                self.kill(self.world.exit_keeps)
         except Exception as error:
             self.world.network.defects.append(error)
             raise
@@ -283,7 +285,7 @@ class BookieNode:
 
     def _exit(self) -> None:
         """The process ends, and whoever supervises it starts it again."""
-        self.kill("random")
+        self.kill(self.world.exit_keeps)
         loop = self.world.loop
         loop.call_later(RESTART_S, self._start_again, context=loop.outside)
 
@@ -302,7 +304,7 @@ class BookieNode:
         if isinstance(failure, Exception) and not isinstance(failure, DiskFailed | JournalFailed):
             self.world.network.defects.append(failure)
         if boots == self.boots:
-            self.kill("random" if failure else "none")
+            self.kill(self.world.exit_keeps if failure else "none")
 
     def kill(self, keep: Keep = "random") -> None:
         """kill -9, and by `keep` the power with it."""

@@ -67,11 +67,12 @@ def an_acknowledged_add_survives_a_crash(
     ghost: Ghost, bookie: BookieGhost, ledger_id: int, entry_id: int, status: str
 ) -> None:
     """Every add OK follows a sync covering it: after a crash the entry is still served (from a
-    rotten disk, and while a directory is not there: it is not denied). Not so what is no business
-    of the bookie any more."""
-    doubtful = bookie.rotten or ledger_id in bookie.partial
-    unknown = doubtful and meaning(Status[status]) is Meaning.UNKNOWN
+    rotten disk, while a directory is not there, and of a ledger of page-cache durability after a
+    power cut: it is not denied). Not so what is no business of the bookie any more."""
     ledger = ghost.ledgers.get(ledger_id)
+    cached = ledger is not None and ledger.record.durability == "page-cache"
+    doubtful = bookie.rotten or ledger_id in bookie.partial or (bookie.unsynced and cached)
+    unknown = doubtful and meaning(Status[status]) is Meaning.UNKNOWN
     released = ledger is not None and _released(bookie, ledger, entry_id)
     require(
         status == "OK" or unknown or released,

@@ -41,11 +41,11 @@ def who_counts_as_lacking(
 ) -> dict[str, Meaning]:
     """The bookies whose word that they lack the entry counts, and what they said. Who denied it,
     always; who lacks it after a torn tail, once each of the write set has said one or the other,
-    and only when the denials do not suffice."""
+    and only when the denials do not suffice. Who was declared gone lacks it as if after one."""
     assert ledger.recovered_from is not None
     denied = dict.fromkeys(told.who_said(entry_id, Meaning.NEGATIVE), Meaning.NEGATIVE)
     members = write_set(ledger.record, entry_id, ledger.recovered_from.ensemble)
-    torn = told.who_said(entry_id, Meaning.TORN)
+    torn = [*told.who_said(entry_id, Meaning.TORN), *ledger.declared_gone]
     if hits_every_ack_quorum(members, ledger.ack_quorum, denied):
         return denied
     if all(bookie in denied or bookie in torn for bookie in members):

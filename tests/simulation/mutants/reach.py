@@ -80,7 +80,7 @@ def first(mutant: Mutant, places: Iterator[Found], limit_s: float = LIMIT_S) -> 
         collect(tried)
         broken = where.again(mutant)
         spent = time.process_time() - begun
-        if broken:
+        if broken and (where.seed < 0 or mutant.clean(where.seed)):
             return replace(where, broken=broken, tried=tried, cpu_s=round(spent, 1))
         if spent > limit_s:
             break

@@ -21,6 +21,13 @@ from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED, SEVERAL
 
 POWER = {**SEVERAL, "directories": 1, "journals": 1}
+CACHED = {
+    **RECLAIMED,
+    "faults": ("power", "power cut while writing", "kill"),
+    "page_cache": True,
+    "lasting": False,
+    "password": False,
+}
 LOST = {
     **RECLAIMED,
     "faults": ("lost directory", "kill", "power cut while writing"),
@@ -307,7 +314,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         FLUSHES,
     ),
     (
-        T("roll without a sync", "BK#3830", Journal, "_roll", rolls_unsynced, POWER),
+        T("roll without a sync", "BK#3830", Journal, "_roll", rolls_unsynced, CACHED),
         ("roll of the journal",),
     ),
     (
@@ -375,7 +382,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         COMPACTIONS,
     ),
-    (T("no tail in doubt", "limbo", limbo, "doubt_the_tail", no_tail_in_doubt, LOST), ()),
+    (T("no tail in doubt", "limbo", limbo, "doubt_the_tail", no_tail_in_doubt, CACHED), ()),
     (T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST), ()),
     (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), ()),
     (T("any revision clears", "limbo", Limbo, "answer", any_revision_clears, LOST), ()),
