@@ -99,8 +99,8 @@ class Plan:
     own_policy: bool = False
     """Clients have a placement policy of their own, if there are bookies to spare (racks.py)."""
     page_cache: bool = False
-    """Half of the ledgers are acknowledged before they are synced; who loses power counts as one that
-    lost its disk."""
+    """Half of the ledgers are acknowledged before they are synced; who loses power counts as one
+    that lost its disk."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()

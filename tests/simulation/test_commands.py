@@ -125,7 +125,10 @@ def test_a_sum_over_failing_runs_alone_says_nothing_of_entries():
 def test_a_plan_says_what_was_drawn_and_is_off_and_keeps_options_apart():
     changes = {"faults": ["loss", "slow network"], "without": ["slow network"], "skip": [4]}
     options = {"announce": True, "delayed": True, "password": False, "old_readers": False}
-    options |= {"racks": "", **dict.fromkeys(("own_policy", "lasting", "operators", "page_cache"), False)}
+    options |= {
+        "racks": "",
+        **dict.fromkeys(("own_policy", "lasting", "operators", "page_cache"), False),
+    }
     plan = replay.changed_plan(0, {**changes, **options, "over_budget": False, "large": 300})
     assert str(plan).endswith(
         "faults=loss (drawn but off: slow network) left out=4 options=announce, delayed, large 300"

@@ -28,6 +28,8 @@ from tests.simulation.loop import SimLoop
 from tests.simulation.scenario import SeedFailed, run_seed
 
 SEEDS_FILE = Path(__file__).with_name("seeds.json")
+UNLESS_SAID: Mapping[str, Any] = {"topics": False, "page_cache": False}
+"""What the plans of mutants' runs have if the mutant says nothing of it."""
 DEFECTS = ("no defect", "only known errors")
 """Violations that are no invariants: an exception that nobody expected."""
 SEEDS_MAX = 200  # tried when a mutant's own seed does not catch it any more
@@ -47,7 +49,8 @@ class Mutant:
     attribute: str
     make: Callable[[Any], Any]
     changes: Mapping[str, Any] | None = field(default_factory=dict)
-    """What the plan of its runs has, whatever the seed draws; None: just what it draws."""
+    """What the plan of its runs has beside UNLESS_SAID, whatever the seed draws; None: just what it
+    draws."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -65,8 +68,8 @@ class Mutant:
 
     @property
     def plan_changes(self) -> Mapping[str, Any]:
-        """What its runs' plans have, whatever the seed draws: no topics if it says nothing."""
-        return {} if self.changes is None else {"topics": False, **self.changes}
+        """What its runs' plans have, whatever the seed draws."""
+        return {} if self.changes is None else {**UNLESS_SAID, **self.changes}
 
     def caught(self, seed: int) -> str | None:
         """The invariant that fails under the mutant in this seed; None if none does. Raises
@@ -99,11 +102,11 @@ def stored_seeds() -> dict[str, dict[str, Any]]:
 
 
 def run_changed(seed: int, changes: Mapping[str, Any] | None) -> str | None:
-    """Run a seed with a plan changed (without topics, if nothing is said of them); the number of
-    the invariant that failed, if one did."""
+    """Run a seed with a plan changed (and UNLESS_SAID); the number of the invariant that failed, if
+    one did."""
     plan = draw_plan(SimLoop(seed).random_for("plan"))
     if changes is not None:
-        plan = replace(plan, **{"topics": False, **changes})
+        plan = replace(plan, **{**UNLESS_SAID, **changes})
     try:
         run_seed(seed, plan)
     except SeedFailed as failure:

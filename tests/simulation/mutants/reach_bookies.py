@@ -382,7 +382,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         COMPACTIONS,
     ),
-    (T("no tail in doubt", "limbo", limbo, "doubt_the_tail", no_tail_in_doubt, CACHED), ()),
+    (T("no tail in doubt", "limbo", replay, "doubt_the_tail", no_tail_in_doubt, CACHED), ()),
     (T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST), ()),
     (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), ()),
     (T("any revision clears", "limbo", Limbo, "answer", any_revision_clears, LOST), ()),

@@ -489,6 +489,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             log_trim,
             "_trim_some",
             trims_without_a_mark,
+            CHURN,
         ),
         CHECKPOINTS,
     ),
@@ -501,7 +502,14 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         CHECKPOINTS,
     ),
     (
-        T("dropped taken for gone", "hazard 34", Checkpointer, "_gone", takes_dropped_for_gone),
+        T(
+            "dropped taken for gone",
+            "hazard 34",
+            Checkpointer,
+            "_gone",
+            takes_dropped_for_gone,
+            CHURN,
+        ),
         CHECKPOINTS,
     ),
     (
@@ -520,7 +528,14 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         JANITOR,
     ),
     (
-        T("cursors not referred to", "T12", References, "_of_subscriptions", knows_no_cursors),
+        T(
+            "cursors not referred to",
+            "T12",
+            References,
+            "_of_subscriptions",
+            knows_no_cursors,
+            CHURN,
+        ),
         CURSORS,
     ),
     (T("abandoned ledgers stay open", "T14", Janitor, "_close", folds_before_it_closes), JANITOR),
