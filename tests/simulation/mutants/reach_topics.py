@@ -1,7 +1,5 @@
-"""Bugs of commit, intents, janitor, checkpoint and cursor take-over as an engineer may make them.
-
-Each is looked for at the points of the deeds named with it (tests/simulation/points).
-"""
+"""Bugs of commit, intents, janitor, checkpoint and cursor take-over as an engineer may make them,
+looked for at the points of the deeds named with each (tests/simulation/points), then by seeds."""
 
 from dataclasses import replace
 from typing import Any
@@ -484,12 +482,8 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            "log trimmed before it is said",
-            "hazard 6",
-            log_trim,
-            "_trim_some",
-            trims_without_a_mark,
-            CHURN,
+            *("log trimmed before it is said", "hazard 6", log_trim, "_trim_some"),
+            *(trims_without_a_mark, CHURN),
         ),
         CHECKPOINTS,
     ),
@@ -503,12 +497,8 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            "dropped taken for gone",
-            "hazard 34",
-            Checkpointer,
-            "_gone",
-            takes_dropped_for_gone,
-            CHURN,
+            *("dropped taken for gone", "hazard 34", Checkpointer, "_gone"),
+            *(takes_dropped_for_gone, CHURN),
         ),
         CHECKPOINTS,
     ),
@@ -529,12 +519,8 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            "cursors not referred to",
-            "T12",
-            References,
-            "_of_subscriptions",
-            knows_no_cursors,
-            CHURN,
+            *("cursors not referred to", "T12", References, "_of_subscriptions"),
+            *(knows_no_cursors, CHURN),
         ),
         CURSORS,
     ),
