@@ -90,6 +90,11 @@ class LedgerGhost:
     """When somebody was told so first: by entry, how many bookies had it."""
 
     @property
+    def fenced_by_repair(self) -> bool:
+        """Repair fences with its reads, which go to every fragment and are no recovery's."""
+        return self.closed and self.record.durability == "page-cache"
+
+    @property
     def closed(self) -> bool:
         return self.record.closed
 

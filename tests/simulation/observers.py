@@ -1,8 +1,7 @@
 """Observers: they see every exchange, every metadata write, every ack; they feed the ghost and
 judge the invariants that the event can break.
 
-A Violation is kept in `violations`, unmet by the code under test, and ends the run soon.
-"""
+A Violation is kept in `violations`, unmet by the code under test, and ends the run soon."""
 
 import asyncio
 import zlib
@@ -211,7 +210,8 @@ class Observers:
         self.situations.read(ledger, request, response, bookie)
         if request.fence:
             self._fencing[exchange.ended] = (request, response)
-            self._recovery_reads(exchange, ledger, request.first_entry)
+            if not ledger.fenced_by_repair:
+                self._recovery_reads(exchange, ledger, request.first_entry)
             if meaning(response.status) is not Meaning.UNKNOWN:
                 bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
@@ -231,8 +231,6 @@ class Observers:
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
 
     def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
-        if ledger.closed and ledger.record.durability == "page-cache":
-            return  # repair fences with its reads, which go to every fragment
         if ledger.recovered_from is None:
             raise Violation("18", f"ledger {ledger.ledger_id} is read as IN_RECOVERY, but is not")
         ghost, told = self.ghost, ledger.recovery(exchange.caller)
@@ -240,8 +238,7 @@ class Observers:
         if told.refused:
             self._judge_refusals(ledger, told, told.fenced, range(ledger.record.ensemble_size))
         if not told.said:
-            fenced = [*told.fenced, *ledger.declared_gone]
-            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, fenced)
+            invariants.recovery_decides_by_every_ack_quorum(ghost, ledger, None, told.fenced)
 
     def _read_lac(
         self,

@@ -3,7 +3,7 @@
 The answers are those that truly reached the recoverer (RecoveryGhost), not what it made of them.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import combinations
 
 from bookie_server.api.status import Meaning
@@ -21,7 +21,7 @@ def hits_every_ack_quorum(members: Sequence[str], ack_quorum: int, heard: Contai
 
 @invariant("24")
 def recovery_decides_by_every_ack_quorum(
-    ghost: Ghost, ledger: LedgerGhost, entry_id: int | None, heard: Container[str]
+    ghost: Ghost, ledger: LedgerGhost, entry_id: int | None, heard: Collection[str]
 ) -> None:
     """Coverage and negatives equal their set definitions: before a tail is read every ack quorum
     of every write set has a fenced member (`entry_id` None); before a ledger ends, every ack
@@ -30,6 +30,7 @@ def recovery_decides_by_every_ack_quorum(
     assert fragment is not None
     size = ledger.record.ensemble_size
     entries = range(size) if entry_id is None else (entry_id,)
+    heard = [*heard, *ledger.declared_gone] if entry_id is None else heard
     for entry in entries:
         members = write_set(ledger.record, entry, fragment.ensemble)
         if not hits_every_ack_quorum(members, ledger.ack_quorum, heard):
