@@ -2,7 +2,8 @@
 
 Always true: a directory's id is in its identity file and never changes; whoever changes where
 entries lie (a flush, a compaction, a deletion) holds `index_lock`, so none of them sees half of
-another's work (bookie.md 2.7); after a failed write nothing more is written to the directory.
+another's work: a flush beside a compaction could write the old location of a moved entry back;
+after a failed write nothing more is written to the directory.
 """
 
 import asyncio

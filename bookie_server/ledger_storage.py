@@ -8,7 +8,8 @@ Always true:
   everything before it, fences and explicit LACs included, in its final place, and never back;
 - a directory that fails is dropped, and its part of the flush goes to another before the
   checkpoint moves; the failure of the last one ends all flushing: what was not flushed stays in
-  the journals, and the checkpoint stays where it is (bookie.md 3.2.3);
+  the journals, and the checkpoint stays where it is: a later flush that succeeds would carry it
+  past records that no flush brought to a log (as in BK#4114);
 - an entry is looked for in the active half, the flushing half, then in read cache, index and log:
   in that order a flush under way can never hide it.
 """
