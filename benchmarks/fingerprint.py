@@ -3,7 +3,7 @@
     python benchmarks/fingerprint.py
 
 Of batches of 10,000 rows, as Spark hands them over, in processor time of one thread. Making entries
-is a part of what a write costs: the share of a whole write is smaller (docs/performance.md).
+is a part of what a write costs: the share of a whole write is smaller (docs/performance-trials.md).
 """
 
 import os

@@ -312,7 +312,7 @@ def _watch_parent() -> None:
 def _keep_the_heap_small() -> None:
     """glibc keeps an arena per thread and lets freed megabytes lie: bound both (Linux only). What a
     burst of large entries freed is needed for the next one: fetched from the kernel again it costs
-    a page fault for every 4 KiB (docs/performance.md)."""
+    a page fault for every 4 KiB (docs/performance-trials.md)."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_ARENA_MAX, 2)

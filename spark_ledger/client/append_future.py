@@ -3,7 +3,7 @@
 Always true: it is a Future in all it does and takes part in concurrent.futures.wait and
 as_completed; only who waits pays for the waiting. A thousand appends in flight are a thousand of
 these: made the usual way each is ten objects, which cost a fifth of an append of 1 KiB, most of it
-in the garbage collector (docs/performance.md).
+in the garbage collector (docs/performance-trials.md).
 """
 
 import threading

@@ -14,7 +14,7 @@ def worker_python() -> str:
     Where the package's launcher was installed beside the interpreter, it is the launcher: the same
     Python, which loads PySpark from where pip unpacked and compiled it instead of from
     `pyspark.zip`, which has no byte code. Every start of a worker, and so of a streaming query,
-    takes about a second less (docs/performance.md). Elsewhere it is the interpreter itself.
+    takes about a second less (docs/performance-trials.md). Elsewhere it is the interpreter itself.
     """
     launcher = Path(sys.executable).parent / LAUNCHER
     return str(launcher) if os.access(launcher, os.X_OK) else sys.executable
