@@ -1,4 +1,5 @@
-"""What may not appear: clocks and chance in code that decides, and paths of somebody's machine."""
+"""What may not appear: clocks and chance in code that decides, paths of somebody's machine, lines
+of the docs that are wider than a window."""
 
 import ast
 import re
@@ -39,6 +40,7 @@ FORBIDDEN = {
     "secrets.token_bytes",
     "threading.Thread",
 }
+DOC_COLUMNS_MAX = 140
 RANDOM_MODULE = re.compile(r"random\.(?!Random$)\w+")
 
 
@@ -76,6 +78,26 @@ def test_code_that_decides_asks_no_clock_and_no_chance(package):
 def test_nothing_unordered_decides(package):
     found = [place for source in sources(package) for place in iterated_sets(source)]
     assert not found, "\n".join(found)
+
+
+def prose(text: str):
+    """The numbered lines outside of code blocks and tables, whose lines cannot be broken."""
+    in_code = False
+    for number, line in enumerate(text.split("\n"), 1):
+        in_code ^= line.lstrip().startswith("```")
+        if not (in_code or line.startswith("|")):
+            yield number, line
+
+
+def test_no_line_of_the_docs_is_wider_than_a_window():
+    pages = sorted(ROOT.glob("docs/*.md")) + sorted(ROOT.glob("docs/decisions/*.md"))
+    wide = [
+        f"{page.relative_to(ROOT)}:{number} has {len(line)} columns"
+        for page in pages
+        for number, line in prose(page.read_text())
+        if len(line) > DOC_COLUMNS_MAX
+    ]
+    assert pages and not wide, "\n".join(wide)
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
