@@ -50,6 +50,8 @@ bench: ; $(HAVE_PYTHON)
 	@$(VENV_PYTHON) benchmarks/bookie.py $(BOOKIE_ARGS)
 	@$(VENV_PYTHON) benchmarks/topic_log.py
 	@$(VENV_PYTHON) benchmarks/scaling.py
+	@$(VENV_PYTHON) benchmarks/partitions.py
+	@$(VENV_PYTHON) benchmarks/many_topics.py
 	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
 
 lint: ; $(HAVE_PYTHON)

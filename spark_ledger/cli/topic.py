@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME...", help="as NAME of other commands")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Also what a subscription still needs.")]
 
@@ -255,23 +256,25 @@ def compact(
 
 @app.command()
 def delete(
-    name: Name,
+    names: Names,
     yes: Yes = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
-    """Delete a topic: nobody can read it or write to it any more."""
+    """Delete topics, one after the other: nothing reads or writes them any more. Stops at the first
+    that cannot be deleted."""
     if not yes:
-        typer.confirm(f"Delete topic {name} and all its rows?", abort=True)
+        typer.confirm(f"Delete topic {', '.join(names)} and all its rows?", abort=True)
 
-    async def work(client: "TopicClient") -> "TopicInfo":
-        return await _admin(client).delete(name)
+    async def work(client: "TopicClient") -> None:
+        for name in names:
+            info = await _admin(client).delete(name)
+            if json:
+                print_json(_plain(info))
+            else:
+                print(f"topic {info.name.short} deleted, id {info.id}")
 
-    info = with_topics(service_url, work)
-    if json:
-        print_json(_plain(info))
-    else:
-        print(f"topic {info.name.short} deleted, id {info.id}")
+    with_topics(service_url, work)
 
 
 @app.command()

@@ -30,7 +30,6 @@ from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.topics import TopicInfo
 
 TOPICS_AT_ONCE = 32
-NAMED_MAX = 10
 
 _DEFAULTS = TopicPolicies()
 
@@ -178,11 +177,10 @@ async def too_many_topics(
     empty = [name for name in await each(partial(_if_empty, client), topic_ids) if name]
     remedy = "Write fewer topics in one batch, or one topic with more partitions."
     if empty:
-        named = ", ".join(f"'{name}'" for name in empty[:NAMED_MAX])
-        more = f" and {len(empty) - NAMED_MAX} more" if len(empty) > NAMED_MAX else ""
-        what = f"{what}; {len(empty)} of its topics are there without a row: {named}{more}"
-        remedy += " Remove the topics that this write made: spark-ledger topic delete NAME."
-    return CommitOverTooManyTopics(what, remedy, empty=len(empty))
+        named = ", ".join(f"'{name}'" for name in empty)
+        what = f"{what}; {len(empty)} of its topics are there without a row: {named}"
+        remedy += " Remove the topics that this write made: spark-ledger topic delete NAME..."
+    return CommitOverTooManyTopics(what, remedy, empty=tuple(empty))
 
 
 async def _if_empty(client: TopicClient, topic_id: str) -> str | None:

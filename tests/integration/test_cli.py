@@ -145,10 +145,11 @@ def test_a_topic_is_created_once_and_an_unknown_one_names_its_neighbour(cluster:
     assert "cli-once" in fails("topic", "describe", "cli-onse", *url)
 
 
-def test_a_deleted_topic_is_gone(cluster: LocalCluster):
+def test_deleted_topics_are_gone(cluster: LocalCluster):
     url = ("--service-url", cluster.service_url)
     succeeds("topic", "create", "cli-gone", *url)
-    succeeds("topic", "delete", "cli-gone", "--yes", *url)
+    succeeds("topic", "create", "cli-gone-too", *url)
+    succeeds("topic", "delete", "cli-gone", "cli-gone-too", "--yes", *url)
     assert "/cli-gone" not in succeeds("topic", "list", "--json", *url)
     assert "[LEDGER_TOPIC" in fails("topic", "describe", "cli-gone", *url)
 

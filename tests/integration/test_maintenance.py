@@ -2,6 +2,8 @@
 
 import asyncio
 import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -11,10 +13,13 @@ from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local.maintenance import maintain
-from spark_ledger.topic import blocking
+from spark_ledger.topic import blocking, upkeep
+from spark_ledger.topic.commit import TxnKey
+from spark_ledger.topic.merging import Merging
 from spark_ledger.topic.task_writer import TaskSettings
 
 PATIENCE_S = 30
+MANY_SEGMENTS = 8  # so many are merged at once
 
 
 async def gone(ledgers: LedgerStore, ledger_id: int) -> None:
@@ -23,6 +28,14 @@ async def gone(ledgers: LedgerStore, ledger_id: int) -> None:
             try:
                 await ledgers.record(ledger_id, fresh=True)
             except errors.NoSuchLedger:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def comes_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if await condition():
                 return
             await asyncio.sleep(0.05)
 
@@ -40,6 +53,29 @@ def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
     try:
         topics.run(topics.client.intents.finish(intent.id))
         topics.run(gone(ledger_store(cluster.service_url), ledger_id))
+    finally:
+        maintenance.cancel()
+
+
+def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster, monkeypatch):
+    monkeypatch.setattr(upkeep, "Merging", partial(Merging, quiet_ms=0))
+    topics = blocking.topics(cluster.service_url)
+    info = topics.run(topics.client.topics.create(f"t-{uuid.uuid4()}"))
+    intent = topics.run(topics.client.intents.open_batch_intent(f"app-{info.id}", "run", "t"))
+    for version in range(MANY_SEGMENTS):
+        task = topics.task_writer(info, intent, task_index=0)
+        task.write(None, pa.array([b"row %d" % version], pa.binary()))
+        txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
+        topics.run(topics.client.commit_topics({info.id: [task.finish()]}, txn, intent.id))
+
+    async def merged() -> bool:
+        state = await topics.client.log(info.id).fold(fresh=True)
+        (partition,) = state.partitions
+        return partition.end_offset == MANY_SEGMENTS and len(partition.segments) == 1
+
+    maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
+    try:
+        topics.run(comes_true(merged))
     finally:
         maintenance.cancel()
 
