@@ -24,17 +24,18 @@ from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.directory_store import Directories
 from bookie_server.disk import DiskFailed
 from bookie_server.disk_monitor import DiskMonitor, Role, Watched
-from bookie_server.engine import Range, StorageEngine, Undeliverable
+from bookie_server.entry_reader import Range, Undeliverable
 from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_handles import LedgerHandles, Refused
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import LOST, Limbo, absence, worse
 from bookie_server.patience import PatientDisk, PatientIndex
 from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.reclaim import Reclaim
-from bookie_server.replay import open_engine
+from bookie_server.replay import open_storage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
@@ -50,7 +51,7 @@ class Bookie:
         self,
         bookie_id: str,
         disks: DiskMonitor,
-        storage: StorageEngine,
+        storage: LedgerStorage,
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
@@ -124,7 +125,7 @@ class Bookie:
         lost = {names.get(each, each): why for each, why in directories.failed.items()}
         disks = DiskMonitor(watched, config, lost)
         await disks.look()  # first: replay may need the reserve
-        storage = await open_engine(
+        storage = await open_storage(
             Directories(
                 [replace(each, disk=disks.disk(each.id)) for each in directories.journals],
                 [

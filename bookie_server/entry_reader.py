@@ -24,19 +24,18 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds, neat
 from bookie_server.api.messages import EntryPlace
 from bookie_server.bad_entries import BadEntries
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.engine import Delivered, Found, Range, Undeliverable
 from bookie_server.entry_index import EntryIndex, Location
 from bookie_server.entry_log import (
     RECORD_HEADER_BYTES,
     BadEntryLog,
-    EntryLogs,
     held_bytes,
     runs,
 )
@@ -53,30 +52,33 @@ _ID_MAX = 2**63 - 1
 _log = logging.getLogger(__name__)
 
 
-class Store(Protocol):
-    """What is read of one ledger directory."""
+class Undeliverable(NamedTuple):
+    """An entry that the index knows and the disk cannot give: it exists, or existed."""
 
-    id: str
+    why: str
+    entry_bytes: int
 
-    @property
-    def index(self) -> EntryIndex: ...
 
-    @property
-    def logs(self) -> EntryLogs: ...
+Delivered = Buffer | Undeliverable
+Found = Delivered | EntryPlace
 
-    @property
-    def path(self) -> str:
-        """Where processes of this host find it; empty if they cannot."""
+
+class Range(NamedTuple):
+    """What a read found: by entry id, ascending; what was asked for up to and including entry
+    `known_through` and is not there is not stored, what lies beyond was not looked at."""
+
+    entries: dict[int, Found]
+    known_through: int
 
 
 class _Place(NamedTuple):
     """Where an entry lies, and in which directory."""
 
-    store: Store
+    store: DirectoryStore
     location: Location
 
 
-Stores = Callable[[int], Sequence[Store]]
+Stores = Callable[[int], Sequence[DirectoryStore]]
 """The living directories that may hold a ledger's entries. Of two that hold the same one the later
 is read first; the other counts where that one is bad: what is whole is right wherever it lies."""
 Quarantine = Callable[[int, int, str], None]
@@ -260,7 +262,7 @@ class EntryReader:
             self._ahead.brought(ledger_id, first, through)
 
     async def _bring_runs(
-        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[Store, list[Location]]]
+        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[DirectoryStore, list[Location]]]
     ) -> None:
         """Those of the runs that nobody has asked for meanwhile, that are not in memory and that
         the read cache will take: others would be read for nothing."""
@@ -339,7 +341,7 @@ class EntryReader:
                 found.update(entries)
         return found
 
-    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:
+    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
         """Neighbours on one disk, in the order of the places; as many as the read cache keeps."""
         for store, group in itertools.groupby(places, key=lambda place: place.store):
             for run in runs([place.location for place in group], self._run_bytes_max):
@@ -354,7 +356,7 @@ class EntryReader:
         return found, [place for place in places if place.location.entry_id not in found]
 
     async def _read_run(
-        self, store: Store, run: Sequence[Location], *, uses: int = 1
+        self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
     ) -> dict[int, Delivered]:
         """One read of the disk. What is good is kept in the read cache."""
         ledger_id = run[0].ledger_id

@@ -8,7 +8,8 @@ is there, and gives way to whoever wants the index meanwhile.
 import asyncio
 import logging
 
-from bookie_server.compactor import LogStore, Quarantine
+from bookie_server.compactor import Quarantine
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import NoSuchFile
 from bookie_server.entry_index import Location
 
@@ -18,7 +19,7 @@ _ID_MAX = 2**63 - 1
 _log = logging.getLogger(__name__)
 
 
-async def find_missing_logs(store: LogStore, quarantine: Quarantine) -> dict[int, int]:
+async def find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> dict[int, int]:
     """By log that is not there: how many ledgers have an entry in it. Raises DiskFailed."""
     missing: dict[int, int] = {}
     for ledger_id in await store.index.ledger_ids():
@@ -39,7 +40,7 @@ async def find_missing_logs(store: LogStore, quarantine: Quarantine) -> dict[int
     return missing
 
 
-async def _is_missing(store: LogStore, place: Location) -> bool:
+async def _is_missing(store: DirectoryStore, place: Location) -> bool:
     """Asked of the disk, and then of the index again: a log may just have been compacted."""
     if place.log_id in store.logs.sealed():
         return False

@@ -72,7 +72,7 @@ class Placing:
     def append(
         self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
     ) -> Appended:
-        """See engine.StorageEngine.append. The entries are in the write cache since this step."""
+        """See LedgerStorage.append. The entries are in the write cache since this step."""
         large = self._large(records) if lane is Lane.BULK else {}
         if not large and not self._under_way:
             return journals.append(records, lane, after)

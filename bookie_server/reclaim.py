@@ -17,10 +17,10 @@ from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.compactor import Compactor
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
-from bookie_server.engine import StorageEngine
 from bookie_server.garbage_collector import GarbageCollector
 from bookie_server.journal import JournalFailed
 from bookie_server.ledger_handles import LedgerHandles
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.log_map import LogMap
 from bookie_server.pace import Pace
 from bookie_server.reclaim_plan import fits, to_compact
@@ -63,7 +63,7 @@ class Reclaim:
 
     def __init__(
         self,
-        storage: StorageEngine,
+        storage: LedgerStorage,
         ledgers: LedgerHandles,
         metadata: MetadataStore,
         config: StorageConfig,

@@ -38,7 +38,7 @@ _FIRST = Position(1, 0)
 _log = logging.getLogger(__name__)
 
 
-async def open_engine(
+async def open_storage(
     directories: Directories, config: StorageConfig, space: Space | None = None
 ) -> LedgerStorage:
     """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from bookie_server.compactor import LogStore, Quarantine
+from bookie_server.compactor import Quarantine
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import IndexDamaged, Location
 from bookie_server.entry_log import BadEntryLog, runs
@@ -32,7 +33,7 @@ class Scrub:
 
     def __init__(
         self,
-        stores: Callable[[], Sequence[LogStore]],
+        stores: Callable[[], Sequence[DirectoryStore]],
         quarantine: Quarantine,
         config: StorageConfig,
     ) -> None:
@@ -79,7 +80,7 @@ class Scrub:
                 await asyncio.sleep(max(0.0, sizes[log_id] / rate - log_s))
         self.passes += 1
 
-    async def _scrub(self, store: LogStore, log_id: int) -> None:
+    async def _scrub(self, store: DirectoryStore, log_id: int) -> None:
         """One log; never raises because of it."""
         try:
             whole = await self._is_whole(store, log_id)
@@ -92,7 +93,7 @@ class Scrub:
         except DiskFailed as error:
             _log.error("the scrub cannot tell what is lost of log %d: %s", log_id, error)
 
-    async def _is_whole(self, store: LogStore, log_id: int) -> bool:
+    async def _is_whole(self, store: DirectoryStore, log_id: int) -> bool:
         if log_id not in store.logs.sealed():
             return True
         found = await read_map(store.logs, store.disk, log_id)
@@ -110,7 +111,7 @@ class Scrub:
             await file.close()
         return whole and (found is None or not found.has_footer or records == found.entries)
 
-    async def _find_bad_entries(self, store: LogStore, log_id: int) -> None:
+    async def _find_bad_entries(self, store: DirectoryStore, log_id: int) -> None:
         """The log is not whole: read what the index points to in it, entry by entry."""
         places = sorted(await places_in(store.index, log_id), key=lambda place: place.position)
         bad: dict[int, int] = {}  # by ledger
@@ -128,7 +129,7 @@ class Scrub:
                 text = "scrub: log %d: %d entries of %d ledgers are damaged, the first is %s"
                 _log.error(text, log_id, sum(bad.values()), len(bad), first)
 
-    async def _found_bad(self, store: LogStore, place: Location, why: str) -> bool:
+    async def _found_bad(self, store: DirectoryStore, place: Location, why: str) -> bool:
         """Whether it is anybody's loss."""
         if await store.index.get(place.ledger_id, place.entry_id) != place:
             return False
@@ -137,7 +138,7 @@ class Scrub:
         return True
 
 
-async def _size(store: LogStore, log_id: int) -> int:
+async def _size(store: DirectoryStore, log_id: int) -> int:
     try:
         file = await store.logs.open_log(log_id)
     except DiskFailed:

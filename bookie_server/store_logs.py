@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from bookie_server.compactor import LogStore
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
 from bookie_server.log_map import LogMap, read_map, scan_for_map, write_map_file
 from bookie_server.pace import Pace
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class StoreLogs:
     """Maps and dead ledgers of one directory."""
 
-    def __init__(self, store: LogStore, lives: Lives, pace: Pace) -> None:
+    def __init__(self, store: DirectoryStore, lives: Lives, pace: Pace) -> None:
         self.store = store
         self.maps: dict[int, LogMap] = {}
         self.dead: dict[int, None] = {}
