@@ -32,7 +32,6 @@ from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_handles import LedgerHandles, Refused
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import LOST, Limbo, absence, worse
-from bookie_server.patience import PatientDisk, PatientIndex
 from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.reclaim import Reclaim
 from bookie_server.replay import open_storage
@@ -109,12 +108,8 @@ class Bookie:
         A node that is not told the id of its cluster never takes a ledger for deleted.
         Raises DiskFailed.
         """
-        limit_s = config.disk_hang_s
         watched = [
-            Watched(
-                *(each.id, each.name, role, PatientDisk(each.disk, limit_s)),
-                each.file_system,
-            )
+            Watched(each.id, each.name, role, each.disk, each.file_system)
             for role, several in (
                 (Role.JOURNAL, directories.journals),
                 (Role.LEDGER, directories.ledgers),
@@ -126,13 +121,9 @@ class Bookie:
         disks = DiskMonitor(watched, config, lost)
         await disks.look()  # first: replay may need the reserve
         storage = await open_storage(
-            Directories(
-                [replace(each, disk=disks.disk(each.id)) for each in directories.journals],
-                [
-                    replace(each, disk=disks.disk(each.id), index=PatientIndex(each.index, limit_s))
-                    for each in directories.ledgers
-                ],
-                directories.failed,
+            directories._replace(
+                journals=[replace(each, disk=disks.disk(each.id)) for each in directories.journals],
+                ledgers=[replace(each, disk=disks.disk(each.id)) for each in directories.ledgers],
             ),
             config,
             disks,

@@ -61,7 +61,7 @@ class _Flush(NamedTuple):
 
 
 class LedgerStorage:
-    """Made by replay.open_storage; `run` is its task. Everything runs on one event loop; what is not
+    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; what is not
     `async` happens in one step of it."""
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:

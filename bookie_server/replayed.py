@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskHung
 from bookie_server.entry_index import (
     EVERY_LEDGER,
     LIMBO_REASONS,
@@ -25,7 +25,6 @@ from bookie_server.entry_index import (
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_states import doubted
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.patience import DiskHung
 from bookie_server.placed import Place
 
 _ENTRY = Kind.ENTRY
