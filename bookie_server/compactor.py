@@ -30,7 +30,7 @@ from bookie_server.log_map import (
     runs_of_a_ledger,
 )
 from bookie_server.log_scan import CHUNK_BYTES, Chunk, scan
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 
 Quarantine = Callable[[int, int, str], object]
 """(ledger id, entry id, why): the entry cannot be delivered, its ledger must not say no."""

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds, neat
 from bookie_server.api.messages import EntryPlace
-from bookie_server.bad_entries import BadEntries
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.entry_index import EntryIndex, Location
@@ -47,6 +46,7 @@ from bookie_server.write_cache import WriteCache
 
 RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
 AHEAD_RUNS = 2  # at a time for a ledger
+BAD_LEDGERS_MAX = 10_000  # for each a number is remembered
 _EVERYTHING = 1 << 62
 _ID_MAX = 2**63 - 1
 _log = logging.getLogger(__name__)
@@ -449,3 +449,20 @@ def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
         if max_bytes <= 0:
             return Range(kept, entry_id)
     return Range(kept, through)
+
+
+class BadEntries:
+    """What is said of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
+    finding, which says how many there were."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def found(self, ledger_id: int, entry_id: int, why: str) -> None:
+        """A read met the entry and could not deliver it; one that is read again counts again."""
+        if len(self._counts) >= BAD_LEDGERS_MAX:
+            self._counts.clear()
+        count = self._counts[ledger_id] = self._counts.get(ledger_id, 0) + 1
+        if str(count).rstrip("0") == "1":
+            text = "ledger %d: entry %d cannot be delivered: %s (%d such reads of the ledger)"
+            _log.error(text, ledger_id, entry_id, why, count)

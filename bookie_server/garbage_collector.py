@@ -1,7 +1,17 @@
-"""Garbage collection: what of the stored ledgers may go, and what goes because of it.
+"""Tombstones and garbage collection: which ledgers were deleted, what of the stored ledgers may go,
+and what goes because of it.
 
-Always true:
-- entries go only of a ledger that was buried durably (tombstones.py) and that the metadata store,
+Always true of the sweeps that bury what was deleted:
+- a ledger is buried only if the metadata store, after a sync, has no record of it for the second
+  time, while it holds the cluster (id and epoch) that this node serves: an error, a time-out, an
+  empty store or another cluster's buries nothing;
+- more than a tenth of the ledgers (and more than MASS_MIN) that vanish together are buried only if
+  the next sweep finds them gone too: a store restored or emptied by mistake says the same;
+- a burial is durable, as a fence is, and refuses normal adds from the moment it is decided;
+  recovery's adds are taken, and no entry is removed by it.
+
+Always true of collection:
+- entries go only of a ledger that was buried durably and that the metadata store,
   after one more sync, still has no record of; or of one that is CLOSED and has had no copy on this
   bookie for two looks, between which nothing of it came here; or what a directory holds of ledgers
   that are not its own (`drop_strays`);
@@ -21,17 +31,40 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
-from bookie_server.cluster_ledgers import ClusterLedgers
+from bookie_server.cluster_ledgers import ClusterLedgers, MassRule
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState
 from bookie_server.ledger_handles import LedgerHandles
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.reclaim_plan import MassRule
 from bookie_server.store_logs import StoreLogs
 
 FLUSHES_BEFORE_FORGETTING = 2
 _log = logging.getLogger(__name__)
+
+
+class Tombstones:
+    """The sweeps of one node."""
+
+    def __init__(self, ledgers: LedgerHandles, records: ClusterLedgers) -> None:
+        self._ledgers = ledgers
+        self._records = records
+        self._mass = MassRule("have no record any more")
+
+    async def sweep(self) -> list[int]:
+        """Bury what was deleted; returns which. Raises StoreError, BadClusterRecord: then nothing
+        was buried. Raises JournalFailed."""
+        if not await self._records.is_known():
+            return []
+        known = self._ledgers.alive()
+        absent = await self._records.absent(known) if known else []
+        if absent:
+            absent = await self._records.confirmed_absent(absent)
+        buried = self._mass.allowed(absent, len(known))
+        if buried:
+            _log.info("%d ledgers were deleted, the first is %d", len(buried), buried[0])
+            await self._ledgers.bury(buried)
+        return buried
 
 
 class _Idle(NamedTuple):

@@ -40,12 +40,11 @@ from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.journals import Journals
 from bookie_server.lanes import Lane
 from bookie_server.ledger_states import Changes, LedgerStates
-from bookie_server.placed import Place
 from bookie_server.placing import Placing
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space, Stores
-from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, WriteCache
+from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, Place, WriteCache
 
 
 class _Flush(NamedTuple):

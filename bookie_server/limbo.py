@@ -37,13 +37,18 @@ from hashlib import blake2b
 
 from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
-from bookie_server.cluster_ledgers import READS_AT_ONCE, READS_PER_S, ClusterLedgers, names
+from bookie_server.cluster_ledgers import (
+    READS_AT_ONCE,
+    READS_PER_S,
+    ClusterLedgers,
+    MassRule,
+    names,
+)
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import EVERY_LEDGER, LIMBO_REASONS, LedgerState
 from bookie_server.journal import Ending, JournalFailed
 from bookie_server.ledger_handles import LedgerHandles
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.reclaim_plan import MassRule
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.ledger_listing import ledger_ids

@@ -24,8 +24,7 @@ from bookie_server.journal import retrieve
 from bookie_server.journal_format import Kind, Record
 from bookie_server.journals import Journals, gathered
 from bookie_server.lanes import Lane
-from bookie_server.placed import Place
-from bookie_server.write_cache import CacheHalf, WriteCache
+from bookie_server.write_cache import CacheHalf, Place, WriteCache
 
 Appended = asyncio.Future[None]
 

@@ -15,7 +15,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.entry_log import BLOCK_BYTES
 from bookie_server.log_map import LogMap, scan_for_map
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of
