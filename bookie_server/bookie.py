@@ -74,7 +74,8 @@ class Bookie:
         """Requests that came and are not answered."""
         self.replies = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
         """Answers that are being read from disk, or sent."""
-        self._long_polls = 0
+        self.long_polls = 0
+        """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
         self.reclaim = Reclaim(storage, self._ledgers, metadata, config, bookie_id, cluster_id)
         self._reclaiming = asyncio.ensure_future(self.reclaim.run())
@@ -156,11 +157,6 @@ class Bookie:
     def retry_after_ms(self) -> int:
         """When whoever is refused because of pending adds should come again."""
         return self._adder.retry_after_ms
-
-    @property
-    def long_polls(self) -> int:
-        """How many wait for news of a last add confirmed; each is an object, none a thread."""
-        return self._long_polls
 
     async def handle(self, request: m.Request) -> m.Response:
         """Carry out any request of api.messages. Never raises for a bad request."""
@@ -342,13 +338,13 @@ class Bookie:
         if request.fence:
             await self._fence(handle)
         wait_ms = 0 if self._stopping else min(request.wait_ms, WAIT_MS_MAX)
-        if wait_ms > 0 and self._long_polls >= LONG_POLLS_MAX:
+        if wait_ms > 0 and self.long_polls >= LONG_POLLS_MAX:
             return m.ReadLacResponse(Status.BUSY, retry_after_ms=RETRY_AFTER_MS_MAX)
-        self._long_polls += 1
+        self.long_polls += 1
         try:
             await handle.wait_beyond(request.previous_lac, wait_ms / 1000)
         finally:
-            self._long_polls -= 1
+            self.long_polls -= 1
         lac, fenced = handle.last_add_confirmed, handle.state.fenced
         return m.ReadLacResponse(Status.OK, lac, fenced)
 

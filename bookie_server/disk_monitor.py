@@ -386,9 +386,9 @@ class _Watch:
 # -- the disks of what is watched -----------------------------------------------------------
 
 
-class _WatchedDisk:
-    """A Disk: `disk`, with `made` called after each new file, with its path, and `refused` awaited
-    before the second try, with the bytes that were to be reserved."""
+class _WatchedDisk(Disk):
+    """`disk`, with `made` called after each new file, with its path, and `refused` awaited before
+    the second try, with the bytes that were to be reserved."""
 
     def __init__(
         self, disk: Disk, made: Callable[[str], None], refused: Callable[[int], Awaitable[None]]
@@ -396,17 +396,6 @@ class _WatchedDisk:
         self._disk = disk
         self._made = made
         self._refused = refused
-        self.open, self.list, self.rename, self.remove = (
-            disk.open,
-            disk.list,
-            disk.rename,
-            disk.remove,
-        )
-        self.make_folder, self.sync_dir = disk.make_folder, disk.sync_dir
-        self.total_bytes = disk.total_bytes
-
-    async def free_bytes(self) -> int:
-        return await self._disk.free_bytes()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
         try:
@@ -425,17 +414,43 @@ class _WatchedDisk:
                 raise DiskFull(f"there is no space for {needed_bytes} bytes")
         return unasked_bytes(free_bytes, needed_bytes)
 
+    async def open(self, path: str) -> File:
+        return await self._disk.open(path)
 
-class _GrowingFile:
-    """A File: `file`, with `make_room` awaited before appends with the bytes that they take; it
-    returns how many may be appended before it is awaited again."""
+    async def list(self, folder: str = "") -> list[str]:
+        return await self._disk.list(folder)
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._disk.rename(old, new)
+
+    async def remove(self, path: str) -> None:
+        await self._disk.remove(path)
+
+    async def make_folder(self, path: str) -> None:
+        await self._disk.make_folder(path)
+
+    async def sync_dir(self, folder: str = "") -> None:
+        await self._disk.sync_dir(folder)
+
+    async def free_bytes(self) -> int:
+        return await self._disk.free_bytes()
+
+    async def total_bytes(self) -> int:
+        return await self._disk.total_bytes()
+
+
+class _GrowingFile(File):
+    """`file`, with `make_room` awaited before appends with the bytes that they take; it returns how
+    many may be appended before it is awaited again."""
 
     def __init__(self, file: File, make_room: Callable[[int], Awaitable[int]]) -> None:
         self._file = file
         self._make_room = make_room
         self._unasked_bytes = 0
-        self.path = file.path
-        self.sync, self.read, self.close = file.sync, file.read, file.close
+
+    @property
+    def path(self) -> str:
+        return self._file.path
 
     @property
     def end(self) -> int:
@@ -447,3 +462,12 @@ class _GrowingFile:
             self._unasked_bytes = await self._make_room(size)
         self._unasked_bytes -= size
         return await self._file.append(buffers, sync=sync)
+
+    async def sync(self) -> None:
+        await self._file.sync()
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._file.read(position, length)
+
+    async def close(self) -> None:
+        await self._file.close()

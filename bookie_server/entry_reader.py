@@ -132,15 +132,6 @@ class EntryReader:
 
     # -- what is read -------------------------------------------------------------------------
 
-    @property
-    def cached_bytes(self) -> int:
-        """What the read cache holds."""
-        return self._read_cache.bytes
-
-    @property
-    def hits(self) -> int:
-        return self._read_cache.hits
-
     async def read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
     ) -> Range:

@@ -86,13 +86,6 @@ class Reclaim:
         """Until cancelled."""
         await asyncio.gather(self._collecting(), self._compacting(), self.scrub.run())
 
-    async def run_once(self, below: float = 1.0) -> None:
-        """One pass of everything but the scrub: sweep, collection, and compaction of every log
-        with a live share under `below`."""
-        await self.redo()
-        await self.collect(sweep=True, surplus=True)
-        await self.compact(below)
-
     def describe(self) -> str:
         """The facts in a sentence; empty before the first pass."""
         facts = self.facts
