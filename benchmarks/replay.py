@@ -41,7 +41,7 @@ from bookie_server.journal import FOLDER, Journal
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.os_disk import OsDisk
 from bookie_server.placed_log import PlacedLog
-from bookie_server.replay import open_engine
+from bookie_server.replay import open_storage
 from bookie_server.rocks_index import RocksIndex
 from bookie_server.storage_config import StorageConfig
 
@@ -163,7 +163,7 @@ async def _directories(folder: Path) -> Directories:
 async def _open(folder: Path) -> Cost:
     directories = await _directories(folder)
     began, cpu = time.monotonic(), time.process_time()
-    engine = await open_engine(directories, StorageConfig())
+    engine = await open_storage(directories, StorageConfig())
     cost = Cost(time.monotonic() - began, time.process_time() - cpu, most_memory_mib(os.getpid()))
     await engine.close()
     return cost
@@ -171,7 +171,7 @@ async def _open(folder: Path) -> Cost:
 
 async def _flushes(folder: Path, entry_bytes: int) -> list[Cost]:
     directories = await _directories(folder)
-    engine = await open_engine(directories, StorageConfig(write_cache_bytes=4 * FLUSHED_BYTES))
+    engine = await open_storage(directories, StorageConfig(write_cache_bytes=4 * FLUSHED_BYTES))
     engine.set_state(LedgerState(0))
     frames = _frames(FLUSHES * FLUSHED_BYTES, entry_bytes, 1)
     costs = []

@@ -2,7 +2,10 @@
 
 Always true: it binds its ports before anything is written, and registers last; it says so with one
 line of JSON on standard output ({"bookie_id": ..., "address": ...}) and writes nothing else there.
-SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. Exit status:
+SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. A status other
+than 0 comes with one line on standard error that says what happened and what to do; a failed start
+is never 0 (BK#4815). The process ends at once, whatever its threads do: what counts has been
+synced. Exit status:
 
     0  stopped          2  a setting is wrong            3  the metadata store is not there
     4  cannot listen    5  the parent is gone            6  a disk failed
@@ -28,6 +31,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from bookie_server import layout
 from bookie_server.api.settings import BadSettings, load, parse_overrides
@@ -42,19 +46,6 @@ from bookie_server.disk import DiskFailed
 from bookie_server.disk_monitor import (
     degraded_reason,
     total_space,
-)
-from bookie_server.exit_status import (
-    BAD_CONFIG,
-    BAD_DISKS,
-    CANNOT_LISTEN,
-    DEFECT,
-    DISK_FAILED,
-    HASTENED,
-    NO_METADATA,
-    ORPHANED,
-    STOPPED,
-    WRONG_DISKS,
-    leave,
 )
 from bookie_server.frame_service import FrameService
 from bookie_server.identity import BadIdentity, Identity, WrongDisks
@@ -75,8 +66,9 @@ GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a t
 TWIN_ANSWERS_S = 3.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
+STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
+DISK_FAILED, WRONG_DISKS, BAD_DISKS, HASTENED = 6, 7, 8, 9
 log = logging.getLogger("bookie_server")
-
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (BadConfig, BAD_CONFIG),
@@ -318,6 +310,16 @@ def _keep_the_heap_small() -> None:
         libc.mallopt(M_ARENA_MAX, 2)
         libc.mallopt(M_MMAP_THRESHOLD, 4 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
+
+
+def leave(status: int, why: str) -> NoReturn:
+    """End the process."""
+    with contextlib.suppress(OSError):  # the log may be on the disk that failed
+        if status != STOPPED:
+            print(f"bookie_server: {' '.join(why.split())}", file=sys.stderr)
+        sys.stderr.flush()
+        logging.shutdown()
+    os._exit(status)
 
 
 if __name__ == "__main__":

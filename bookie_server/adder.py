@@ -26,12 +26,13 @@ from bookie_server.api.entry import (
     unpack_header,
 )
 from bookie_server.api.status import Status
-from bookie_server.engine import StorageEngine, Undeliverable
+from bookie_server.entry_reader import Undeliverable
 from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
 from bookie_server.lanes import Lane
 from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_handles import LedgerHandles, Refused
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.pressure import retry_after_ms
 from bookie_server.storage_config import StorageConfig
 
@@ -61,7 +62,7 @@ class Adder:
 
     def __init__(
         self,
-        storage: StorageEngine,
+        storage: LedgerStorage,
         ledgers: LedgerHandles,
         config: StorageConfig,
     ) -> None:

@@ -24,17 +24,17 @@ from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.directory_store import Directories
 from bookie_server.disk import DiskFailed
 from bookie_server.disk_monitor import DiskMonitor, Role, Watched
-from bookie_server.engine import Range, StorageEngine, Undeliverable
+from bookie_server.entry_reader import Range, Undeliverable
 from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_handles import LedgerHandles, Refused
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import LOST, Limbo, absence, worse
-from bookie_server.patience import PatientDisk, PatientIndex
 from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.reclaim import Reclaim
-from bookie_server.replay import open_engine
+from bookie_server.replay import open_storage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
@@ -50,7 +50,7 @@ class Bookie:
         self,
         bookie_id: str,
         disks: DiskMonitor,
-        storage: StorageEngine,
+        storage: LedgerStorage,
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
@@ -74,7 +74,8 @@ class Bookie:
         """Requests that came and are not answered."""
         self.replies = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
         """Answers that are being read from disk, or sent."""
-        self._long_polls = 0
+        self.long_polls = 0
+        """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
         self.reclaim = Reclaim(storage, self._ledgers, metadata, config, bookie_id, cluster_id)
         self._reclaiming = asyncio.ensure_future(self.reclaim.run())
@@ -108,12 +109,8 @@ class Bookie:
         A node that is not told the id of its cluster never takes a ledger for deleted.
         Raises DiskFailed.
         """
-        limit_s = config.disk_hang_s
         watched = [
-            Watched(
-                *(each.id, each.name, role, PatientDisk(each.disk, limit_s)),
-                each.file_system,
-            )
+            Watched(each.id, each.name, role, each.disk, each.file_system)
             for role, several in (
                 (Role.JOURNAL, directories.journals),
                 (Role.LEDGER, directories.ledgers),
@@ -124,14 +121,10 @@ class Bookie:
         lost = {names.get(each, each): why for each, why in directories.failed.items()}
         disks = DiskMonitor(watched, config, lost)
         await disks.look()  # first: replay may need the reserve
-        storage = await open_engine(
-            Directories(
-                [replace(each, disk=disks.disk(each.id)) for each in directories.journals],
-                [
-                    replace(each, disk=disks.disk(each.id), index=PatientIndex(each.index, limit_s))
-                    for each in directories.ledgers
-                ],
-                directories.failed,
+        storage = await open_storage(
+            directories._replace(
+                journals=[replace(each, disk=disks.disk(each.id)) for each in directories.journals],
+                ledgers=[replace(each, disk=disks.disk(each.id)) for each in directories.ledgers],
             ),
             config,
             disks,
@@ -164,11 +157,6 @@ class Bookie:
     def retry_after_ms(self) -> int:
         """When whoever is refused because of pending adds should come again."""
         return self._adder.retry_after_ms
-
-    @property
-    def long_polls(self) -> int:
-        """How many wait for news of a last add confirmed; each is an object, none a thread."""
-        return self._long_polls
 
     async def handle(self, request: m.Request) -> m.Response:
         """Carry out any request of api.messages. Never raises for a bad request."""
@@ -350,13 +338,13 @@ class Bookie:
         if request.fence:
             await self._fence(handle)
         wait_ms = 0 if self._stopping else min(request.wait_ms, WAIT_MS_MAX)
-        if wait_ms > 0 and self._long_polls >= LONG_POLLS_MAX:
+        if wait_ms > 0 and self.long_polls >= LONG_POLLS_MAX:
             return m.ReadLacResponse(Status.BUSY, retry_after_ms=RETRY_AFTER_MS_MAX)
-        self._long_polls += 1
+        self.long_polls += 1
         try:
             await handle.wait_beyond(request.previous_lac, wait_ms / 1000)
         finally:
-            self._long_polls -= 1
+            self.long_polls -= 1
         lac, fenced = handle.last_add_confirmed, handle.state.fenced
         return m.ReadLacResponse(Status.OK, lac, fenced)
 

@@ -2,7 +2,8 @@
 
 Always true: an answer counts only if the store, after a sync, held the cluster (id and epoch) that
 this node serves before and after it was read; an error or a time-out is a StoreError and no
-answer; reads are paced (READS_PER_S) and on nobody's way.
+answer; reads are paced (READS_PER_S) and on nobody's way; when so many ledgers would go at once
+that the store may have been restored or emptied by mistake, MassRule has them wait.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from spark_ledger.metadata.store import MetadataStore, NoNode
 
 READS_PER_S = 200
 READS_AT_ONCE = 20
+MASS_MIN, MASS_SHARE = 10, 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +96,34 @@ class ClusterLedgers:
         except BadLedgerRecord as error:
             _log.error("ledger %d: %s", ledger_id, error)
             return None
+
+
+class MassRule:
+    """More than a tenth of the ledgers (and more than MASS_MIN) that would go at once go only if
+    the look after this one finds the same: a store restored or emptied by mistake says so too."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._before: dict[int, None] = {}
+
+    def allowed(self, ledger_ids: Sequence[int], known: int) -> list[int]:
+        """Those of the ledgers, out of `known`, that may go now."""
+        before, self._before = self._before, {}
+        if len(ledger_ids) <= max(MASS_MIN, known * MASS_SHARE):
+            return list(ledger_ids)
+        self._before = dict.fromkeys(ledger_ids)
+        again = [ledger_id for ledger_id in ledger_ids if ledger_id in before]
+        if again:
+            _log.info(
+                "%d of %d ledgers %s; two looks said so of %d of them: these go",
+                *(len(ledger_ids), known, self._what, len(again)),
+            )
+        if len(again) < len(ledger_ids):
+            _log.warning(
+                "%d of %d ledgers %s; waits for the next look to confirm",
+                *(len(ledger_ids) - len(again), known, self._what),
+            )
+        return again
 
 
 def names(record: LedgerRecord, bookie_id: str) -> bool:

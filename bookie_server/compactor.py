@@ -13,14 +13,13 @@ that is not whole is never copied: its ledger is quarantined and the source kept
 failure leaves the source as it was and no copy behind, and the next log is not touched by it.
 """
 
-import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from bookie_server.disk import Disk, DiskFailed
-from bookie_server.entry_index import EntryIndex
+from bookie_server.directory_store import DirectoryStore
+from bookie_server.disk import DiskFailed
 from bookie_server.entry_log import BadEntryLog, EntryLogs, GrowingLog
 from bookie_server.log_map import (
     LogMap,
@@ -31,24 +30,11 @@ from bookie_server.log_map import (
     runs_of_a_ledger,
 )
 from bookie_server.log_scan import CHUNK_BYTES, Chunk, scan
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 
 Quarantine = Callable[[int, int, str], object]
 """(ledger id, entry id, why): the entry cannot be delivered, its ledger must not say no."""
 _log = logging.getLogger(__name__)
-
-
-class LogStore(Protocol):
-    """What reclaim sees of a ledger directory."""
-
-    @property
-    def disk(self) -> Disk: ...
-    @property
-    def logs(self) -> EntryLogs: ...
-    @property
-    def index(self) -> EntryIndex: ...
-    @property
-    def index_lock(self) -> asyncio.Lock: ...
 
 
 class _Copied(NamedTuple):
@@ -61,7 +47,7 @@ class _Copied(NamedTuple):
 class Compactor:
     """The compactions of one directory, one at a time."""
 
-    def __init__(self, store: LogStore, quarantine: Quarantine, pace: Pace) -> None:
+    def __init__(self, store: DirectoryStore, quarantine: Quarantine, pace: Pace) -> None:
         self._store = store
         self._quarantine = quarantine
         self._pace = pace

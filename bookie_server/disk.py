@@ -26,6 +26,10 @@ class NoSuchFile(DiskFailed):
     """There is no file of that name."""
 
 
+class DiskHung(DiskFailed):
+    """A call of the operating system did not return in time; nobody knows what it did."""
+
+
 class File(Protocol):
     """An open file; appended to by one task at a time, read by any number."""
 

@@ -76,11 +76,6 @@ def decode_log_header(data: Buffer, log_id: int) -> None:
         raise BadEntryLog(f"log {log_id} says {magic!r} version {version} log {found}")
 
 
-def encode_record_header(location: Location) -> bytes:
-    (head,) = encode_record_headers([location])
-    return head
-
-
 def encode_record_headers(
     locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
 ) -> list[bytes]:

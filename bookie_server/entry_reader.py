@@ -24,19 +24,17 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds, neat
 from bookie_server.api.messages import EntryPlace
-from bookie_server.bad_entries import BadEntries
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.engine import Delivered, Found, Range, Undeliverable
 from bookie_server.entry_index import EntryIndex, Location
 from bookie_server.entry_log import (
     RECORD_HEADER_BYTES,
     BadEntryLog,
-    EntryLogs,
     held_bytes,
     runs,
 )
@@ -48,35 +46,39 @@ from bookie_server.write_cache import WriteCache
 
 RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
 AHEAD_RUNS = 2  # at a time for a ledger
+BAD_LEDGERS_MAX = 10_000  # for each a number is remembered
 _EVERYTHING = 1 << 62
 _ID_MAX = 2**63 - 1
 _log = logging.getLogger(__name__)
 
 
-class Store(Protocol):
-    """What is read of one ledger directory."""
+class Undeliverable(NamedTuple):
+    """An entry that the index knows and the disk cannot give: it exists, or existed."""
 
-    id: str
+    why: str
+    entry_bytes: int
 
-    @property
-    def index(self) -> EntryIndex: ...
 
-    @property
-    def logs(self) -> EntryLogs: ...
+Delivered = Buffer | Undeliverable
+Found = Delivered | EntryPlace
 
-    @property
-    def path(self) -> str:
-        """Where processes of this host find it; empty if they cannot."""
+
+class Range(NamedTuple):
+    """What a read found: by entry id, ascending; what was asked for up to and including entry
+    `known_through` and is not there is not stored, what lies beyond was not looked at."""
+
+    entries: dict[int, Found]
+    known_through: int
 
 
 class _Place(NamedTuple):
     """Where an entry lies, and in which directory."""
 
-    store: Store
+    store: DirectoryStore
     location: Location
 
 
-Stores = Callable[[int], Sequence[Store]]
+Stores = Callable[[int], Sequence[DirectoryStore]]
 """The living directories that may hold a ledger's entries. Of two that hold the same one the later
 is read first; the other counts where that one is bad: what is whole is right wherever it lies."""
 Quarantine = Callable[[int, int, str], None]
@@ -129,15 +131,6 @@ class EntryReader:
         self._read_cache.clear()
 
     # -- what is read -------------------------------------------------------------------------
-
-    @property
-    def cached_bytes(self) -> int:
-        """What the read cache holds."""
-        return self._read_cache.bytes
-
-    @property
-    def hits(self) -> int:
-        return self._read_cache.hits
 
     async def read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
@@ -260,7 +253,7 @@ class EntryReader:
             self._ahead.brought(ledger_id, first, through)
 
     async def _bring_runs(
-        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[Store, list[Location]]]
+        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[DirectoryStore, list[Location]]]
     ) -> None:
         """Those of the runs that nobody has asked for meanwhile, that are not in memory and that
         the read cache will take: others would be read for nothing."""
@@ -339,7 +332,7 @@ class EntryReader:
                 found.update(entries)
         return found
 
-    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[Store, list[Location]]]:
+    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
         """Neighbours on one disk, in the order of the places; as many as the read cache keeps."""
         for store, group in itertools.groupby(places, key=lambda place: place.store):
             for run in runs([place.location for place in group], self._run_bytes_max):
@@ -354,7 +347,7 @@ class EntryReader:
         return found, [place for place in places if place.location.entry_id not in found]
 
     async def _read_run(
-        self, store: Store, run: Sequence[Location], *, uses: int = 1
+        self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
     ) -> dict[int, Delivered]:
         """One read of the disk. What is good is kept in the read cache."""
         ledger_id = run[0].ledger_id
@@ -447,3 +440,20 @@ def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
         if max_bytes <= 0:
             return Range(kept, entry_id)
     return Range(kept, through)
+
+
+class BadEntries:
+    """What is said of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
+    finding, which says how many there were."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def found(self, ledger_id: int, entry_id: int, why: str) -> None:
+        """A read met the entry and could not deliver it; one that is read again counts again."""
+        if len(self._counts) >= BAD_LEDGERS_MAX:
+            self._counts.clear()
+        count = self._counts[ledger_id] = self._counts.get(ledger_id, 0) + 1
+        if str(count).rstrip("0") == "1":
+            text = "ledger %d: entry %d cannot be delivered: %s (%d such reads of the ledger)"
+            _log.error(text, ledger_id, entry_id, why, count)

@@ -1,7 +1,17 @@
-"""Garbage collection: what of the stored ledgers may go, and what goes because of it.
+"""Tombstones and garbage collection: which ledgers were deleted, what of the stored ledgers may go,
+and what goes because of it.
 
-Always true:
-- entries go only of a ledger that was buried durably (tombstones.py) and that the metadata store,
+Always true of the sweeps that bury what was deleted:
+- a ledger is buried only if the metadata store, after a sync, has no record of it for the second
+  time, while it holds the cluster (id and epoch) that this node serves: an error, a time-out, an
+  empty store or another cluster's buries nothing;
+- more than a tenth of the ledgers (and more than MASS_MIN) that vanish together are buried only if
+  the next sweep finds them gone too: a store restored or emptied by mistake says the same;
+- a burial is durable, as a fence is, and refuses normal adds from the moment it is decided;
+  recovery's adds are taken, and no entry is removed by it.
+
+Always true of collection:
+- entries go only of a ledger that was buried durably and that the metadata store,
   after one more sync, still has no record of; or of one that is CLOSED and has had no copy on this
   bookie for two looks, between which nothing of it came here; or what a directory holds of ledgers
   that are not its own (`drop_strays`);
@@ -19,42 +29,42 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from bookie_server.cluster_ledgers import ClusterLedgers
-from bookie_server.compactor import LogStore
+from bookie_server.cluster_ledgers import ClusterLedgers, MassRule
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState
-from bookie_server.reclaim_plan import MassRule
+from bookie_server.ledger_handles import LedgerHandles
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.store_logs import StoreLogs
 
 FLUSHES_BEFORE_FORGETTING = 2
 _log = logging.getLogger(__name__)
 
 
-class Engine(Protocol):
-    """What collection sees of the storage engine."""
+class Tombstones:
+    """The sweeps of one node."""
 
-    @property
-    def flushes(self) -> int: ...
-    def state(self, ledger_id: int) -> LedgerState | None: ...
-    def states(self) -> list[LedgerState]: ...
-    def in_cache(self, ledger_id: int) -> bool: ...
-    @property
-    def is_complete(self) -> bool: ...
-    def is_whole(self, state: LedgerState) -> bool: ...
-    def dropped(self, ledger_id: int) -> None: ...
-    def forget(self, ledger_id: int) -> None: ...
+    def __init__(self, ledgers: LedgerHandles, records: ClusterLedgers) -> None:
+        self._ledgers = ledgers
+        self._records = records
+        self._mass = MassRule("have no record any more")
 
-
-class Handles(Protocol):
-    """What collection sees of the ledgers' handles."""
-
-    def alive(self) -> list[int]: ...
-    def forget(self, ledger_id: int) -> bool: ...
-    def adds(self, ledger_id: int) -> int: ...
-    def going(self, ledger_id: int) -> AbstractContextManager[None]: ...
+    async def sweep(self) -> list[int]:
+        """Bury what was deleted; returns which. Raises StoreError, BadClusterRecord: then nothing
+        was buried. Raises JournalFailed."""
+        if not await self._records.is_known():
+            return []
+        known = self._ledgers.alive()
+        absent = await self._records.absent(known) if known else []
+        if absent:
+            absent = await self._records.confirmed_absent(absent)
+        buried = self._mass.allowed(absent, len(known))
+        if buried:
+            _log.info("%d ledgers were deleted, the first is %d", len(buried), buried[0])
+            await self._ledgers.bury(buried)
+        return buried
 
 
 class _Idle(NamedTuple):
@@ -76,9 +86,13 @@ class GarbageCollector:
     """The collection of one node. One pass at a time."""
 
     def __init__(
-        self, engine: Engine, handles: Handles, records: ClusterLedgers, bookie_id: str
+        self,
+        storage: LedgerStorage,
+        handles: LedgerHandles,
+        records: ClusterLedgers,
+        bookie_id: str,
     ) -> None:
-        self._engine = engine
+        self._storage = storage
         self._handles = handles
         self._records = records
         self._bookie_id = bookie_id
@@ -91,7 +105,7 @@ class GarbageCollector:
 
     def lives(self, ledger_id: int, directory_id: str = "") -> bool:
         """Whether entries of the ledger are worth keeping, in that directory."""
-        state = self._engine.state(ledger_id)
+        state = self._storage.state(ledger_id)
         if state is None or state.deleted or ledger_id in self._dropped:
             return False
         return not directory_id or not state.directories or directory_id in state.directories
@@ -99,7 +113,7 @@ class GarbageCollector:
     async def drop_strays(self, logs: StoreLogs, directory: DirectoryStore) -> list[int]:
         """Drop what the directory holds of ledgers without a state, or whose state records other
         directories: it was given up and came back. Returns of which. Raises DiskFailed."""
-        every = self._engine.state(EVERY_LEDGER)
+        every = self._storage.state(EVERY_LEDGER)
         if every is None or every.limbo:
             return []  # not all that is here is known
         stored = await directory.index.ledger_ids()
@@ -118,7 +132,7 @@ class GarbageCollector:
 
     def _is_stray(self, ledger_id: int, directory_id: str) -> bool:
         """A flush records the directory before it writes there."""
-        state = self._engine.state(ledger_id)
+        state = self._storage.state(ledger_id)
         if state is None:
             return True
         return bool(state.directories) and directory_id not in state.directories
@@ -126,7 +140,7 @@ class GarbageCollector:
     async def drop_deleted(self, directories: Sequence[StoreLogs]) -> list[int]:
         """Drop the entries of what was deleted, and forget what is gone altogether; returns whose
         entries went. Raises StoreError, BadClusterRecord: then nothing was dropped."""
-        states = self._engine.states()
+        states = self._storage.states()
         deleted = [state.ledger_id for state in states if state.deleted]
         stored = [i for i in deleted if await self._stored(i, directories)]
         for ledger_id in stored:  # something came since the last pass: its time begins anew
@@ -143,7 +157,7 @@ class GarbageCollector:
         found: dict[int, _Surplus] = {}
         alive = [i for i in self._handles.alive() if self._can_be_surplus(i)]
         for ledger_id in await self._records.confirmed_elsewhere(alive, self._bookie_id):
-            state = self._engine.state(ledger_id)
+            state = self._storage.state(ledger_id)
             if state is not None and self._can_be_surplus(ledger_id):
                 adds = self._handles.adds(ledger_id)
                 last = await _last_entries(ledger_id, directories)
@@ -159,13 +173,13 @@ class GarbageCollector:
 
     def _is_still(self, ledger_id: int, found: _Surplus) -> bool:
         """Whether nothing of the ledger came since it was found, equal entries included."""
-        same = self._engine.state(ledger_id) == found.state
+        same = self._storage.state(ledger_id) == found.state
         quiet = self._handles.adds(ledger_id) == found.adds
-        return same and quiet and not self._engine.in_cache(ledger_id)
+        return same and quiet and not self._storage.in_cache(ledger_id)
 
     def _can_be_surplus(self, ledger_id: int) -> bool:
-        state = self._engine.state(ledger_id)
-        quiet = not self._engine.in_cache(ledger_id) and ledger_id not in self._dropped
+        state = self._storage.state(ledger_id)
+        quiet = not self._storage.in_cache(ledger_id) and ledger_id not in self._dropped
         return state is not None and not state.limbo and quiet
 
     async def _stored(self, ledger_id: int, directories: Sequence[StoreLogs]) -> bool:
@@ -190,18 +204,18 @@ class GarbageCollector:
                 logs.index_failed = True
                 _log.error("ledgers could not be removed from an index: %s", error)
         for ledger_id in ledger_ids:
-            self._engine.dropped(ledger_id)
+            self._storage.dropped(ledger_id)
         return list(touched)
 
     async def _forget(self, gone: Sequence[int], directories: Sequence[StoreLogs]) -> None:
         """Of the ledgers that are deleted or dropped, forget those of which nothing is left."""
         before, self._idle = self._idle, {}
-        complete = self._engine.is_complete
+        complete = self._storage.is_complete
         for ledger_id in gone:
-            state, flushes = self._engine.state(ledger_id), self._engine.flushes
-            if state is None or not self._engine.is_whole(state):
+            state, flushes = self._storage.state(ledger_id), self._storage.flushes
+            if state is None or not self._storage.is_whole(state):
                 continue
-            if await self._stored(ledger_id, directories) or self._engine.in_cache(ledger_id):
+            if await self._stored(ledger_id, directories) or self._storage.in_cache(ledger_id):
                 if not state.deleted:
                     self._dropped.pop(ledger_id, None)  # somebody copies it here: it is no surplus
                 continue
@@ -209,11 +223,11 @@ class GarbageCollector:
                 logs.found_dead(ledger_id)
             idle = before.get(ledger_id, _Idle(state, flushes))
             idle = idle if idle.state == state else _Idle(state, flushes)
-            quiet = self._engine.flushes == flushes and self._engine.state(ledger_id) == state
+            quiet = self._storage.flushes == flushes and self._storage.state(ledger_id) == state
             quiet = quiet and complete  # a directory that is away brings back what it knew
             old = flushes >= idle.flushes + FLUSHES_BEFORE_FORGETTING
             if quiet and old and self._handles.forget(ledger_id):
-                self._engine.forget(ledger_id)  # in one step: nobody can have come in between
+                self._storage.forget(ledger_id)  # in one step: nobody can have come in between
                 self._dropped.pop(ledger_id, None)
             else:
                 self._idle[ledger_id] = idle
@@ -231,7 +245,7 @@ async def _last_entries(ledger_id: int, directories: Sequence[StoreLogs]) -> tup
 
 
 async def _delete(
-    store: LogStore,
+    store: DirectoryStore,
     ledger_ids: Sequence[int],
     is_still: Callable[[int], bool],
     going: Callable[[int], AbstractContextManager[None]],

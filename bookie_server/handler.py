@@ -31,19 +31,13 @@ class Reply(NamedTuple):
         return b"".join(self.buffers)
 
 
-async def handle_bytes(bookie: Bookie, method: str, request: bytes) -> bytes:
-    """Carry out the request of bookie.proto's `method` and return the bytes of its response.
+async def answer(bookie: Bookie, method: str, request: Buffer) -> Reply:
+    """Carry out the request of bookie.proto's `method`; the bytes of the reply, its response, count
+    as under way until they are `sent`.
 
     Bytes that are no such request answer BAD_REQUEST (to Add: no results at all). Raises
     ValueError when there is no such method.
     """
-    reply = await answer(bookie, method, request)
-    reply.sent()
-    return reply.data
-
-
-async def answer(bookie: Bookie, method: str, request: Buffer) -> Reply:
-    """As handle_bytes; the reply's bytes count as under way until they are `sent`."""
     size = len(request) + REQUEST_OVERHEAD_BYTES
     bookie.received.take(size)
     try:

@@ -121,11 +121,6 @@ class Journal:
         return max(self._synced, Position(self._segment.file_id, BLOCK_BYTES))
 
     @property
-    def has_failed(self) -> bool:
-        """Who waited was told, or is being told."""
-        return self._failure is not None
-
-    @property
     def room_bytes(self) -> int:
         """How much adds may have pending without waiting for disk space: anything while the next
         segment is there, else what the last one has left, but for a part that is kept for fences

@@ -111,12 +111,6 @@ class Journals:
 
     # -- checkpoint and end --
 
-    @property
-    def is_failing(self) -> bool:
-        """Whether one has failed and is not dropped: it was the last, or is about to be dropped. No
-        flush that begins now retires it."""
-        return any([journal.has_failed for journal in self._live.values()])
-
     def reliefs(self) -> Sequence[asyncio.Future[None]]:
         """One for each failure that no flush has made good yet; for `relieve`, after a flush that
         began when this was called."""

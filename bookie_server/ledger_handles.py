@@ -20,16 +20,17 @@ from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Status
 from bookie_server.cluster_ledgers import names
 from bookie_server.disk import DiskFailed
-from bookie_server.engine import StorageEngine, Undeliverable
 from bookie_server.entry_index import (
     EVERY_LEDGER,
     LIMBO_REASONS,
     LedgerState,
     encode_ledger_state,
 )
+from bookie_server.entry_reader import Undeliverable
 from bookie_server.journal_format import Kind, Record, body_crc
 from bookie_server.lanes import Lane, travelling
 from bookie_server.ledger_handle import LedgerHandle
+from bookie_server.ledger_storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
 from spark_ledger.metadata.ledger_record import LedgerState as RecordState
@@ -53,7 +54,7 @@ class Refused(Exception):
 class LedgerHandles:
     """Ledger id to handle."""
 
-    def __init__(self, storage: StorageEngine, metadata: MetadataStore, bookie_id: str) -> None:
+    def __init__(self, storage: LedgerStorage, metadata: MetadataStore, bookie_id: str) -> None:
         self._storage = storage
         self._metadata = metadata
         self._bookie_id = bookie_id

@@ -1,6 +1,14 @@
-"""Where entries and ledger states go after the journals: write cache, entry logs, indexes.
+"""The storage of a node: journals, write cache, entry logs and indexes behind one class.
 
-Always true:
+Always true for whoever uses it:
+- what was appended is durable when its future is done, and is found again after any crash;
+- what `put` and `set_state` were given is seen at once, and durable with the record that the caller
+  appends, or with the next flush;
+- an entry that it may have had and cannot give is Undeliverable, or its ledger is in `limbo`:
+  never merely absent;
+- its first failure that leaves it without a journal or without a ledger directory is final.
+
+Always true inside:
 - a flush goes: take the journals' synced positions and swap the cache in one step; entries sorted
   by (ledger, entry) to the entry logs of their directories, index, ledger states, all synced;
   checkpoint; only then are journal segments removed;
@@ -25,20 +33,18 @@ from bookie_server.api.messages import EntryPlace
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
-from bookie_server.engine import Range, Undeliverable
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
-from bookie_server.entry_reader import EntryReader
+from bookie_server.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.journal import SPACE_PAUSE_S
 from bookie_server.journal_format import Kind, Position, Record, body_crc
 from bookie_server.journals import Journals
 from bookie_server.lanes import Lane
 from bookie_server.ledger_states import Changes, LedgerStates
-from bookie_server.placed import Place
 from bookie_server.placing import Placing
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space, Stores
-from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, WriteCache
+from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, Place, WriteCache
 
 
 class _Flush(NamedTuple):
@@ -54,7 +60,8 @@ class _Flush(NamedTuple):
 
 
 class LedgerStorage:
-    """The engine (engine.StorageEngine). Made by replay.open_engine; `run` is its task."""
+    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; what is not
+    `async` happens in one step of it."""
 
     def __init__(self, stores: Stores, config: StorageConfig) -> None:
         self._stores = stores
@@ -65,7 +72,9 @@ class LedgerStorage:
         stores.on_drop = self._directory_dropped
         stores.on_damage = lambda: self.on_doubt()
         self.on_doubt: Callable[[], None] = lambda: None
+        """Called when a ledger was quarantined that was not "lost", or `damage` found."""
         self.on_quarantine: Callable[[int], None] = lambda _: None
+        """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals({}, self.record)
         self._placing = Placing(self, self._cache, config.large_entry_bytes)
         self._marks: dict[str, Mark] = {}
@@ -74,7 +83,8 @@ class LedgerStorage:
         self._hurried = False
         self._flush_begun: _Flush | None = None
         self._flushing = Work()
-        self.flushes = 0  # completed ones
+        self.flushes = 0
+        """How many have ended; an entry moves from cache to index only in one."""
         self._wake = asyncio.Event()
         self._stopping = False
 
@@ -163,16 +173,16 @@ class LedgerStorage:
         return self._stores.is_whole(state)
 
     def missing(self, state: LedgerState) -> int:
-        """See engine.StorageEngine."""
+        """Which of the state's directories are not there: bit n for the n-th; 0 if it is whole."""
         return self._stores.missing(state)
 
     def without_missing(self, state: LedgerState) -> LedgerState:
-        """See engine.StorageEngine."""
+        """The state without directories that are not there: what they had is here again."""
         return self._stores.without_missing(state)
 
     @property
     def is_complete(self) -> bool:
-        """See engine.StorageEngine."""
+        """Whether every ledger directory that is known of is there."""
         return not self._stores.failures and all(map(self.is_whole, self._states.all()))
 
     def _stores_of(self, ledger_id: int) -> list[DirectoryStore]:
@@ -192,7 +202,10 @@ class LedgerStorage:
         return self._states.all()
 
     def set_state(self, state: LedgerState) -> LedgerState:
-        """See engine.StorageEngine."""
+        """Known from now on; durable with the caller's record or the next flush.
+
+        Returns it with its revision and directories: that is what a record must say.
+        """
         if state.met and not self._stores.has_home(state) and state.ledger_id != EVERY_LEDGER:
             state = self._stores.settled(state)
         return self._states.set(state)
@@ -205,14 +218,17 @@ class LedgerStorage:
         return self._states.restore(state)
 
     def limbo(self, ledger_id: int) -> str:
-        """See engine.StorageEngine."""
+        """Why what is not found of the ledger is unknown: "torn", "lost", or "": it is absent.
+
+        EVERY_LEDGER's limbo, and directories that are not there, are taken into account.
+        """
         every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
         reasons = [each.limbo for each in (every, state) if each is not None]
         lost = state is not None and not self._stores.is_whole(state)
         return "lost" if lost or "lost" in reasons else max(reasons, default="")
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
-        """See engine.StorageEngine."""
+        """The copy of the entry here is bad: its ledger is in limbo "lost" from now on."""
         state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
         self.on_quarantine(ledger_id)
         if state.limbo != "lost" and not state.deleted:
@@ -223,7 +239,7 @@ class LedgerStorage:
 
     @property
     def damage(self) -> str:
-        """See engine.StorageEngine."""
+        """Why the index of the only directory is not to be trusted; else empty."""
         return self._stores.damage
 
     def record(self, ledger_id: int) -> Record | None:
@@ -235,7 +251,7 @@ class LedgerStorage:
         return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
 
     def forget(self, ledger_id: int) -> None:
-        """See engine.StorageEngine."""
+        """The ledger's state too; nothing of it may be in cache or index."""
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
@@ -243,13 +259,15 @@ class LedgerStorage:
         self._reader.deleted(ledger_id)
 
     def dropped(self, ledger_id: int) -> None:
-        """See engine.StorageEngine."""
+        """The ledger's entries were deleted from the indexes, or are to be compared as they lie on
+        disk: the read cache lets go of them."""
         self._reader.deleted(ledger_id)
 
     # -- journals --
 
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
-        """See engine.StorageEngine."""
+        """What is in memory alone of the ledger's entries, for the directory where they were
+        written is lost, goes to the journal: done when it is durable there."""
         misplaced = self._cache.misplaced(ledger_id, self._stores.lives)
         return [
             self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
@@ -260,7 +278,12 @@ class LedgerStorage:
     def append(
         self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
     ) -> asyncio.Future[None]:
-        """See engine.StorageEngine."""
+        """The future is done when the records are durable, and so is what was appended before of
+        their ledgers and of the ledgers `after`; in the page-cache lane, when they are written.
+
+        With neither it is a barrier: done when all that was appended before is. Fails with
+        JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
+        """
         return self._placing.append(self._journals, records, lane, after)
 
     def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
@@ -279,11 +302,12 @@ class LedgerStorage:
 
     @property
     def pending_bytes(self) -> int:
+        """Bytes appended and not yet durable."""
         return self._journals.pending_bytes + self._placing.pending_bytes
 
     @property
     def pending_bytes_max(self) -> int:
-        """See engine.StorageEngine."""
+        """More than so much pending would wait for disk space."""
         return self._journals.room_bytes
 
     @property
@@ -299,14 +323,17 @@ class LedgerStorage:
     # -- entries --
 
     def has_room(self, entry_bytes: int, *, reserve: bool = False) -> bool:
-        """Whether `put` may be called; begins a flush when that makes room."""
+        """Whether `put` may be called (`reserve`: recovery's share of the cache too); begins
+        a flush when that makes room."""
         needed = entry_bytes + ENTRY_OVERHEAD_BYTES
         if not self._cache.has_room(needed, reserve=reserve) and self._flush_begun is None:
             self.begin_flush()
         return self._cache.has_room(needed, reserve=reserve)
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
-        """See StorageEngine.put_all."""
+        """`put` of entries that nobody has read yet (they lie above all that are stored of the
+        ledger, or nobody reads at all), if there is room for all of them; False: nothing was put.
+        """
         needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
         if not self.has_room(needed, reserve=reserve):
             return False
@@ -323,14 +350,14 @@ class LedgerStorage:
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
-        """Readable from now on; durable with the caller's journal record."""
+        """Readable from now on, in place of an earlier copy; durable with the caller's record."""
         self._cache.active.put(ledger_id, entry_id, entry)
         self._reader.overwritten(ledger_id, entry_id)
         if self._cache.half_used and self._flush_begun is None:
             self.begin_flush()
 
     def compact(self, ledger_id: int, entry_id: int) -> Buffer:
-        """See WriteCache.compact."""
+        """Replace the view of an entry just put by a copy, which is returned."""
         return self._cache.compact(ledger_id, entry_id)
 
     def cached(self, ledger_id: int, entry_id: int) -> Buffer | None:
@@ -347,7 +374,7 @@ class LedgerStorage:
     async def stored(
         self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
     ) -> dict[int, None]:
-        """See engine.StorageEngine; with `since`, EntryReader.stored."""
+        """See EntryReader.stored: what cache and index say; no log is read."""
         return await self._reader.stored(ledger_id, first_entry, last_entry, since)
 
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
@@ -442,7 +469,7 @@ class LedgerStorage:
         await self.carry_out()
 
     def hurry(self) -> None:
-        """See engine.StorageEngine."""
+        """The node stops: what waits for disk space fails instead."""
         self._hurried = True
         self._journals.hurry()
 

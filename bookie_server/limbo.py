@@ -37,13 +37,18 @@ from hashlib import blake2b
 
 from bookie_server.api.messages import ClearLimboRequest, ClearLimboResponse
 from bookie_server.api.status import Status
-from bookie_server.cluster_ledgers import READS_AT_ONCE, READS_PER_S, ClusterLedgers, names
+from bookie_server.cluster_ledgers import (
+    READS_AT_ONCE,
+    READS_PER_S,
+    ClusterLedgers,
+    MassRule,
+    names,
+)
 from bookie_server.disk import DiskFailed
-from bookie_server.engine import StorageEngine
 from bookie_server.entry_index import EVERY_LEDGER, LIMBO_REASONS, LedgerState
 from bookie_server.journal import Ending, JournalFailed
 from bookie_server.ledger_handles import LedgerHandles
-from bookie_server.reclaim_plan import MassRule
+from bookie_server.ledger_storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.ledger_listing import ledger_ids
@@ -67,7 +72,7 @@ def absence(limbo: str) -> Status:
     return Status.LIMBO_TORN if limbo == TORN else Status.NO_SUCH_ENTRY
 
 
-def doubt_the_tail(ending: Ending, storage: StorageEngine) -> None:
+def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
     """At start, when all was replayed: what the end of the last run leaves in doubt. A torn tail
     may be rot in what was acknowledged last, of any ledger; without a seal, ledgers that are
     acknowledged from the page cache may lack what they had there, unless they are fenced: a fence

@@ -29,7 +29,7 @@ from bookie_server.entry_log import (
     map_start,
 )
 from bookie_server.log_scan import Damage, Record, scan
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 
 _EVERYTHING = 1 << 62
 _ID_MAX = 2**63 - 1

@@ -50,8 +50,10 @@ class OnDisk:
         layout.check(every)
         layout.check_reserve(every, config.disk_reserve_bytes)
         layout.check_kinds(paths["journal"], paths["ledger"])
-        self.journals = [_placed("journal", n, p) for n, (_, p) in enumerate(paths["journal"])]
-        self.ledgers = [_placed("ledger", n, p) for n, (_, p) in enumerate(paths["ledger"])]
+        self._hang_s = hang_s = config.disk_hang_s
+        numbered = {k: enumerate(path for _, path in paths[k]) for k in paths}
+        self.journals = [_placed("journal", n, p, hang_s) for n, p in numbered["journal"]]
+        self.ledgers = [_placed("ledger", n, p, hang_s) for n, p in numbered["ledger"]]
         _lock([path for _, path in every])
 
     @property
@@ -90,7 +92,8 @@ class OnDisk:
         for number, each in enumerate(self.ledgers):
             directory_id = await identities.directory_id(each.disk, "ledger")
             try:
-                index = await RocksIndex.open(each.path / INDEX, f"index-{number}")
+                name = f"index-{number}"
+                index = await RocksIndex.open(each.path / INDEX, name, self._hang_s)
                 device = str(each.path.stat().st_dev)
                 path = _told(each.path)
                 ledgers.append(
@@ -135,9 +138,9 @@ class OnDisk:
             log.warning("%s: %s", each.name, found.sentence())
 
 
-def _placed(kind: str, number: int, path: Path) -> Placed:
+def _placed(kind: str, number: int, path: Path, hang_s: float) -> Placed:
     try:
-        return Placed(kind, str(path), path, OsDisk(path, f"{kind}-{number}"))
+        return Placed(kind, str(path), path, OsDisk(path, f"{kind}-{number}", hang_s))
     except OSError as error:
         text = f"{kind}_directory {path} cannot be used: {error.strerror}"
         raise layout.BadLayout(text) from error

@@ -7,12 +7,14 @@ really written. A direct file is written with O_DIRECT out of an aligned buffer 
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
 ordinary file. Who writes (a flush, a placed log, a compaction) or looks at the space waits for
 nobody else's sync, and for no read. Threads carry the disk's name and their work
-("journal-write_0").
+("journal-write_0"); a call that does not return in time fails (disk_threads.Deadline), and a write
+or sync that did so has failed for its file too.
 """
 
 import asyncio
 import contextlib
 import errno
+import math
 import mmap
 import os
 import stat
@@ -22,7 +24,7 @@ from typing import Any, TypeVar
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, DiskFull, File, NoSuchFile
-from bookie_server.disk_threads import DiskThreads
+from bookie_server.disk_threads import Deadline, DiskThreads
 from bookie_server.lanes import in_recovery
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -37,13 +39,15 @@ _Appender = Callable[[int, Sequence[Buffer], int, bool], None]
 
 
 class OsDisk(Disk):
-    """`root` on a local file system. `name` ("journal", "ledger") begins its threads' names."""
+    """`root` on a local file system. `name` ("journal", "ledger") begins its threads' names; a call
+    that takes longer than `limit_s` has hung."""
 
-    def __init__(self, root: Path, name: str = "disk") -> None:
+    def __init__(self, root: Path, name: str = "disk", limit_s: float = math.inf) -> None:
         self._root = root
-        self._writers = DiskThreads(_WRITERS, f"{name}-write")
-        self._readers = DiskThreads(_READERS, f"{name}-read")
-        self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery")
+        self._deadline = Deadline(limit_s)
+        self._writers = DiskThreads(_WRITERS, f"{name}-write", self._deadline)
+        self._readers = DiskThreads(_READERS, f"{name}-read", self._deadline)
+        self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery", self._deadline)
         root.mkdir(parents=True, exist_ok=True)
 
     def shut_down(self) -> None:
@@ -53,32 +57,30 @@ class OsDisk(Disk):
         self._recovery.shut_down()
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
-        fd, is_direct = await self._write(_create, self._root / path, reserve_bytes, direct)
+        create = self._writers.run(
+            *(_create, self._root / path, reserve_bytes, direct), alters=True, unwanted=_close_made
+        )
+        fd, is_direct = await _judged(create)
         return OsFile(self, path, fd, 0, _DirectWriter().append if is_direct else _append)
 
     async def open(self, path: str) -> File:
-        opening = asyncio.ensure_future(self._read(_open, self._root / path))
-        try:
-            fd, size = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_unwanted)  # the thread goes on, and has a file then
-            raise
+        fd, size = await self._read(_open, self._root / path, unwanted=_close_made)
         return OsFile(self, path, fd, size)
 
     async def list(self, folder: str = "") -> list[str]:
-        return await self._write(_list, self._root / folder)
+        return await _judged(self._writers.run(_list, self._root / folder))
 
     async def rename(self, old: str, new: str) -> None:
-        await self._write(os.replace, self._root / old, self._root / new)
+        await self._alter(os.replace, self._root / old, self._root / new)
 
     async def remove(self, path: str) -> None:
-        await self._write(os.unlink, self._root / path)
+        await self._alter(os.unlink, self._root / path)
 
     async def make_folder(self, path: str) -> None:
-        await self._write(_make_folder, self._root / path)
+        await self._alter(_make_folder, self._root / path)
 
     async def sync_dir(self, folder: str = "") -> None:
-        await self._write(_sync_dir, self._root / folder)
+        await self._alter(_sync_dir, self._root / folder)
 
     async def free_bytes(self) -> int:
         return (await self._space())[0]
@@ -87,15 +89,18 @@ class OsDisk(Disk):
         return (await self._space())[1]
 
     async def _space(self) -> tuple[int, int]:
-        space = await self._write(os.statvfs, self._root)
+        space = await _judged(self._writers.run(os.statvfs, self._root))
         used = space.f_blocks - space.f_bfree
         return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
 
-    async def _write(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await _run(self._writers, call, *arguments)
+    async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await _judged(self._writers.run(call, *arguments, alters=True))
 
-    async def _read(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await _run(self._recovery if in_recovery() else self._readers, call, *arguments)
+    async def _read(
+        self, call: Callable[..., T], *arguments: Any, unwanted: Callable[[T], None] | None = None
+    ) -> T:
+        threads = self._recovery if in_recovery() else self._readers
+        return await _judged(threads.run(call, *arguments, unwanted=unwanted))
 
 
 class OsFile(File):
@@ -133,22 +138,23 @@ class OsFile(File):
 
     async def close(self) -> None:
         fd, self._fd, self._dead = self._fd, -1, True
-        if fd >= 0:
-            await self._disk._write(os.close, fd)
+        if fd >= 0 and not self._disk._deadline.has_hung:  # a thread may hang in it
+            await self._disk._alter(os.close, fd)
 
     async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
         if self._dead:
             raise DiskFailed(f"{self._path}: closed, or an earlier write or sync failed")
         try:
-            return await self._disk._write(call, *arguments)
+            return await self._disk._alter(call, *arguments)
         except BaseException:
             self._dead = True  # a cancelled caller does not know what was written either
             raise
 
 
-async def _run(threads: DiskThreads, call: Callable[..., T], *arguments: Any) -> T:
+async def _judged(done: asyncio.Future[T]) -> T:
+    """Raises what became of the call, as a DiskFailed."""
     try:
-        return await threads.run(call, *arguments)
+        return await done
     except FileNotFoundError as error:
         raise NoSuchFile(str(error)) from error
     except OSError as error:
@@ -156,9 +162,9 @@ async def _run(threads: DiskThreads, call: Callable[..., T], *arguments: Any) ->
         raise kind(str(error)) from error
 
 
-def _close_unwanted(opening: "asyncio.Future[tuple[int, int]]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        os.close(opening.result()[0])
+def _close_made(made: tuple[int, Any]) -> None:
+    """Of a file that was opened after its caller had given up."""
+    os.close(made[0])
 
 
 # -- what runs in the threads -----------------------------------------------------------------

@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, DiskFull
+from bookie_server.disk_monitor import unasked_bytes
 from bookie_server.entry_index import EntryIndex, Location
 from bookie_server.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
 from bookie_server.pressure import Work
 from bookie_server.storage_config import StorageConfig
-from bookie_server.watched_disk import unasked_bytes
 
 Told = asyncio.Future[list[Location]]
 

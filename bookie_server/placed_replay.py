@@ -16,14 +16,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from bookie_server.directory_store import DirectoryStore
-from bookie_server.disk import DiskFailed, File, NoSuchFile
+from bookie_server.disk import DiskFailed, DiskHung, File, NoSuchFile
 from bookie_server.entry_index import EVERY_LEDGER, LedgerState, Location
 from bookie_server.entry_log import BLOCK_BYTES, record_end
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import LOST, TORN, worse
 from bookie_server.log_map import read_map
 from bookie_server.log_scan import Chunk, Damage, scan
-from bookie_server.patience import DiskHung
 from bookie_server.replayed import Replayed
 from bookie_server.segment_reader import SegmentReader
 

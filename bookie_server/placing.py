@@ -24,8 +24,7 @@ from bookie_server.journal import retrieve
 from bookie_server.journal_format import Kind, Record
 from bookie_server.journals import Journals, gathered
 from bookie_server.lanes import Lane
-from bookie_server.placed import Place
-from bookie_server.write_cache import CacheHalf, WriteCache
+from bookie_server.write_cache import CacheHalf, Place, WriteCache
 
 Appended = asyncio.Future[None]
 
@@ -72,7 +71,7 @@ class Placing:
     def append(
         self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
     ) -> Appended:
-        """See engine.StorageEngine.append. The entries are in the write cache since this step."""
+        """See LedgerStorage.append. The entries are in the write cache since this step."""
         large = self._large(records) if lane is Lane.BULK else {}
         if not large and not self._under_way:
             return journals.append(records, lane, after)

@@ -1,10 +1,13 @@
 """How a node pushes back: what is under way is counted in bytes, and who is refused is told when to
-ask again.
+ask again; and at which rate it works in the background.
 
 Always true: recovery has a reserve beyond every budget, and so finds room however much the others
 send; one request fits a budget of which nothing is used; the time to ask again is between the
-least and RETRY_AFTER_MS_MAX, and the longer, the more is in the way.
+least and RETRY_AFTER_MS_MAX, and the longer, the more is in the way; over any time a Pace lets
+through at most `bytes_per_s` times that time, plus what was asked for last.
 """
+
+import asyncio
 
 RETRY_AFTER_MS_MAX = 1000
 CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps nobody else out
@@ -95,6 +98,22 @@ class Work:
         passed_s = now_s - self._begun_s
         expected_s = self._throughput.seconds_for(self._bytes) or 0.0
         return behind_s + max(expected_s - passed_s, passed_s / 2)
+
+
+class Pace:
+    """One budget of bytes per second; shared by those whose sum is to be bounded."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def spend(self, count: int) -> None:
+        """Return when `count` bytes more may be worked on: after those spent before."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        start = max(now, self._free_at)
+        self._free_at = start + count / self.bytes_per_s
+        await asyncio.sleep(start - now)
 
 
 def retry_after_ms(wait_s: float, least_ms: int) -> int:

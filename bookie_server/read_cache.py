@@ -54,7 +54,6 @@ class ReadCache:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
-        self.hits = 0
         self._protected_bytes = 0
         self._protected_bytes_max = int(bytes_max * _PROTECTED_SHARE)
         self._probation: OrderedDict[_Block, None] = OrderedDict()  # least recently used first
@@ -94,7 +93,6 @@ class ReadCache:
         return self._found(found, used)
 
     def _found(self, found: dict[int, Buffer], used: dict[_Block, None]) -> dict[int, Buffer]:
-        self.hits += len(found)
         for block in used:
             self._use(block)
         return found

@@ -1,9 +1,11 @@
 """The node's background work on what is stored: sweeps, collection, compaction, scrub; and when.
 
-Always true: deleted ledgers are buried (tombstones.py) before anything of them is collected, in one
-pass; a metadata store that fails keeps every ledger and ends nothing else; a directory that fails
-is left alone by the pass, the others are not; everything can be cancelled at any await, and a later
-pass or run takes it up; it all goes on while a disk is full.
+Always true: deleted ledgers are buried before anything of them is collected, in one pass; a log in
+which nothing lives goes without being copied, of the others the emptiest is compacted first, and
+only one whose copy fits the free space, so that there is always a next step even on a full disk; a
+metadata store that fails keeps every ledger and ends nothing else; a directory that fails is left
+alone by the pass, the others are not; everything can be cancelled at any await, and a later pass or
+run takes it up; it all goes on while a disk is full.
 """
 
 import asyncio
@@ -17,20 +19,19 @@ from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.compactor import Compactor
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
-from bookie_server.engine import StorageEngine
-from bookie_server.garbage_collector import GarbageCollector
+from bookie_server.garbage_collector import GarbageCollector, Tombstones
 from bookie_server.journal import JournalFailed
 from bookie_server.ledger_handles import LedgerHandles
+from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.log_map import LogMap
-from bookie_server.pace import Pace
-from bookie_server.reclaim_plan import fits, to_compact
+from bookie_server.pressure import Pace
 from bookie_server.scrub import Scrub
 from bookie_server.storage_config import StorageConfig
 from bookie_server.store_logs import StoreLogs
-from bookie_server.tombstones import Tombstones
 from spark_ledger.metadata.cluster import BadClusterRecord
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
+COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Reclaim:
 
     def __init__(
         self,
-        storage: StorageEngine,
+        storage: LedgerStorage,
         ledgers: LedgerHandles,
         metadata: MetadataStore,
         config: StorageConfig,
@@ -84,13 +85,6 @@ class Reclaim:
     async def run(self) -> None:
         """Until cancelled."""
         await asyncio.gather(self._collecting(), self._compacting(), self.scrub.run())
-
-    async def run_once(self, below: float = 1.0) -> None:
-        """One pass of everything but the scrub: sweep, collection, and compaction of every log
-        with a live share under `below`."""
-        await self.redo()
-        await self.collect(sweep=True, surplus=True)
-        await self.compact(below)
 
     def describe(self) -> str:
         """The facts in a sentence; empty before the first pass."""
@@ -189,7 +183,8 @@ class Reclaim:
         async def compact(logs: StoreLogs) -> None:
             free_bytes = await logs.store.disk.free_bytes()
             is_there = found.log_id in logs.store.logs.sealed() and directory in self._living()
-            if not is_there or not fits(found.live_bytes(logs.dead), free_bytes):
+            copy_bytes = found.live_bytes(logs.dead) + COPY_MARGIN_BYTES
+            if not is_there or copy_bytes > free_bytes:
                 return
             freed = await directory.compactor.compact(found)
             if freed is not None:
@@ -240,8 +235,13 @@ def _lives_in(collector: GarbageCollector, directory_id: str, ledger_id: int) ->
 
 
 def _chosen_by(below: float) -> Callable[[StoreLogs], Awaitable[list[LogMap]]]:
+    """Logs with a live share under `below`, the emptiest first; those with nothing living are
+    none of a compaction's business."""
+
     async def choose(logs: StoreLogs) -> list[LogMap]:
         await logs.look()
-        return to_compact(await logs.shares(), logs.maps, below)
+        shares = await logs.shares()
+        chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]
+        return [logs.maps[log_id] for log_id in sorted(chosen, key=lambda i: (shares[i], i))]
 
     return choose

@@ -10,7 +10,7 @@ Always true:
   (and fences it, unless the record was an entry: it may have been a fence); whose they are
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
   checkpoint moves past the damage;
-- a journal that an earlier start missed is replayed after all others (late_replay.py), and placed
+- a journal that an earlier start missed is replayed after all others (LateReplayed), and placed
   logs after all journals (placed_replay.py).
 """
 
@@ -26,11 +26,10 @@ from bookie_server.entry_index import EVERY_LEDGER, LedgerState
 from bookie_server.journal import FOLDER, Journal, Replay, segment_ids
 from bookie_server.journal_format import Kind, Position, Suspect
 from bookie_server.journals import Journals
-from bookie_server.late_replay import LateReplayed
 from bookie_server.ledger_storage import LedgerStorage
 from bookie_server.limbo import TORN, doubt_the_tail
 from bookie_server.placed_replay import replay_placed
-from bookie_server.replayed import Replayed
+from bookie_server.replayed import LateReplayed, Replayed
 from bookie_server.storage_config import StorageConfig
 from bookie_server.stores import Space
 
@@ -38,7 +37,7 @@ _FIRST = Position(1, 0)
 _log = logging.getLogger(__name__)
 
 
-async def open_engine(
+async def open_storage(
     directories: Directories, config: StorageConfig, space: Space | None = None
 ) -> LedgerStorage:
     """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskHung
 from bookie_server.entry_index import (
     EVERY_LEDGER,
     LIMBO_REASONS,
@@ -25,8 +25,7 @@ from bookie_server.entry_index import (
 from bookie_server.journal_format import Kind, Record
 from bookie_server.ledger_states import doubted
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.patience import DiskHung
-from bookie_server.placed import Place
+from bookie_server.write_cache import Place
 
 _ENTRY = Kind.ENTRY
 _log = logging.getLogger(__name__)
@@ -148,3 +147,38 @@ class Replayed:
         """A flush was begun: let it run beside what comes next."""
         if self._flush is None:
             self._flush = asyncio.ensure_future(self._storage.carry_out())
+
+
+class LateReplayed(Replayed):
+    """Applies the records of journals that were away, after those of all others."""
+
+    async def apply(self, records: list[Record]) -> None:
+        """See Replayed.apply."""
+        await super().apply([each for each in records if each.ledger_id != EVERY_LEDGER])
+
+    def _known(self, ledger_id: int) -> LedgerState:
+        state = self._storage.state(ledger_id)
+        if state is None:
+            state = doubted(LedgerState(ledger_id, met=False))
+            self._storage.restore_state(state)
+        return state
+
+    def _apply_state(self, record: Record) -> None:
+        if record.kind is not Kind.LEDGER:
+            super()._apply_state(record)
+            return
+        known = self._storage.state(record.ledger_id)
+        logged = decode_ledger_state(bytes(record.body))
+        if known is None:
+            self._storage.restore_state(doubted(logged))
+        else:
+            both = merged(known, replace(logged, revision=0))
+            self._storage.restore_state(replace(both, limbo=known.limbo))
+
+    async def _put(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
+        if self._known(ledger_id).deleted:
+            return
+        here = await self._storage.stored(ledger_id, min(entries), max(entries))
+        absent = {i: entry for i, entry in entries.items() if i not in here}
+        if absent:
+            await super()._put(ledger_id, absent)

@@ -4,12 +4,14 @@ Always true: RocksDB's own log is not used, for a flipped bit in it silently dro
 (the journal covers what was not synced); `sync` makes a table of what memory holds, and RocksDB
 checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is not opened;
 memory is bounded by the constants below (about 40 MiB); all calls run in the threads named
-"<name>-write" and "<name>-read", any error of RocksDB is DiskFailed, and what it calls corruption
-IndexDamaged: the tables are not to be trusted, and `--rebuild-index` makes them anew.
+"<name>-write" and "<name>-read", under a deadline (disk_threads.Deadline), any error of RocksDB is
+DiskFailed, and what it calls corruption IndexDamaged: the tables are not to be trusted, and
+`--rebuild-index` makes them anew.
 """
 
 import asyncio
 import errno
+import math
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +21,8 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
-from bookie_server.disk import DiskFailed, DiskFull
-from bookie_server.disk_threads import DiskThreads
+from bookie_server.disk import DiskFailed, DiskFull, DiskHung
+from bookie_server.disk_threads import Deadline, DiskThreads
 from bookie_server.entry_index import (
     ENTRY_PREFIX,
     LEDGER_PREFIX,
@@ -63,22 +65,28 @@ T = TypeVar("T")
 class RocksIndex(EntryIndex):
     """See entry_index.EntryIndex. Made by `open`."""
 
-    def __init__(self, db: Any, guard: "_Guard", syncs: int, name: str) -> None:
+    def __init__(self, db: Any, guard: "_Guard", syncs: int, name: str, limit_s: float) -> None:
         self._db = db
         self._guard = guard
         self._syncs = syncs
         self._failure: DiskFailed | None = None  # of a write or sync
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
-        self._writer = DiskThreads(1, f"{name}-write")
-        self._readers = DiskThreads(2, f"{name}-read")
-        self._recovery = DiskThreads(1, f"{name}-recovery")
+        deadline = Deadline(limit_s)
+        self._writer = DiskThreads(1, f"{name}-write", deadline)
+        self._readers = DiskThreads(2, f"{name}-read", deadline)
+        self._recovery = DiskThreads(1, f"{name}-recovery", deadline)
 
     @classmethod
-    async def open(cls, folder: Path, name: str = "index") -> "RocksIndex":
-        """Open or make the index in `folder`. Raises DiskFull when there is no space for what that
-        writes, else DiskFailed, which says what to do."""
+    async def open(
+        cls, folder: Path, name: str = "index", limit_s: float = math.inf
+    ) -> "RocksIndex":
+        """Open or make the index in `folder`; a call that takes longer than `limit_s` has hung.
+
+        Raises DiskFull when there is no space for what that writes, else DiskFailed, which says
+        what to do.
+        """
         try:
-            return cls(*await asyncio.to_thread(_open, folder), name)
+            return cls(*await asyncio.to_thread(_open, folder), name, limit_s)
         except Exception as error:
             if _lacks_space(error):
                 raise DiskFull(
@@ -113,7 +121,7 @@ class RocksIndex(EntryIndex):
         return await self._look_up(self._last, ledger_id)
 
     async def ledger_ids(self) -> list[int]:
-        return await self._run(self._readers, self._ledger_ids)
+        return await self._run(self._readers, self._ledger_ids, limited=False)
 
     async def delete(self, ledger_id: int, entry_ids: Sequence[int]) -> None:
         await self._run(self._writer, self._delete, [entry_key(ledger_id, e) for e in entry_ids])
@@ -130,7 +138,7 @@ class RocksIndex(EntryIndex):
         await self._run(self._writer, self._delete, [ledger_key(each) for each in ledger_ids])
 
     async def ledgers(self) -> list[LedgerState]:
-        return await self._run(self._readers, self._ledgers)
+        return await self._run(self._readers, self._ledgers, limited=False)
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
         await self._run(self._writer, self._mark_logs, marks)
@@ -151,12 +159,16 @@ class RocksIndex(EntryIndex):
         pool = self._recovery if in_recovery() else self._readers
         return await self._run(pool, call, *arguments)
 
-    async def _run(self, pool: DiskThreads, call: Callable[..., T], *arguments: Any) -> T:
+    async def _run(
+        self, pool: DiskThreads, call: Callable[..., T], *arguments: Any, limited: bool = True
+    ) -> T:
         writes = pool is self._writer and call != self._close
         if writes and self._failure is not None:
             raise DiskFailed(f"entry index: an earlier write failed: {self._failure}")
         try:
-            return await pool.run(call, *arguments)
+            return await pool.run(call, *arguments, alters=pool is self._writer, limited=limited)
+        except DiskHung:
+            raise
         except Exception as error:
             failed = _judged(error)
             if writes:

@@ -15,9 +15,8 @@ import contextlib
 import logging
 from typing import NamedTuple
 
-from bookie_server.disk import DiskFailed, File
+from bookie_server.disk import DiskFailed, DiskHung, File
 from bookie_server.journal_format import BLOCK_BYTES
-from bookie_server.patience import DiskHung
 
 PIECE_BYTES = 8 << 20
 AHEAD_BYTES = PIECE_BYTES // 8  # the next piece is asked for when so much is left; read twice

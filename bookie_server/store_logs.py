@@ -9,11 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
-from bookie_server.compactor import LogStore
+from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed
 from bookie_server.log_map import LogMap, read_map, scan_for_map, write_map_file
-from bookie_server.pace import Pace
-from bookie_server.reclaim_plan import live_share
+from bookie_server.pressure import Pace
 
 Lives = Callable[[int], bool]
 """Whether the node knows the ledger, and not as deleted: then nothing of it is dead."""
@@ -24,7 +23,7 @@ _log = logging.getLogger(__name__)
 class StoreLogs:
     """Maps and dead ledgers of one directory."""
 
-    def __init__(self, store: LogStore, lives: Lives, pace: Pace) -> None:
+    def __init__(self, store: DirectoryStore, lives: Lives, pace: Pace) -> None:
         self.store = store
         self.maps: dict[int, LogMap] = {}
         self.dead: dict[int, None] = {}
@@ -56,7 +55,7 @@ class StoreLogs:
         self._shares = {i: share for i, share in self._shares.items() if i in self.maps}
         for log_id, log_map in list(self.maps.items()):
             if log_id not in self._shares:
-                self._shares[log_id] = live_share(log_map, self.dead)
+                self._shares[log_id] = _live_share(log_map, self.dead)
                 await asyncio.sleep(0)
         return dict(self._shares)
 
@@ -142,3 +141,9 @@ class StoreLogs:
     def _gave_up(self, log_id: int, error: DiskFailed) -> None:
         self.failures += 1
         _log.warning("reclaim leaves log %d alone for now: %s", log_id, error)
+
+
+def _live_share(found: LogMap, dead: Mapping[int, None]) -> float:
+    """The part of a log's records that belongs to living ledgers; 0 for a log without any."""
+    total = found.record_bytes
+    return found.live_bytes(dead) / total if total else 0.0

@@ -9,12 +9,20 @@ is put again; while places are still to come (`placing`) the half is not flushed
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.api.entry_ids import EntryIds
-from bookie_server.placed import Place
+from bookie_server.entry_index import Location
 
 ENTRY_OVERHEAD_BYTES = 384  # a memoryview, two integers, a slot in a dictionary
+
+
+class Place(NamedTuple):
+    """An entry's record, and the id of the ledger directory that holds it."""
+
+    directory: str
+    location: Location
 
 
 class CacheHalf:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server import exit_status
+from bookie_server.__main__ import BAD_CONFIG, BAD_DISKS, CANNOT_LISTEN, STOPPED, WRONG_DISKS
 from bookie_server.identity import FILE
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
@@ -74,20 +74,20 @@ def test_directories_that_cannot_be_used_end_it_with_status_2(
 ):
     (tmp_path / "file").touch()
     status, said = on(home, tmp_path / journal, tmp_path / ledgers)
-    assert status == exit_status.BAD_CONFIG
+    assert status == BAD_CONFIG
     assert says in said
     assert "journal_directory" in said
 
 
 def test_the_old_and_the_new_setting_of_directories_together_end_it_with_status_2():
     status, said = refused("ledger_directory=a", "ledger_directories=b,c")
-    assert status == exit_status.BAD_CONFIG
+    assert status == BAD_CONFIG
     assert "give either ledger_directory or" in said
 
 
 def test_a_setting_that_does_not_exist_ends_it_with_status_2():
     status, said = refused("ledger_directry=x")
-    assert status == exit_status.BAD_CONFIG
+    assert status == BAD_CONFIG
     assert "the nearest is 'ledger_directory'" in said
 
 
@@ -104,7 +104,7 @@ def test_a_value_that_makes_no_sense_ends_it_with_status_2_and_a_short_line(
     setting: str, says: str
 ):
     status, said = refused(setting)
-    assert status == exit_status.BAD_CONFIG
+    assert status == BAD_CONFIG
     assert says in said
     assert len(said) < 250
 
@@ -116,7 +116,7 @@ def test_a_reserve_larger_than_the_disk_ends_it_with_status_2(home: LocalCluster
         f'ledger_directories=["{tmp_path / "l0"}", "{tmp_path / "l1"}"]',
         f"disk_reserve_bytes={1 << 60}",
     )
-    assert status == exit_status.BAD_CONFIG
+    assert status == BAD_CONFIG
     assert "disk_reserve_bytes" in said
     assert (tmp_path / "l1").is_dir()
 
@@ -128,7 +128,7 @@ def test_a_directory_of_another_bookie_ends_it_with_status_7(home: LocalCluster,
     one = stopped_bookie(home, tmp_path / "one")
     other = stopped_bookie(home, tmp_path / "other")
     status, said = on(home, one.folder / "journal", other.folder / "ledgers")
-    assert status == exit_status.WRONG_DISKS
+    assert status == WRONG_DISKS
     assert one.id in said
     assert other.id in said
 
@@ -137,7 +137,7 @@ def test_disks_of_another_cluster_end_it_with_status_7(home: LocalCluster, tmp_p
     with LocalCluster(bookies=1, data_dir=tmp_path) as foreign:
         folder = foreign.bookies[0].folder
     status, said = on(home, folder / "journal", folder / "ledgers")
-    assert status == exit_status.WRONG_DISKS
+    assert status == WRONG_DISKS
     assert "belong to cluster" in said
 
 
@@ -146,7 +146,7 @@ def test_journal_and_ledger_directories_swapped_end_it_with_status_7(
 ):
     bookie = stopped_bookie(home, tmp_path / "one")
     status, said = on(home, bookie.folder / "ledgers", bookie.folder / "journal")
-    assert status == exit_status.WRONG_DISKS
+    assert status == WRONG_DISKS
     assert "journal_directory" in said
 
 
@@ -157,7 +157,7 @@ def test_a_copy_of_the_directories_of_a_bookie_that_runs_ends_it_with_status_7(
     shutil.copytree(one.folder, tmp_path / "copy")
     one.start()
     status, said = on(home, tmp_path / "copy" / "journal", tmp_path / "copy" / "ledgers")
-    assert status == exit_status.WRONG_DISKS
+    assert status == WRONG_DISKS
     assert f"running already, at {one.address}" in said
     one.kill()
     copy = LocalBookie(tmp_path / "copy", home.service_url, {})
@@ -178,7 +178,7 @@ def test_an_address_that_is_taken_ends_it_with_status_4_before_anything_is_forma
         f"journal_directory={tmp_path / 'journal'}",
         f"ledger_directory={tmp_path / 'ledgers'}",
     )
-    assert status == exit_status.CANNOT_LISTEN
+    assert status == CANNOT_LISTEN
     assert f"cannot listen on {home.bookies[0].address}: Address already in use" in said
     assert not (tmp_path / "journal" / FILE).exists()
 
@@ -190,7 +190,7 @@ def test_a_damaged_identity_ends_it_with_status_8(home: LocalCluster, tmp_path: 
     bookie = stopped_bookie(home, tmp_path / "one")
     (bookie.folder / "journal" / FILE).write_text(f"nonsense {uuid.uuid4()}\n")
     status, said = on(home, bookie.folder / "journal", bookie.folder / "ledgers")
-    assert status == exit_status.BAD_DISKS
+    assert status == BAD_DISKS
     assert "identity file is damaged" in said
 
 
@@ -200,7 +200,7 @@ def test_a_directory_that_holds_something_else_ends_it_with_status_8(
     (tmp_path / "ledgers").mkdir()
     (tmp_path / "ledgers" / "holiday.jpg").touch()
     status, said = on(home, tmp_path / "journal", tmp_path / "ledgers")
-    assert status == exit_status.BAD_DISKS
+    assert status == BAD_DISKS
     assert "holds" in said
 
 
@@ -220,8 +220,8 @@ def test_indexes_that_are_whole_are_made_anew_by_force_only(home: LocalCluster, 
         )
         for more in ([], ["--force"])
     )
-    assert refusal.returncode == exit_status.BAD_CONFIG
+    assert refusal.returncode == BAD_CONFIG
     assert "every index can be opened" in refusal.stderr
-    assert forced.returncode == exit_status.STOPPED
+    assert forced.returncode == STOPPED
     assert "the index was made anew: 0 entries of 0 ledgers" in forced.stderr
     assert "limbo" not in forced.stderr

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
-from bookie_server.exit_status import HASTENED, STOPPED
+from bookie_server.__main__ import HASTENED, STOPPED
 from spark_ledger import LedgerClient
 from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bookie_server.__main__ import DISK_FAILED
 from bookie_server.api.status import Status
-from bookie_server.exit_status import DISK_FAILED
 from spark_ledger import LedgerClient
 from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop

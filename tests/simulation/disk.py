@@ -6,7 +6,9 @@ Always true:
 - a name made, renamed or removed is durable only after `sync_dir` of its folder; at a crash each
   such change is kept or reverted by chance;
 - a failed write or sync is final for its file, and what it covered is not durable;
-- after a crash, files opened before it raise DiskFailed: they belong to a dead process.
+- after a crash, files opened before it raise DiskFailed: they belong to a dead process;
+- what takes time, or hangs, is a call in one of a disk's threads to its caller: production's own
+  Deadline gives up on it, a new one from each crash on.
 
     disk = SimDisk(random.Random(7))
     bookie = await Bookie.start(..., disk, ...)
@@ -14,7 +16,8 @@ Always true:
     bookie = await Bookie.start(..., disk, ...)
 
 Faults: `disk.faults.sync_fails` (the next syncs raise), `.bytes_max` (ENOSPC), `.sync_s` and
-`.read_s` (slow). For tests to damage and see: `flip_bit`, `truncate`, `wipe`, `content`, `paths`.
+`.read_s` (slow), `.hangs`. For tests to damage and see: `flip_bit`, `truncate`, `wipe`, `content`,
+`paths`.
 """
 
 import asyncio
@@ -25,12 +28,15 @@ from typing import Literal
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed, DiskFull, NoSuchFile
+from bookie_server.disk_threads import Deadline
 from bookie_server.lanes import in_recovery
+from bookie_server.storage_config import StorageConfig
 from tests.simulation.loop import current_process
 
 Keep = Literal["random", "none", "all", "torn"]
 CAPACITY_BYTES = 1 << 40
 BLOCK_BYTES = 4096
+HANG_S = StorageConfig().disk_hang_s
 
 
 @dataclass
@@ -148,7 +154,7 @@ class SimFile:
         return self._end
 
     async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
-        self._check()
+        self._begin()
         assert not self._appending, f"two tasks append to {self.path} at once"
         data = b"".join(buffers)
         position = self._end
@@ -167,9 +173,9 @@ class SimFile:
         return position
 
     async def sync(self) -> None:
-        self._check()
+        self._begin()
         covered = len(self._inode.unsynced)
-        await self._disk.pause(self._disk.faults.sync_s)
+        await self._disk.pause(self._disk.faults.sync_s, alters=True)
         self._check()
         faults = self._disk.faults
         if faults.sync_fails > 0:
@@ -180,13 +186,17 @@ class SimFile:
         self._disk.syncs += 1
 
     async def read(self, position: int, length: int) -> bytes:
-        self._check(reading=True)
+        self._begin(reading=True)
         await self._disk.pause_reading()
         self._check(reading=True)
         return self._inode.read(self.path, position, length)
 
     async def close(self) -> None:
         """Nothing is synced by closing."""
+
+    def _begin(self, reading: bool = False) -> None:
+        self._disk.deadline.check()
+        self._check(reading)
 
     def _check(self, reading: bool = False) -> None:
         if self._boot != self._disk.boots:
@@ -230,6 +240,11 @@ class _FolderRename:
             names[self.path + name.removeprefix(self.gone)] = names.pop(name)
 
 
+def _end(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
@@ -239,6 +254,7 @@ class SimDisk:
 
     def __init__(self, rng: random.Random | None = None, faults: DiskFaults | None = None) -> None:
         self.faults = faults or DiskFaults()
+        self.deadline = Deadline(HANG_S)
         self.boots = 0
         self.syncs = 0
         """File syncs that succeeded; lets a test ask whether a reply came after one."""
@@ -253,6 +269,7 @@ class SimDisk:
     # -- Disk --------------------------------------------------------------------------------
 
     async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> SimFile:
+        self.deadline.check()
         if path in self._names:
             raise DiskFailed(f"{path}: exists already")
         self._require_folder(path)
@@ -263,10 +280,12 @@ class SimDisk:
         return SimFile(self, path, inode, 0)
 
     async def open(self, path: str) -> SimFile:
+        self.deadline.check()
         inode = self._inode(path)
         return SimFile(self, path, inode, inode.size())
 
     async def list(self, folder: str = "") -> list[str]:
+        self.deadline.check()
         if (known := self._lists.get(folder)) is not None:
             return known.copy()
         prefix = f"{folder}/" if folder else ""
@@ -277,6 +296,7 @@ class SimDisk:
         return found.copy()
 
     async def rename(self, old: str, new: str) -> None:
+        self.deadline.check()
         self._require_folder(new)
         if any(name.startswith(f"{old}/") for name in self._names):
             if any(name.startswith(f"{new}/") for name in self._names):
@@ -290,10 +310,12 @@ class SimDisk:
         return None
 
     async def remove(self, path: str) -> None:
+        self.deadline.check()
         self._inode(path)
         self._change(_NameChange(path, None))
 
     async def make_folder(self, path: str) -> None:
+        self.deadline.check()
         if path in self._folders:
             return
         self._lists.clear()
@@ -302,18 +324,21 @@ class SimDisk:
             self._folders["/".join(parts[:count])] = None
 
     async def sync_dir(self, folder: str = "") -> None:
+        self.deadline.check()
         covered = [change for change in self._changes if folder in change.folders()]
-        await self.pause(self.faults.sync_s)
+        await self.pause(self.faults.sync_s, alters=True)
         for change in covered:
             if change in self._changes:
                 self._changes.remove(change)
                 change.apply(self._durable_names)
 
     async def free_bytes(self) -> int:
+        self.deadline.check()
         await self.pause((0.0, 0.0))
         return max(0, self.faults.bytes_max - self._used())
 
     async def total_bytes(self) -> int:
+        self.deadline.check()
         return self.faults.bytes_max
 
     # -- faults, and what tests look at ------------------------------------------------------
@@ -322,7 +347,7 @@ class SimDisk:
         """The process that had this disk is gone, and with it what `keep` does not spare:
         "random" is a power loss, "none" the worst one, "torn" one in which no unsynced write is
         whole or gone but by chance, "all" a kill -9 with the power on."""
-        self.boots += 1
+        self._end_of_process()
         self._reading.clear()
         for change in self._changes:
             if keep == "all" or (keep == "random" and self._rng.random() < 0.5):
@@ -337,9 +362,13 @@ class SimDisk:
                 inode.crash(self._rng, keep)
                 inode.dead = False
 
+    def _end_of_process(self) -> None:
+        self.boots += 1
+        self.deadline = Deadline(HANG_S)
+
     def wipe(self) -> None:
         """A blank disk."""
-        self.boots += 1
+        self._end_of_process()
         self._lists.clear()
         self._names.clear()
         self._durable_names.clear()
@@ -360,7 +389,10 @@ class SimDisk:
     async def look(self, path: str, position: int, length: int) -> bytes:
         """What another process of the host reads there. Raises DiskFailed."""
         inode = self._inode(path)
-        await self.pause(self.faults.read_s)
+        if self.faults.hangs:
+            await asyncio.get_running_loop().create_future()
+        if self.faults.read_s[1] > 0:
+            await asyncio.sleep(self._rng.uniform(*self.faults.read_s))
         return inode.read(path, position, length)
 
     def content(self, path: str) -> bytes:
@@ -441,12 +473,22 @@ class SimDisk:
         async with threads:
             await self.pause(self.faults.read_s)
 
-    async def pause(self, between_s: tuple[float, float]) -> None:
-        if self.faults.hangs:
-            await asyncio.get_running_loop().create_future()
-        shortest, longest = between_s
-        if longest > 0:
-            await asyncio.sleep(self._rng.uniform(shortest, longest))
+    async def pause(self, between_s: tuple[float, float], *, alters: bool = False) -> None:
+        """The time that a call takes, which `alters` something or does not. Raises DiskHung."""
+        if not self.faults.hangs and between_s[1] <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        timer = None
+        if not self.faults.hangs:
+            timer = loop.call_later(self._rng.uniform(*between_s), _end, done)
+        self.deadline.watch(done, alters=alters)
+        try:
+            await done
+        finally:
+            self.deadline.ended(done)
+            if timer is not None:
+                timer.cancel()
 
     def _used(self) -> int:
         return 0 if self.faults.bytes_max >= CAPACITY_BYTES else self._total()

@@ -4,6 +4,7 @@ Always true:
 - what was not synced is lost or torn at a crash (RocksDB may keep some of it; nobody may rely on
   either), and opening cuts the last batch of the file if its CRC does not match (an opened file is
   never appended to: what it says is first written to a new one);
+- it hangs with its disk, and is given up with it;
 - rot is not taken for absence: a batch that does not match and is not the last one fails the
   opening, and reads of a file with a flipped bit fail, as RocksDB's do, with DiskFailed.
 
@@ -191,6 +192,7 @@ class SimIndex:
             await self._file.close()
 
     def _check(self) -> None:
+        self._disk.deadline.check()
         if self._file is not None and self._disk.rot(self._file.path):
             why = f"{self._file.path}: corruption: a block's checksum does not match"
             self.on_damage(IndexDamaged(why))

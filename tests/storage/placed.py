@@ -15,7 +15,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.entry_log import BLOCK_BYTES
 from bookie_server.log_map import LogMap, scan_for_map
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.storage.model import entry_of
@@ -416,6 +416,7 @@ async def the_index_is_rebuilt(stage: Stage, keep: Keep, *, with_states: bool) -
     async with under_way(stage, stage.add(2, range(8))):
         stage.rig.crash(keep, 7)
         stage.model.crashed(power=True)
+    disk.calm()
     index = await SimIndex.open(disk)
     states = await index.ledgers() if with_states else None
     await index.close()
@@ -429,7 +430,6 @@ async def the_index_is_rebuilt(stage: Stage, keep: Keep, *, with_states: bool) -
     async def make_index(folder: str) -> SimIndex:
         return await SimIndex.open(disk, folder)
 
-    disk.calm()
     await rebuild.rebuild(disk, stage.rig.ids[disk], make_index, PLACING, states)
     await stage.back()
     assert [each for each in await stage.served(1)] == list(range(8))

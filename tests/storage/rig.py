@@ -17,6 +17,7 @@ from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import LedgerState, Location
 from bookie_server.journal import JournalFailed
 from bookie_server.storage_config import StorageConfig
+from tests.handling import reclaim_once
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Process, current
@@ -217,7 +218,7 @@ class Rig:
     async def reclaim(self, below: float = 1.0) -> None:
         """A pass that buries, collects and compacts, now."""
         assert self.process is not None
-        await self.process.spawn(self.bookie.reclaim.run_once(below), name="reclaims")
+        await self.process.spawn(reclaim_once(self.bookie, below), name="reclaims")
 
     async def look_at_space(self) -> None:
         """What the monitor does now and then."""

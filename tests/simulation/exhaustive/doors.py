@@ -128,7 +128,7 @@ class GatedDisk(SimDisk):
         self._syncing.clear()
         super().crash(*args, **options)
 
-    async def pause(self, between_s: tuple[float, float]) -> None:
+    async def pause(self, between_s: tuple[float, float], *, alters: bool = False) -> None:
         if not self.free and between_s == self.faults.sync_s:
             done = asyncio.get_running_loop().create_future()
             self._syncing.append(done)

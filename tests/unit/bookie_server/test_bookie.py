@@ -8,9 +8,9 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status, StopReason
 from bookie_server.disk import DiskFailed
-from bookie_server.handler import handle_bytes
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.tokens import derive
+from tests.handling import handle_bytes
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 

@@ -8,7 +8,7 @@ from bookie_server.compactor import Compactor
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.entry_log import EntryLogs, log_path
 from bookie_server.os_disk import OsDisk
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 from bookie_server.rocks_index import RocksIndex
 from bookie_server.scrub import Scrub
 from tests.simulation.loop import current, run

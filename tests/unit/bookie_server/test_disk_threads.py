@@ -73,6 +73,25 @@ def test_a_call_given_up_before_it_began_is_not_made():
     on_threads(1, test)
 
 
+def test_what_a_call_made_for_nobody_any_more_is_disposed_of():
+    async def test(threads):
+        begun, go, unwanted = threading.Event(), threading.Event(), []
+
+        def make():
+            begun.set()
+            go.wait()
+            return "made"
+
+        making = threads.run(make, unwanted=unwanted.append)
+        await asyncio.to_thread(begun.wait)
+        making.cancel()
+        go.set()
+        assert await threads.run(str, unwanted=unwanted.append) == ""
+        assert unwanted == ["made"]
+
+    on_threads(1, test)
+
+
 def test_a_result_that_comes_after_its_loop_is_gone_harms_nobody():
     threads, go = DiskThreads(1, "disk"), threading.Event()
 

@@ -16,7 +16,6 @@ from bookie_server.entry_log import (
     decode_record_header,
     encode_footer,
     encode_log_header,
-    encode_record_header,
     encode_record_headers,
     held_bytes,
     log_path,
@@ -30,7 +29,7 @@ from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
 PLACE = Location(7, 3, 5, 64, 69)
 HEADER = EntryHeader(7, 3, 2, 400, 40, 5, payload_crc([b"hello"]))
-RECORD = encode_record_header(PLACE) + pack_header(HEADER) + b"hello"
+RECORD = encode_record_headers([PLACE])[0] + pack_header(HEADER) + b"hello"
 
 
 def test_the_bytes_of_a_log_header():

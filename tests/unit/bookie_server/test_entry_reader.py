@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from bookie_server import entry_reader
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_log import EntryLogs, log_path
-from bookie_server.entry_reader import EntryReader, Undeliverable
+from bookie_server.entry_reader import BadEntries, EntryReader, Undeliverable
 from bookie_server.write_cache import WriteCache
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
@@ -101,7 +102,6 @@ def test_without_a_read_cache_every_read_goes_to_the_disk():
         await r.read(0, 0)
         await r.read(0, 0)
         assert r.reads == [(1, 0), (1, 0)]
-        assert r.reader.cached_bytes == 0
 
     reading(test, replace(SMALL, read_cache_bytes=0))
 
@@ -391,7 +391,7 @@ def test_what_is_read_ahead_stays_within_its_bytes():
         await asyncio.sleep(1)
         ahead = [one for one in r.reads if one[0] == 1 and one[1] > 1]
         assert 0 < len(ahead) <= SMALL.read_ahead_bytes // (4 * KIB) + 1
-        assert r.reader.cached_bytes <= SMALL.read_cache_bytes
+        assert len(r.reads) * 4 * KIB <= SMALL.read_cache_bytes
 
     reading(test)
 
@@ -448,7 +448,9 @@ def test_closing_ends_what_is_under_way_ahead():
         await r.read(0, 1)
         await r.read(2, 3)
         await r.reader.close()
-        assert r.reader.cached_bytes == 0
+        r.reads.clear()
+        await r.read(0, 15)
+        assert r.reads == [(1, e) for e in range(16)], "nothing is kept"
 
     reading(test)
 
@@ -468,3 +470,20 @@ def test_a_look_up_that_stopped_at_its_bytes_denies_nothing_behind_it(replaced):
         assert (list(found.entries), found.known_through) == ([2], 2)
 
     reading(test, replace(SMALL, read_cache_bytes=0))
+
+
+def test_a_ledger_of_many_bad_entries_is_told_of_in_few_lines_that_count(caplog):
+    bad = BadEntries()
+    for entry_id in range(1000):
+        bad.found(7, entry_id, "damaged")
+    assert len(caplog.messages) == 4
+    assert "ledger 7: entry 999 cannot be delivered: damaged (1000" in caplog.messages[-1]
+
+
+def test_each_ledger_is_told_of_and_what_is_remembered_is_bounded(caplog, monkeypatch):
+    monkeypatch.setattr(entry_reader, "BAD_LEDGERS_MAX", 3)
+    bad = BadEntries()
+    for ledger_id in range(10):
+        bad.found(ledger_id, 0, "damaged")
+    assert len(caplog.messages) == 10
+    assert len(bad._counts) <= 3

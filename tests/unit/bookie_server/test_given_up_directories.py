@@ -22,6 +22,7 @@ from bookie_server.entry_index import (
     merged,
 )
 from spark_ledger.metadata import paths
+from tests.handling import reclaim_once
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.unit.bookie_server.node import ID, entry
@@ -201,7 +202,7 @@ def test_the_logs_of_what_was_given_up_go_though_the_ledgers_live():
         node.out = []
         await node.stop_and_start()
         sealed = node.files(node.ledgers["d1"], "entrylog")
-        await node.bookie.reclaim.run_once(below=0.5)
+        await reclaim_once(node.bookie, below=0.5)
         left = node.files(node.ledgers["d1"], "entrylog")
         assert len(left) < len(sealed)
         held = b"".join(map(node.ledgers["d1"].content, left))

@@ -3,15 +3,17 @@ it, or says so and ends."""
 
 import asyncio
 import os
+import threading
 import time
 
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskHung
+from bookie_server.disk_threads import PARTS, Deadline, DiskThreads
 from bookie_server.journal import JournalFailed
 from bookie_server.os_disk import OsDisk
-from bookie_server.patience import PARTS, DiskHung, Patience, PatientDisk
+from bookie_server.rocks_index import RocksIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
 from tests.unit.bookie_server.test_bookie_directories import (
@@ -122,43 +124,73 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
 
 
 def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
-    asked = []
+    asked, go = [], threading.Event()
 
-    async def hang(what):
+    def hang(what):
         asked.append(what)
-        await asyncio.get_running_loop().create_future()
+        go.wait(30)
 
-    async def look(what):
+    def look(what):
         asked.append(what)
         return what
 
     async def main():
-        patience = Patience(3.0)
+        threads = DiskThreads(3, "disk", Deadline(0.1))
         with pytest.raises(DiskHung):
-            await patience.read(hang, 1)
-        assert await patience.read(look, 2) == 2
-        with pytest.raises(DiskHung, match="3 s"):
-            await patience.alter(hang, 3)
-        for call in (patience.read, patience.alter):
+            await threads.run(hang, 1)
+        assert await threads.run(look, 2) == 2
+        with pytest.raises(DiskHung, match=r"0\.1 s"):
+            await threads.run(hang, 3, alters=True)
+        for alters in (False, True):
             with pytest.raises(DiskHung, match="not used any more"):
-                await call(look, 4)
+                threads.run(look, 4, alters=alters)
         assert asked == [1, 2, 3]
+        go.set()
+        threads.shut_down()
 
-    run(main())
+    asyncio.run(main())
+
+
+def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
+    made, go = [], threading.Event()
+
+    async def main():
+        threads = DiskThreads(1, "disk", Deadline(0.1))
+        hanging, waiting = threads.run(go.wait, 30), threads.run(made.append, 1)
+        for each in (hanging, waiting):
+            with pytest.raises(DiskHung):
+                await each
+        go.set()
+        await threads.run(made.append, 2)
+        assert made == [2]
+        threads.shut_down()
+
+    asyncio.run(main())
+
+
+def test_what_takes_the_longer_the_more_there_is_has_no_limit():
+    async def main():
+        threads = DiskThreads(1, "disk", Deadline(0.05))
+        slow = threads.run(time.sleep, 0.2, limited=False)
+        with pytest.raises(DiskHung):
+            await threads.run(time.sleep, 0, alters=True)
+        await slow
+        assert await threads.run(divmod, 7, 2, limited=False) == (3, 1)
+        threads.shut_down()
+
+    asyncio.run(main())
 
 
 def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
     async def main():
-        loop, patience = asyncio.get_running_loop(), Patience(PARTS)
-
-        async def hang():
-            await loop.create_future()
+        loop, deadline = asyncio.get_running_loop(), Deadline(PARTS)
 
         async def lasted(begin_s):
             await asyncio.sleep(begin_s)
-            began_s = loop.time()
+            began_s, done = loop.time(), loop.create_future()
+            deadline.watch(done, alters=False)
             with pytest.raises(DiskHung):
-                await patience.read(hang)
+                await done
             return loop.time() - began_s
 
         begins = [0.0, 0.0, 0.4, 0.999, 1.5, 4.2, 7.7, 30.0]
@@ -171,14 +203,13 @@ def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
 
 def test_a_loop_that_was_held_up_makes_no_disk_hang():
     async def main():
-        loop = asyncio.get_running_loop()
-
-        async def slow():
+        threads = DiskThreads(1, "disk", Deadline(0.05 * PARTS))
+        call = threads.run(time.sleep, 0.01, alters=True)
+        for _ in range(3):
+            await asyncio.sleep(0)
             time.sleep(0.2)  # noqa: ASYNC251 (it holds the loop up for longer than the limit)
-            await loop.run_in_executor(None, time.sleep, 0.01)
-            return "done"
-
-        assert await Patience(0.05 * PARTS).alter(slow) == "done"
+        await call
+        threads.shut_down()
 
     asyncio.run(main())
 
@@ -187,14 +218,50 @@ def test_a_hung_call_of_the_operating_system_leaves_its_thread_behind(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 
     async def main():
-        disk = OsDisk(tmp_path)
-        patient = PatientDisk(disk, 0.1)
+        disk = OsDisk(tmp_path, limit_s=0.1)
         with pytest.raises(DiskHung):
-            await patient.open("pipe")  # waits for a writer
-        file = await patient.create("file")
+            await disk.open("pipe")  # waits for a writer
+        file = await disk.create("file")
         await file.append([b"bytes"], sync=True)
         await file.close()
         os.close(os.open(tmp_path / "pipe", os.O_WRONLY))
         disk.shut_down()
+
+    asyncio.run(main())
+
+
+def test_a_write_that_hangs_ends_the_disk_and_closing_its_files_waits_for_nothing(tmp_path):
+    go = threading.Event()
+
+    async def main():
+        disk = OsDisk(tmp_path, limit_s=0.1)
+        file, other = await disk.create("file"), await disk.create("other")
+        file._append = lambda *_: go.wait(30)
+        with pytest.raises(DiskHung):
+            await file.append([b"bytes"], sync=True)
+        for asked in (other.append([b"bytes"]), disk.list(), disk.create("more")):
+            with pytest.raises(DiskHung, match="not used any more"):
+                await asked
+        await file.close()
+        await other.close()
+        go.set()
+        disk.shut_down()
+
+    asyncio.run(main())
+
+
+def test_an_index_that_hangs_fails_as_hung_and_takes_and_says_nothing_more(tmp_path):
+    go = threading.Event()
+
+    async def main():
+        index = await RocksIndex.open(tmp_path, limit_s=0.1)
+        index._sync = lambda: go.wait(30)
+        with pytest.raises(DiskHung, match="did not return"):
+            await index.sync()
+        for asked in (index.get(1, 2), index.mark_logs({1: 2}), index.close()):
+            with pytest.raises(DiskHung, match="not used any more"):
+                await asked
+        assert await index.ledgers() == []
+        go.set()
 
     asyncio.run(main())

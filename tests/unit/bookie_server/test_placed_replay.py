@@ -62,7 +62,7 @@ async def started(
 
 
 async def finished(storage: LedgerStorage) -> None:
-    """As open_engine goes on."""
+    """As open_storage goes on."""
     while storage.is_flushing or storage.has_unflushed:
         await storage.flush()
     await storage.forget_replayed_logs()

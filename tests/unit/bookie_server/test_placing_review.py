@@ -187,7 +187,7 @@ def test_writes_to_a_disk_wait_for_no_reads_and_not_for_two_long_syncs(tmp_path)
     async def main():
         disk = OsDisk(tmp_path / "disk")
         end = threading.Event()
-        busy = [asyncio.ensure_future(disk._write(end.wait)) for _ in range(2)]
+        busy = [asyncio.ensure_future(disk._alter(end.wait)) for _ in range(2)]
         busy += [asyncio.ensure_future(disk._read(end.wait)) for _ in range(8)]
         await asyncio.sleep(0)
         try:

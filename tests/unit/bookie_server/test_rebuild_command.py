@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bookie_server import checkpoint, exit_status, rocks_index
-from bookie_server.__main__ import parsed
+from bookie_server import checkpoint, rocks_index
+from bookie_server.__main__ import BAD_CONFIG, parsed
 from bookie_server.api.settings import load, parse_overrides
 from bookie_server.checkpoint import Mark
 from bookie_server.config import BookieConfig
@@ -118,5 +118,5 @@ def test_force_without_rebuild_index_is_refused(capsys):
     assert parsed(["--rebuild-index", "--force"]).force
     with pytest.raises(SystemExit) as end:
         parsed(["--force"])
-    assert end.value.code == exit_status.BAD_CONFIG
+    assert end.value.code == BAD_CONFIG
     assert "--rebuild-index" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from bookie_server.entry_log import log_path
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
+from tests.handling import reclaim_once
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
 
@@ -319,7 +320,7 @@ def test_a_pass_on_demand_does_everything():
     async def test(node):
         await flushes(node, 1)
         await delete(node, 1, 3)
-        await node.bookie.reclaim.run_once()
+        await reclaim_once(node.bookie)
         facts = node.bookie.reclaim.facts
         assert facts.ledgers == 2
         assert facts.logs_removed + facts.logs_compacted >= 2

@@ -8,7 +8,7 @@ import pytest
 from bookie_server.compactor import Compactor
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_log import log_path
-from bookie_server.pace import Pace
+from bookie_server.pressure import Pace
 from bookie_server.scrub import Scrub
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.log_store import ONE_LOG, SMALL_LOGS, LogStore

@@ -3,9 +3,8 @@ import random
 import pytest
 
 from bookie_server import segment_reader
-from bookie_server.disk import DiskFailed
+from bookie_server.disk import DiskFailed, DiskHung
 from bookie_server.journal_format import BLOCK_BYTES as BLOCK
-from bookie_server.patience import DiskHung
 from bookie_server.segment_reader import (
     BAD_BLOCKS_MAX,
     COPIED_BYTES_MAX,

@@ -1,6 +1,5 @@
 from bookie_server.entry_index import Location
-from bookie_server.placed import Place
-from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, WriteCache
+from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, Place, WriteCache
 
 
 def filled(*keys):
