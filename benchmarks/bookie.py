@@ -48,14 +48,10 @@ def rates(options: argparse.Namespace, chosen: list[str]) -> list[Figure]:
     figures: list[Figure] = []
     for name in chosen:
         best = java_rate(name) if options.peer else None
-        with a_cluster(options) as cluster:
+        with LocalCluster(bookies=3) as cluster:
             ours = adds.rate(cluster, SIZES[name], options.seconds, options.runs)
         figures += rate_figures(name, ours, best)
     return figures
-
-
-def a_cluster(options: argparse.Namespace) -> LocalCluster:
-    return LocalCluster(bookies=3, bookie_settings={"frames_listen": ""} if options.grpc else {})
 
 
 def java_rate(name: str) -> float | None:
@@ -83,7 +79,7 @@ def rate_figures(name: str, ours: adds.Rate, java: float | None) -> list[Figure]
 
 
 def latency(options: argparse.Namespace) -> list[Figure]:
-    with a_cluster(options) as cluster:
+    with LocalCluster(bookies=3) as cluster:
         times = adds.single_adds_ms(cluster)
     p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
     return [
@@ -165,7 +161,6 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=10.0, help="of the memory test")
     parser.add_argument("--peer", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--grpc", action="store_true", help="rates and latency without frames")
     options = parser.parse_args()
     chosen = [name.strip() for name in options.only.split(",")] if options.only else everything
     if unknown := [name for name in chosen if name not in everything]:

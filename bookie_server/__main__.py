@@ -1,7 +1,8 @@
 """Runs one bookie: `python -m bookie_server [--config FILE] [--set KEY=VALUE ...]`.
 
 Always true: it binds its ports before anything is written, and registers last; it says so with one
-line of JSON on standard output ({"bookie_id": ..., "address": ...}) and writes nothing else there.
+line of JSON on standard output ({"bookie_id": ..., "address": ..., "frames": ...}: where it serves
+gRPC and frames) and writes nothing else there.
 SIGTERM and SIGINT undo that in the opposite order: deregister, drain, flush, seal. A status other
 than 0 comes with one line on standard error that says what happened and what to do; a failed start
 is never 0 (BK#4815). The process ends at once, whatever its threads do: what counts has been
@@ -55,7 +56,7 @@ from bookie_server.registration import Registration, Standing
 from bookie_server.service import BookieService, CannotListen
 from bookie_server.twin import refuse_beside_twin
 from spark_ledger.bookies.bookie_info import ask
-from spark_ledger.bookies.grpc_network import GrpcNetwork
+from spark_ledger.bookies.frame_network import FrameNetwork
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import cluster
@@ -157,7 +158,8 @@ async def _run(config: BookieConfig) -> None:
     async with contextlib.AsyncExitStack() as closing:
         service = BookieService(None, config.message_bytes_max)
         port = await service.start(config.listen)
-        frames, frames_at = await _start_frames(config)
+        frames = FrameService(None, config.message_bytes_max)
+        frames_at = advertised_frames(config, await frames.start(frames_listen(config)))
         await disks.test()
         store = await connect(
             config.service_url,
@@ -176,24 +178,13 @@ async def _run(config: BookieConfig) -> None:
         bookie.phase = "starting"
         service.serve(bookie)
         frames.serve(bookie)
-        registration = _registration(config, bookie, port, store, frames_at)
+        registration = _registration(config, bookie, store, address, frames_at)
         await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
-async def _start_frames(config: BookieConfig) -> tuple[FrameService, str]:
-    """The service, and what clients are told of it; empty: it is off. Raises CannotListen."""
-    frames = FrameService(None, config.message_bytes_max)
-    listen = frames_listen(config)
-    if not listen:
-        return frames, ""
-    return frames, advertised_frames(config, await frames.start(listen))
-
-
 def _registration(
-    config: BookieConfig, bookie: Bookie, port: int, store: MetadataStore, frames_at: str
+    config: BookieConfig, bookie: Bookie, store: MetadataStore, address: str, frames_at: str
 ) -> Registration:
-    address = advertised_address(config, port)
-
     async def standing() -> Standing:
         directories = bookie.disks.states
         return Standing(
@@ -201,7 +192,7 @@ def _registration(
         )
 
     return Registration(
-        *(store, bookie.bookie_id, address, config.rack, standing, config.refresh_s), frames_at
+        *(store, bookie.bookie_id, address, frames_at, config.rack, standing, config.refresh_s)
     )
 
 
@@ -217,7 +208,7 @@ async def _serve(
     stop.serving = True
     await registration.start(first_seen_ms=time.time_ns() // 1_000_000)
     bookie.phase = ""
-    _say_ready(bookie.bookie_id, registration.address)
+    _say_ready(bookie.bookie_id, registration)
     try:
         await _until_stopped_or_failed(stop, bookie)
     finally:
@@ -261,7 +252,7 @@ async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
 
 async def _who_is(address: str) -> str:
     """See twin.WhoIs."""
-    network = GrpcNetwork()
+    network = FrameNetwork(TWIN_ANSWERS_S)
     try:
         return (await ask(network, address, TWIN_ANSWERS_S)).bookie_id
     except CallFailed:
@@ -270,9 +261,12 @@ async def _who_is(address: str) -> str:
         await network.close()
 
 
-def _say_ready(bookie_id: str, address: str) -> None:
-    log.info("bookie %s serves at %s and is registered", bookie_id, address)
-    print(json.dumps({"bookie_id": bookie_id, "address": address}), flush=True)
+def _say_ready(bookie_id: str, registration: Registration) -> None:
+    address, frames = registration.address, registration.frames
+    log.info(
+        "bookie %s is registered; it serves gRPC at %s, frames at %s", bookie_id, address, frames
+    )
+    print(json.dumps({"bookie_id": bookie_id, "address": address, "frames": frames}), flush=True)
 
 
 class _Stop:

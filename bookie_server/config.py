@@ -38,21 +38,22 @@ class BookieConfig(Settings):
 
     listen: str = Field(
         "127.0.0.1:3181",
-        description="host:port to serve on; port 0 takes a free one, which is registered.",
+        description="host:port to serve gRPC on, for clients in other languages; port 0 takes a"
+        " free one, which is registered.",
     )
     advertised: str = Field(
         "",
-        description="host or host:port that clients are told; empty: as in listen.",
+        description="host or host:port for gRPC that is registered; empty: as in listen.",
     )
     frames_listen: str = Field(
         "auto",
-        description="host:port for frames, the fast way for adds and reads; auto: the host of"
-        " listen and a free port; empty: gRPC only.",
+        description="host:port to serve frames on, by which Spark Ledger's own clients and"
+        " command line reach the bookie; auto: the host of listen and a free port.",
     )
     frames_advertised: str = Field(
         "",
-        description="host or host:port for frames that clients are told; empty: the host they are"
-        " told for gRPC.",
+        description="host or host:port for frames that is registered; empty: the host that is"
+        " registered for gRPC.",
     )
     rack: str = Field(
         "",
@@ -303,11 +304,12 @@ class BookieConfig(Settings):
     @field_validator("listen", "frames_listen")
     @classmethod
     def _host_and_port(cls, listen: str, field: ValidationInfo) -> str:
-        if field.field_name == "frames_listen" and listen in ("", "auto"):
+        if field.field_name == "frames_listen" and listen == "auto":
             return listen
         host, colon, port = listen.rpartition(":")
         if not (_is_host(host) and colon and _is_port(port)):
-            raise ValueError("must be host:port")
+            auto = " or auto" if field.field_name == "frames_listen" else ""
+            raise ValueError(f"must be host:port{auto}")
         return listen
 
     @field_validator("advertised", "frames_advertised")
@@ -388,19 +390,19 @@ def _is_port(text: str) -> bool:
 
 
 def advertised_address(config: BookieConfig, port: int) -> str:
-    """What clients are told, given the port that was bound."""
+    """What is registered for gRPC, given the port that was bound."""
     return _told(config.advertised, config.listen, port)
 
 
 def frames_listen(config: BookieConfig) -> str:
-    """host:port to speak frames on; empty: nowhere."""
+    """host:port to serve frames on."""
     if config.frames_listen != "auto":
         return config.frames_listen
     return f"{config.listen.rpartition(':')[0]}:0"
 
 
 def advertised_frames(config: BookieConfig, port: int) -> str:
-    """What clients are told of frames, given the port that was bound for them."""
+    """What is registered for frames, given the port that was bound for them."""
     host, _, named = (config.advertised or frames_listen(config)).rpartition(":")
     host = host if host and named.isdigit() else config.advertised
     return _told(config.frames_advertised or host, "", port)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bookie_server import __version__
 from bookie_server.disk import DiskFailed
-from bookie_server.twin import registered_address
+from bookie_server.twin import registered
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     MetadataStore,
@@ -45,26 +45,26 @@ class Standing:
 
 
 class Registration:
-    """The registration of one bookie. `address` is where clients reach it; `frames`, where they
-    may speak frames instead of gRPC, empty: nowhere."""
+    """The registration of one bookie. It serves gRPC at `address` and frames, by which our own
+    clients reach it, at `frames`."""
 
     def __init__(
         self,
         store: MetadataStore,
         bookie_id: str,
         address: str,
+        frames: str,
         rack: str,
         standing: Callable[[], Awaitable[Standing]],
         refresh_s: float,
-        frames: str = "",
     ) -> None:
         self._store = store
         self._id = bookie_id
         self.address = address
+        self.frames = frames
         self._rack = rack
         self._standing = standing
         self._refresh_s = refresh_s
-        self._frames = frames
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -125,14 +125,13 @@ class Registration:
     def _record(self, standing: Standing) -> bytes:
         record = {
             "address": self.address,
+            "frames": self.frames,
             "rack": self._rack,
             "free_bytes": standing.free_bytes,
             "total_bytes": standing.total_bytes,
             "version": VERSION,
             "server_version": __version__,
         }
-        if self._frames:
-            record["frames"] = self._frames
         if standing.readonly_reason:
             record["reason"] = standing.readonly_reason
         if standing.degraded:
@@ -146,7 +145,7 @@ class Registration:
             await self._store.create(path, value, ephemeral=True, parents=True)
             return
         if found.owner != self._store.session_id:
-            self._look_for_twin(registered_address(found.value))
+            self._look_for_twin(registered(found.value)[0])
             await self._store.delete(path, found.version)
             await self._store.create(path, value, ephemeral=True)
         elif found.value != value:
@@ -167,7 +166,11 @@ class Registration:
 
     async def _remember(self, first_seen_ms: int) -> None:
         path = f"{paths.BOOKIES_KNOWN}/{self._id}"
-        known = {"address": self.address, "first_seen_ms": first_seen_ms}
+        known = {
+            "address": self.address,
+            "frames": self.frames,
+            "first_seen_ms": first_seen_ms,
+        }
         try:
             await self._store.create(path, _json(known), parents=True)
         except NodeExists:

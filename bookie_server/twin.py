@@ -1,8 +1,9 @@
 """Whether another process serves as this bookie already: on a copy of its directories, for the lock
 on the directories themselves is ours.
 
-Always true: who registered under our id is asked at the address he gave before anybody is refused;
-one who does not answer, or answers as somebody else, is a dead predecessor.
+Always true: who registered under our id is asked, by frames, before anybody is refused; one who
+does not answer, or answers as somebody else, is a dead predecessor. One that registered no frames,
+as an earlier version could, cannot be asked: it counts as running until its registration goes.
 """
 
 import json
@@ -13,7 +14,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
 
 WhoIs = Callable[[str], Awaitable[str]]
-"""The id of the bookie that answers at an address; empty: none does."""
+"""The id of the bookie that speaks frames at an address; empty: none does."""
 
 
 async def refuse_beside_twin(
@@ -25,20 +26,22 @@ async def refuse_beside_twin(
             found = await store.get(f"{folder}/{bookie_id}")
         except NoNode:
             continue
-        there = registered_address(found.value)
+        there, frames = registered(found.value)
         if found.owner == store.session_id or there in ("", address):
             continue
-        if await who_is(there) == bookie_id:
+        if not frames or await who_is(frames) == bookie_id:
             raise WrongDisks(
                 f"bookie {bookie_id} is running already, at {there}: these directories are a copy"
                 " of its own. Give this bookie empty directories, or stop the other one for good"
             )
 
 
-def registered_address(record: bytes) -> str:
-    """Empty where the record says none."""
+def registered(record: bytes) -> tuple[str, str]:
+    """The addresses of gRPC and of frames; empty where the record says none."""
     try:
         found = json.loads(record)
     except ValueError:
-        return ""
-    return str(found.get("address", "")) if isinstance(found, dict) else ""
+        found = None
+    if not isinstance(found, dict):
+        return "", ""
+    return str(found.get("address", "")), str(found.get("frames", ""))

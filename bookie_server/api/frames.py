@@ -32,6 +32,7 @@ RECOVERY = 1  # flag: recovery's or a fence, which has a reserve of every budget
 
 _HEAD = struct.Struct("<4sBBBBII")
 _WAIT = struct.Struct("<I")
+_HTTP2_SETTINGS = 4  # the type of the frame with which a gRPC server begins
 assert _HEAD.size == HEAD_BYTES
 
 
@@ -97,6 +98,8 @@ def pack_head(kind: Kind, call: int = 0, length: int = 0, method: int = 0, flags
 def unpack_head(data: bytes | bytearray | memoryview, at: int, body_bytes_max: int) -> Head:
     """The head at `at`. Raises BadFrame."""
     magic, version, kind, method, flags, call, length = _HEAD.unpack_from(data, at)
+    if magic[:2] == b"\0\0" and magic[3] == _HTTP2_SETTINGS:
+        raise BadFrame("gRPC is served there; frames have a port of their own")
     if magic != MAGIC or version != VERSION:
         raise BadFrame(f"not a frame: {magic!r} version {version}")
     if kind not in _KINDS:

@@ -1,1 +1,1 @@
-"""The way to bookies: who they are, typed calls, many adds in one message, by frames or gRPC."""
+"""The way to bookies: who they are, typed calls, many adds in one message, frames."""

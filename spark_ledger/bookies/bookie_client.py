@@ -8,7 +8,7 @@ to `quarantine`, which says whom to choose last; "busy" is an answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar, cast
@@ -46,7 +46,6 @@ from spark_ledger.metadata.store import StoreError
 
 RETRY_AFTER_MS = 50
 
-CallBuffers = Callable[[str, str, Sequence[Buffer], float], Awaitable[Buffer]]
 AnyResponse = TypeVar(
     "AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse, ClearLimboResponse
 )
@@ -67,8 +66,6 @@ class BookieClient:
         self._network = network
         self._directory = directory
         self._config = config
-        scatter: CallBuffers | None = getattr(network, "call_buffers", None)
-        self._call_buffers = scatter or _joining(network)
         self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
         self._is_here = getattr(network, "is_here", _nowhere)
@@ -267,7 +264,7 @@ class BookieClient:
         began = loop.time()
         try:
             buffers = codec.encode_buffers(request)
-            answer = await self._call_buffers(address, method, buffers, timeout_s)
+            answer = await self._network.call(address, method, buffers, timeout_s)
             response = codec.decode_response(method, answer)
         except (CallFailed, codec.BadMessage) as failure:
             self.quarantine.failed(bookie_id)
@@ -282,14 +279,3 @@ class BookieClient:
 def _nowhere(_: str) -> bool:
     """LocalNetwork.is_here of a network that cannot tell."""
     return False
-
-
-def _joining(network: Network) -> CallBuffers:
-    """ScatterNetwork.call_buffers of a network that has none."""
-
-    async def call_buffers(
-        address: str, method: str, request: Sequence[Buffer], timeout_s: float
-    ) -> Buffer:
-        return await network.call(address, method, b"".join(request), timeout_s)
-
-    return call_buffers

@@ -11,8 +11,8 @@ from spark_ledger.bookies.network import CallFailed, Network
 
 
 async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:
-    """The answer of whatever bookie is at `address` ("host:port"). Raises CallFailed."""
-    answer = await network.call(address, "Info", codec.encode(InfoRequest()), timeout_s)
+    """The answer of whatever bookie speaks frames at `address` ("host:port"). Raises CallFailed."""
+    answer = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
     try:
         response = codec.decode_response("Info", answer)
     except codec.BadMessage as error:

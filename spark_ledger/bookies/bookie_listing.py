@@ -41,6 +41,7 @@ def told(bookie: dict[str, Any]) -> dict[str, Any]:
         "state": bookie["state"],
         "why": why,
         "address": bookie.get("address", ""),
+        "frames": bookie.get("frames", ""),
         "rack": bookie.get("rack", ""),
         "version": bookie.get("server_version", ""),
         "free_bytes": bookie.get("free_bytes"),

@@ -11,9 +11,10 @@ until they end, never raised; a listener that fails is reported and harms nobody
 
 import asyncio
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState, StoreError
@@ -26,14 +27,14 @@ _FOLDERS = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """A bookie's registration: its id, "host:port", its rack ("" = not known), free bytes."""
+    """A bookie's registration: its id, where it speaks frames ("host:port"), its rack ("" = not
+    known), free bytes."""
 
     id: str
     address: str
     rack: str = ""
     free_bytes: int = 0
     reason: str = ""  # why it is read-only
-    frames: str = ""  # where it speaks frames, "host:port"; empty: nowhere
 
 
 Registrations = dict[str, BookieInfo]
@@ -50,7 +51,6 @@ class BookieDirectory:
         self._writable: Registrations = {}
         self._readonly: Registrations = {}
         self._addresses: dict[str, str] = {}
-        self._frames: dict[str, str] = {}
         self._racks: dict[str, str] = {}
         self._listeners: list[Callable[[], None]] = []
         self._changed = asyncio.Event()
@@ -83,10 +83,6 @@ class BookieDirectory:
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
         return self._addresses.get(bookie_id)
-
-    def frames_at(self, address: str) -> str | None:
-        """Where the bookie at `address` speaks frames, or did when last registered."""
-        return self._frames.get(address)
 
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or what it was when last registered; "" if nobody knows."""
@@ -183,14 +179,7 @@ class BookieDirectory:
             self._tell()
 
     def _heard_of(self, bookie: BookieInfo) -> None:
-        before = self._addresses.get(bookie.id)
-        if before is not None and before != bookie.address:
-            self._frames.pop(before, None)
         self._addresses[bookie.id], self._racks[bookie.id] = bookie.address, bookie.rack
-        if bookie.frames:
-            self._frames[bookie.address] = bookie.frames
-        else:
-            self._frames.pop(bookie.address, None)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -264,12 +253,19 @@ def _decode(value: bytes, bookie_id: str) -> BookieInfo:
     plain = json.loads(value)
     return BookieInfo(
         bookie_id,
-        str(plain["address"]),
+        reached_at(plain),
         str(plain.get("rack", "")),
         int(plain.get("free_bytes", 0)),
         str(plain.get("reason", "")),
-        str(plain.get("frames", "")),
     )
+
+
+def reached_at(record: Mapping[str, Any]) -> str:
+    """Where clients speak to the bookie of a registration: its frames. An earlier version
+    registered none where frames were switched off, and remembered none of a bookie that is not
+    registered now: then `address`, where gRPC answers, and the failure to connect says so."""
+    address = record["address"]
+    return str(record.get("frames") or address)
 
 
 def _places(*groups: Registrations) -> list[list[BookieInfo]]:

@@ -3,9 +3,10 @@ bookie.
 
 Always true: a call that fails, for whatever cause, raises CallFailed, and NotConnected if nothing
 was sent; a bookie counts as connected when it has said HELLO; a call waits for a connection that is
-being made the first time or was lost, CONNECT_S at most, and for no attempt after one that failed:
-those are made in the background; a call that is given up is cancelled at the bookie; a connection
-on which a call was too late and nothing was heard meanwhile is given up, for it may be dead.
+being made the first time or was lost, CONNECT_S at most, and after an attempt that failed for the
+next one AGAIN_S at most: that goes on in the background; a call that is given up is cancelled at
+the bookie; a connection on which a call was too late and nothing was heard meanwhile is given up,
+for it may be dead.
 """
 
 import asyncio
@@ -38,8 +39,9 @@ from spark_ledger.bookies.network import CallFailed, TooLate
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256
 UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; answers are read all the time
-CONNECT_S = 1.0
-RETRY_S, RETRY_S_MAX = 0.2, 5.0
+CONNECT_S = 2.0
+AGAIN_S = 0.05  # enough to connect where somebody listens, or to be refused
+RETRY_S, RETRY_S_MAX = 0.2, 1.0
 _CALLS = 1 << 32
 
 Answer = tuple[Kind, memoryview]
@@ -50,27 +52,26 @@ class NotConnected(CallFailed):
 
 
 class FrameNetwork:
-    """Implements Network, for addresses where frames are spoken. Belongs to the event loop it is
-    first used on."""
+    """Implements LocalNetwork. Belongs to the event loop it is first used on. An attempt to connect
+    may take `connect_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect_s: float = CONNECT_S) -> None:
+        self._connect_s = connect_s
         self._peers: dict[str, _Peer] = {}
         self._closed = False
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
-        """See Network.call."""
-        return await self.call_buffers(address, method, (request,), timeout_s)
-
-    async def call_buffers(
+    async def call(
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> Buffer:
-        """See ScatterNetwork.call_buffers."""
+        """See Network.call."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
         wire = await self._connected(address, timeout_s)
-        return await wire.call(method, request, timeout_s)
+        return await wire.call(method, request, deadline - loop.time())
 
     def stream(self, address: str, method: str) -> "FrameStream":
         """See Network.stream."""
-        return FrameStream(lambda: self._connected(address, CONNECT_S), method)
+        return FrameStream(lambda: self._connected(address, self._connect_s), method)
 
     def is_here(self, address: str) -> bool:
         """See LocalNetwork.is_here: the two ends of a connection have one address. What is no
@@ -94,7 +95,7 @@ class FrameNetwork:
         peer = self._peers.get(address)
         if peer is None:
             await self._give_back_oldest()
-            peer = self._peers.setdefault(address, _Peer(address))
+            peer = self._peers.setdefault(address, _Peer(address, self._connect_s))
         wire = peer.wire
         if wire is not None and not wire.lost:
             return wire
@@ -110,8 +111,9 @@ class FrameNetwork:
 class _Peer:
     """One address: its connection, and when to try again if there is none."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, connect_s: float) -> None:
         self._address = address
+        self._connect_s = connect_s
         self.wire: Wire | None = None
         self._attempt: asyncio.Task[Wire] | None = None
         self._failures = 0
@@ -128,13 +130,13 @@ class _Peer:
         if self._attempt is None and loop.time() >= self._next_try_at:
             self._attempt = loop.create_task(self._try(), name=f"connects to {self._address}")
             self._attempt.add_done_callback(self._tried)
-        if self._attempt is None or self._failures:
+        if self._attempt is None:
             raise NotConnected(self._failure)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(min(timeout_s, AGAIN_S) if self._failures else timeout_s):
                 return await asyncio.shield(self._attempt)
-        except (OSError, TimeoutError) as error:
-            raise NotConnected(f"{error}" or "too late") from None
+        except OSError as error:  # TimeoutError is one
+            raise NotConnected(self._failure or self._why(error)) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -150,7 +152,7 @@ class _Peer:
 
     async def _try(self) -> "Wire":
         """Raises OSError (TimeoutError is one)."""
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(self._connect_s):
             wire = Wire(await _open(self._address))
             try:
                 await wire.greeted
@@ -165,12 +167,15 @@ class _Peer:
             return
         error = attempt.exception()
         if error is None:
-            self.wire, self._failures = attempt.result(), 0
+            self.wire, self._failures, self._failure = attempt.result(), 0, ""
             return
-        self._failure = f"no frames at {self._address}: {error or 'nobody answers'}"
+        self._failure = self._why(error)
         pause_s = min(RETRY_S * 2**self._failures, RETRY_S_MAX)
         self._failures = min(self._failures + 1, 10)
         self._next_try_at = asyncio.get_running_loop().time() + pause_s
+
+    def _why(self, error: BaseException) -> str:
+        return f"no frames at {self._address}: {f'{error}' or 'nobody answers'}"
 
 
 class Wire:

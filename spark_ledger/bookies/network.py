@@ -35,11 +35,13 @@ class Stream(Protocol):
 
 
 class Network(Protocol):
-    """Calls to bookies. Implementations: grpc_network.py, frame_network.py, best_network.py, which
-    chooses between them, and the simulated one of the tests."""
+    """Calls to bookies. Implementations: frame_network.py and the simulated one of the tests."""
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> Buffer:
-        """Send `request` (bytes of bookie.proto's request of `method`) and return the answer's.
+    async def call(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> Buffer:
+        """Send the buffers, one after the other the bytes of bookie.proto's request of `method`,
+        and return the answer's.
 
         `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
         """
@@ -73,12 +75,3 @@ class LocalNetwork(Network, Protocol):
 
     def is_here(self, address: str) -> bool:
         """Whether the bookie at the address does, as far as is known by now."""
-
-
-class ScatterNetwork(Network, Protocol):
-    """One that sends a request without joining it first."""
-
-    async def call_buffers(
-        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
-    ) -> Buffer:
-        """`call` with the concatenation of the buffers."""

@@ -36,11 +36,11 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
     if json:
         print_json(rows)
         return
-    columns = ("BOOKIE", "STATE", "ADDRESS", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
+    columns = ("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     cells = [
         (
-            *(r["id"], r["state"], r["address"], r["rack"], in_units(r["free_bytes"])),
-            *(r["limbo_ledgers"], r["version"], r["why"]),
+            *(r["id"], r["state"], r["frames"], r["address"], r["rack"]),
+            *(in_units(r["free_bytes"]), r["limbo_ledgers"], r["version"], r["why"]),
         )
         for r in rows
     ]
@@ -49,7 +49,7 @@ def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> Non
 
 @app.command()
 def info(
-    bookie: Annotated[str, typer.Argument(help="host:port, or the id of a bookie.")],
+    bookie: Annotated[str, typer.Argument(help="host:port of its frames, or the id of a bookie.")],
     json: JsonOption = False,
     timeout: Timeout = TIMEOUT_S,
     service_url: UrlOption = None,
@@ -76,7 +76,7 @@ def info(
 
 @app.command()
 def ready(
-    address: Annotated[str, typer.Argument(help="host:port of the bookie.")],
+    address: Annotated[str, typer.Argument(help="host:port of the bookie's frames.")],
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Exit status 0 when the bookie is registered and takes new entries, else 1 and why."""
@@ -145,15 +145,17 @@ def checked_address(address: str) -> str:
         return address
     raise BadConfig(
         f"'{address}' is no address of a bookie: it is host:port, with a port from 1 to {PORT_MAX}",
-        "`spark-ledger bookie list` tells the addresses.",
+        "`spark-ledger bookie list` tells where each bookie speaks frames.",
     )
 
 
 async def _address(bookie_id: str, service_url: str | None) -> str:
     """Where the bookie is, or was when last registered. Raises BadConfig, Unavailable."""
+    from spark_ledger.bookies.directory import reached_at
+
     for bookie in await registered(resolve_service_url(service_url)):
         if bookie["id"] == bookie_id:
-            return str(bookie["address"])
+            return reached_at(bookie)
     raise BadConfig(
         f"no bookie {bookie_id} was ever registered there",
         "`spark-ledger bookie list` tells which were.",
@@ -162,16 +164,17 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
 
 async def _ask(address: str, timeout_s: float) -> "InfoResponse":
     from spark_ledger.bookies.bookie_info import ask
-    from spark_ledger.bookies.grpc_network import GrpcNetwork
+    from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.bookies.network import CallFailed
 
-    network = GrpcNetwork()
+    network = FrameNetwork(timeout_s)
     try:
         return await ask(network, address, timeout_s)
     except CallFailed as failure:
         raise Unavailable(
             f"the bookie at {address} does not answer: {failure}",
-            "It is down, or has not opened its port yet: its own log tells.",
+            "It is down or has not opened its port yet (its own log tells), or it speaks frames at"
+            " another port: `spark-ledger bookie list` tells which.",
         ) from None
     finally:
         await network.close()

@@ -81,12 +81,12 @@ def status(
         print_json({"service_url": url, "bookies": found})
         return
     print(f"cluster at {url}")
-    columns = ("BOOKIE", "STATE", "ADDRESS", "FREE", "REASON")
+    columns = ("BOOKIE", "STATE", "FRAMES", "FREE", "REASON")
     rows = [
         (
             b["id"],
             b["state"],
-            b.get("address", ""),
+            b.get("frames", ""),
             in_units(b.get("free_bytes")),
             b.get("reason", ""),
         )

@@ -21,6 +21,7 @@ class Calls:
 
     def __init__(self, background: BackgroundLoop) -> None:
         self._background = background
+        self.check_process = background.check_process
         self._under_way: dict[Future[Any], None] = {}
         self._closed = False
         self._lock = threading.Lock()

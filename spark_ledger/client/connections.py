@@ -1,9 +1,8 @@
 """Connections that a process keeps: one LedgerStore per process, cluster and time that it waits for
 the end of an outage.
 
-Always true: a store is used only in the process and on the loop that made it; a child forked
-after that is refused (gRPC does not survive a fork), one forked before connects by itself. A
-connection that could not be made is tried again at the next call.
+Always true: a store is used only in the process and on the loop that made it; a forked child
+connects by itself. A connection that could not be made is tried again at the next call.
 """
 
 import os

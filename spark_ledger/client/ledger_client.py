@@ -205,6 +205,7 @@ class LedgerWriter:
         (what a read-only view shows must not change until the writer is closed). A callback added
         to the future runs on the event loop: it must not block.
         """
+        self._calls.check_process()
         future = AppendFuture(self._lock)
         size, rows = _size(payload), whole("rows", rows)
         parts = payload if isinstance(payload, bytes) else core_writer.own_parts(payload)

@@ -18,7 +18,7 @@ class BackgroundLoop:
     """An asyncio loop that runs in a daemon thread of its own."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self._forks = _forks
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._work, name="ledger-loop", daemon=True)
         self._thread.start()
@@ -47,16 +47,27 @@ class BackgroundLoop:
 
         Raises RuntimeError in a forked child: the loop's thread stayed with the parent.
         """
-        if os.getpid() != self.pid:
+        if self.inherited:
             coro.close()
-            raise RuntimeError("connections do not survive a fork; connect again in the child")
+        self.check_process()
         return asyncio.run_coroutine_threadsafe(coro, self.loop)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it is that of a process from which this one was forked."""
+        return self._forks != _forks
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a forked child: the loop's thread stayed with the parent."""
+        if self._forks != _forks:
+            raise RuntimeError("connections do not survive a fork; connect again in the child")
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
 
 
+_forks = 0  # since this module was loaded, on the way to this process; each append compares it
 _loop: BackgroundLoop | None = None
 _making = threading.Lock()
 
@@ -64,16 +75,17 @@ _making = threading.Lock()
 def background_loop() -> BackgroundLoop:
     """The loop of this process, made at the first call."""
     global _loop
-    if _loop is None or _loop.pid != os.getpid():
+    if _loop is None or _loop.inherited:
         with _making:
-            if _loop is None or _loop.pid != os.getpid():
+            if _loop is None or _loop.inherited:
                 _loop = BackgroundLoop()
     return _loop
 
 
 def _after_fork() -> None:
-    global _making
+    global _making, _forks
     _making = threading.Lock()  # the parent's may have been held
+    _forks += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)

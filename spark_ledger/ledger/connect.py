@@ -1,9 +1,8 @@
-"""Wire a LedgerStore to a real cluster: ZooKeeper for metadata, frames or gRPC to the bookies."""
+"""Wire a LedgerStore to a real cluster: ZooKeeper for metadata, frames to the bookies."""
 
 import os
 import random
 
-from spark_ledger.bookies.network import Network
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.errors import Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
@@ -14,21 +13,17 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
     Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
-    the URL) when nobody answers there, when there is no cluster at its root, or in a process
-    forked from one that had connected; UnsupportedFormat when the cluster's record is damaged or
-    of a later version.
+    the URL) when nobody answers there or when there is no cluster at its root; UnsupportedFormat
+    when the cluster's record is damaged or of a later version.
     """
-    from spark_ledger.bookies.best_network import BestNetwork
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory
-    from spark_ledger.bookies.forks import refuse_after_fork
     from spark_ledger.bookies.frame_network import FrameNetwork
     from spark_ledger.metadata import cluster, zookeeper
     from spark_ledger.metadata.store import StoreError
 
     settings = config or client_config(service_url=service_url)
     placement = resolve(settings.placement)
-    refuse_after_fork()
     metadata = await zookeeper.connect(
         service_url,
         session_timeout_s=settings.session_timeout_s,
@@ -53,13 +48,6 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
         if isinstance(failure, cluster.BadClusterRecord):
             raise UnsupportedFormat(f"the cluster at {service_url}: {failure}") from failure
         raise
-    network = BestNetwork(FrameNetwork(), _grpc_network, directory.frames_at)
-    bookies = BookieClient(network, directory, settings)
+    bookies = BookieClient(FrameNetwork(), directory, settings)
     rng = random.Random(int.from_bytes(os.urandom(16)))
     return LedgerStore(metadata, bookies, directory, settings, rng, placement)
-
-
-def _grpc_network() -> Network:
-    from spark_ledger.bookies.grpc_network import GrpcNetwork
-
-    return GrpcNetwork()

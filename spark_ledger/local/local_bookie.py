@@ -21,6 +21,7 @@ class LocalBookie:
         self._child: Child | None = None
         self._id = ""
         self._address = ""
+        self._frames = ""
 
     @property
     def id(self) -> str:
@@ -34,8 +35,13 @@ class LocalBookie:
 
     @property
     def address(self) -> str:
-        """host:port that it serves, or last served, on."""
+        """host:port at which it serves, or last served, gRPC."""
         return self._address
+
+    @property
+    def frames(self) -> str:
+        """host:port at which it speaks, or last spoke, frames, as clients do."""
+        return self._frames
 
     @property
     def running(self) -> bool:
@@ -66,7 +72,7 @@ class LocalBookie:
         if self._child is None:
             raise Unavailable(f"the bookie in {self.folder} was not started")
         said = json.loads(self._child.first_line(START_TIMEOUT_S))
-        self._id, self._address = said["bookie_id"], said["address"]
+        self._id, self._address, self._frames = said["bookie_id"], said["address"], said["frames"]
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has ended."""

@@ -20,7 +20,6 @@ from typing import Any
 MODULES = (
     "pyarrow",
     "kazoo.client",
-    "spark_ledger.bookies.best_network",
     "spark_ledger.bookies.frame_network",
     "spark_ledger.ledger.connect",
     "spark_ledger.metadata.zookeeper",

@@ -52,10 +52,9 @@ _connecting = threading.Lock()
 def topics(
     service_url: str, outage_timeout_s: float = 0.0, *, begins: bool = False
 ) -> "BlockingTopics":
-    """The process's client of that cluster, connected at first use; a child forked after that is
-    refused (gRPC does not survive a fork). Its calls wait so long for the end of an outage of the
-    metadata store (0: as the defaults say). So does connecting, unless the query only `begins`: a
-    wrong URL is told soon.
+    """The process's client of that cluster, connected at first use. Its calls wait so long for the
+    end of an outage of the metadata store (0: as the defaults say). So does connecting, unless the
+    query only `begins`: a wrong URL is told soon.
 
     Raises errors.Unavailable, errors.BadConfig.
     """

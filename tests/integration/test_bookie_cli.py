@@ -23,12 +23,13 @@ def test_list_tells_of_each_bookie_its_state_version_and_space(cluster: LocalClu
     found = listed(cluster)
     for bookie in cluster.bookies:
         row = found[bookie.id]
-        assert (row["state"], row["why"], row["address"]) == ("rw", "", bookie.address)
+        assert (row["state"], row["why"]) == ("rw", "")
+        assert (row["frames"], row["address"]) == (bookie.frames, bookie.address)
         assert row["version"] == __version__
         assert row["total_bytes"] >= row["free_bytes"] > 0
     plain = succeeds("bookie", "list", "--service-url", cluster.service_url)
     assert plain.split("\n")[0].split() == [
-        *("BOOKIE", "STATE", "ADDRESS", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
+        *("BOOKIE", "STATE", "FRAMES", "GRPC", "RACK", "FREE", "LIMBO", "VERSION", "WHY")
     ]
 
 
@@ -39,7 +40,7 @@ def test_a_bookie_that_is_gone_is_lost_and_its_info_cannot_be_had(fresh_cluster)
     assert eventually(lambda: listed(cluster)[gone.id]["state"] == "lost")
     assert "not registered" in listed(cluster)[gone.id]["why"]
     said = fails("bookie", "info", gone.id, "--service-url", cluster.service_url)
-    assert f"the bookie at {gone.address} does not answer" in said
+    assert f"the bookie at {gone.frames} does not answer" in said
 
 
 def test_a_lost_bookie_that_no_ledger_names_is_forgotten(fresh_cluster):
@@ -53,14 +54,14 @@ def test_a_lost_bookie_that_no_ledger_names_is_forgotten(fresh_cluster):
 
 def test_info_tells_of_directories_and_needs_nobody_else(cluster: LocalCluster):
     bookie = cluster.bookies[0]
-    by_address = json.loads(succeeds("bookie", "info", bookie.address, "--json", env=NOBODY))
+    by_address = json.loads(succeeds("bookie", "info", bookie.frames, "--json", env=NOBODY))
     url = ("--service-url", cluster.service_url)
     by_id = json.loads(succeeds("bookie", "info", bookie.id, "--json", *url))
     for said in (by_address, by_id):
         assert (said["bookie_id"], said["state"]) == (bookie.id, "writable")
         assert sorted(each["role"] for each in said["directories"]) == ["journal", "ledger"]
         assert not any(each["full"] or each["failure"] for each in said["directories"])
-    plain = succeeds("bookie", "info", bookie.address, env=NOBODY)
+    plain = succeeds("bookie", "info", bookie.frames, env=NOBODY)
     assert ["state", "writable"] in [line.split() for line in plain.splitlines()]
 
 
@@ -70,7 +71,13 @@ def test_info_of_a_bookie_nobody_knows_says_where_to_look(cluster: LocalCluster)
 
 
 def test_ready_is_status_0_for_a_bookie_that_takes_entries(cluster: LocalCluster):
-    assert succeeds("bookie", "ready", cluster.bookies[0].address, env=NOBODY) == "ready\n"
+    assert succeeds("bookie", "ready", cluster.bookies[0].frames, env=NOBODY) == "ready\n"
+
+
+def test_ready_says_that_it_was_given_the_port_of_grpc(cluster: LocalCluster):
+    said = fails("bookie", "ready", cluster.bookies[0].address, env=NOBODY)
+    assert "gRPC is served there; frames have a port of their own" in said
+    assert "`spark-ledger bookie list` tells which" in " ".join(said.split())
 
 
 def test_ready_is_status_1_where_no_bookie_answers():

@@ -16,7 +16,6 @@ from bookie_server.api.status import Status, StopReason
 from bookie_server.frame_service import FrameService
 from bookie_server.handler import REQUEST_OVERHEAD_BYTES
 from bookie_server.service import CannotListen
-from spark_ledger.bookies import frame_network
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
@@ -33,7 +32,7 @@ class Rig:
         self.network = FrameNetwork()
 
     async def ask(self, method, request, timeout_s=PATIENCE_S):
-        data = await self.network.call(self.address, method, codec.encode(request), timeout_s)
+        data = await self.network.call(self.address, method, [codec.encode(request)], timeout_s)
         return codec.decode_response(method, data)
 
     def poll(self):
@@ -299,7 +298,7 @@ def test_who_sends_nonsense_is_cut_off_and_nobody_else(data):
 
 def test_bytes_that_are_no_message_are_a_bad_request_and_other_calls_go_on():
     async def test(rig):
-        data = await rig.network.call(rig.address, "Read", b"\xff\xff\xff", PATIENCE_S)
+        data = await rig.network.call(rig.address, "Read", [b"\xff\xff\xff"], PATIENCE_S)
         assert codec.decode_response("Read", data).status is Status.BAD_REQUEST
         reader, writer = await rig.raw()
         writer.write(pack_head(Kind.CALL, 5, 3, 99) + b"abc")
@@ -377,10 +376,10 @@ def test_an_address_that_is_taken_is_an_error():
     over_frames(test)
 
 
-def test_a_caller_that_connects_to_something_else_gives_up(monkeypatch):
-    monkeypatch.setattr(frame_network, "CONNECT_S", 0.2)
-
+def test_a_caller_that_connects_to_something_else_gives_up():
     async def test(rig):
+        network = FrameNetwork(connect_s=0.2)
+
         async def babble(_, writer):
             writer.write(b"220 mail.example.org ESMTP\r\n")
 
@@ -388,7 +387,7 @@ def test_a_caller_that_connects_to_something_else_gives_up(monkeypatch):
             server = await asyncio.start_server(talk, "127.0.0.1", 0)
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(NotConnected):
-                await rig.network.call(address, "Info", b"", PATIENCE_S)
+                await network.call(address, "Info", [b""], PATIENCE_S)
             server.close()
 
     over_frames(test)

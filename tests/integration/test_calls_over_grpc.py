@@ -2,13 +2,18 @@
 count. The bookie's disks are simulated; the loop and the network are not."""
 
 import asyncio
+import os
+import signal
+import sys
 
 import grpc
 import pytest
 
 from bookie_server import bookie as bookie_module
+from bookie_server.api import bookie_pb2 as pb
 from bookie_server.api import codec
 from bookie_server.api import messages as m
+from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.status import Status
 from bookie_server.service import SERVICE, BookieService
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
@@ -69,6 +74,55 @@ def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away
     over_grpc(test)
 
 
+def waiting_request(wait_ms):
+    return pb.ReadLacRequest(bookie_id=ID, ledger_id=1, previous_lac=9, wait_ms=wait_ms)
+
+
+def test_a_thousand_polls_cancelled_timed_out_or_answered_leave_no_waiter_at_the_bookie():
+    async def test(node, address):
+        handle = await node.bookie._ledgers.meet(1)
+        async with grpc.aio.insecure_channel(address) as channel:
+            ask = BookieStub(channel).ReadLac
+            cancelled = [ask(waiting_request(50_000), timeout=50) for _ in range(400)]
+            timed_out = [ask(waiting_request(50_000), timeout=5) for _ in range(300)]
+            answered = [ask(waiting_request(5_000), timeout=50) for _ in range(300)]
+            await until(lambda: handle.waiter_count == 1000)
+            for call in cancelled:
+                call.cancel()
+            assert {await call.code() for call in timed_out} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+            assert {(await call).status for call in answered} == {pb.OK}
+            await until(lambda: handle.waiter_count == 0)
+
+    over_grpc(test)
+
+
+def test_polls_of_a_process_that_was_killed_leave_no_waiter_at_the_bookie():
+    async def test(node, address):
+        handle = await node.bookie._ledgers.meet(1)
+        request = waiting_request(50_000).SerializeToString()
+        asker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ASKER, address, request.hex())
+        )
+        await until(lambda: handle.waiter_count == 50)
+        os.kill(asker.pid, signal.SIGKILL)
+        await asker.wait()
+        await until(lambda: handle.waiter_count == 0)
+
+    over_grpc(test)
+
+
+ASKER = """
+import sys, time
+import grpc
+from bookie_server.api.bookie_pb2 import ReadLacRequest
+from bookie_server.api.bookie_pb2_grpc import BookieStub
+ask = BookieStub(grpc.insecure_channel(sys.argv[1])).ReadLac
+request = ReadLacRequest.FromString(bytes.fromhex(sys.argv[2]))
+calls = [ask.future(request) for _ in range(50)]
+time.sleep(100)
+"""
+
+
 def test_long_polls_beyond_their_number_are_busy_and_other_calls_are_not(monkeypatch):
     monkeypatch.setattr(bookie_module, "LONG_POLLS_MAX", 10)
 
@@ -100,6 +154,25 @@ def test_a_reply_counts_until_grpc_has_sent_it():
             answer = await channel.unary_unary(f"/{SERVICE}/Read")(request)
             assert len(answer) in seen
             await until(lambda: node.bookie.replies.used == 0)
+
+    over_grpc(test)
+
+
+def test_before_the_bookie_is_ready_info_says_so_and_everything_else_is_unavailable():
+    async def test(node, address):
+        service = BookieService(None, 32 << 20)
+        port = await service.start("127.0.0.1:0")
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = BookieStub(channel)
+            assert (await stub.Info(pb.InfoRequest())).state == "starting"
+            stream = stub.ReadStream(iter([pb.ReadStreamRequest(credit_bytes=1)]))
+            for call in (stub.ReadLac(waiting_request(0)), stream.read()):
+                with pytest.raises(grpc.aio.AioRpcError, match="the bookie is starting") as refused:
+                    await call
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            service.serve(node.bookie)
+            assert (await stub.ReadLac(waiting_request(0))).status == pb.OK
+        await service.stop(0)
 
     over_grpc(test)
 

@@ -1,6 +1,7 @@
 """Processes that hang, die and come back, and a network that loses: nothing acknowledged is lost,
 nothing appears twice, and whose ledger was taken over learns it."""
 
+import contextlib
 import json
 import random
 import signal
@@ -43,56 +44,21 @@ while True:
 pytestmark = pytest.mark.alone
 
 
-class Proxies:
-    """What stands before a bookie: one proxy for frames, one for gRPC, always equally bad."""
-
-    def __init__(self) -> None:
-        self._both = [Proxy(free_port()), Proxy(free_port())]
-        frames, grpc = self._both
-        self.settings = {
-            "listen": f"127.0.0.1:{grpc.upstream_port}",
-            "advertised": grpc.address,
-            "frames_listen": f"127.0.0.1:{frames.upstream_port}",
-            "frames_advertised": frames.address,
-        }
-
-    @property
-    def forwarded_bytes(self) -> tuple[int, int]:
-        """Of frames and of gRPC."""
-        frames, grpc = self._both
-        return frames.forwarded_bytes, grpc.forwarded_bytes
-
-    def delay(self, seconds: float) -> None:
-        for proxy in self._both:
-            proxy.delay(seconds)
-
-    def drop(self, **ways: bool) -> None:
-        for proxy in self._both:
-            proxy.drop(**ways)
-
-    def cut(self, *, frames_only: bool = False) -> None:
-        for proxy in self._both[: 1 if frames_only else 2]:
-            proxy.cut()
-
-    def heal(self) -> None:
-        for proxy in self._both:
-            proxy.heal()
-
-    def close(self) -> None:
-        for proxy in self._both:
-            proxy.close()
-
-
 class Rig:
     """A cluster whose bookies are reached through proxies, and a client of it."""
 
     def __init__(self) -> None:
-        self.proxies = [Proxies() for _ in range(BOOKIES)]
-        self.cluster = LocalCluster(
-            bookies=BOOKIES, bookie_settings=lambda number: self.proxies[number].settings
-        )
+        self.proxies = [Proxy(free_port()) for _ in range(BOOKIES)]
+        self.cluster = LocalCluster(bookies=BOOKIES, bookie_settings=self._settings)
         config = ClientConfig(replica_timeout_s=REPLICA_TIMEOUT_S)
         self.client = LedgerClient(self.cluster.service_url, config)
+
+    def _settings(self, number: int) -> dict[str, object]:
+        proxy = self.proxies[number]
+        return {
+            "frames_listen": f"127.0.0.1:{proxy.upstream_port}",
+            "frames_advertised": proxy.address,
+        }
 
     def close(self) -> None:
         self.client.close()
@@ -260,22 +226,24 @@ def test_a_bad_network_delays_drops_and_cuts_but_loses_nothing(rig, load):
     assert load.failures == []
 
 
-def test_bookies_whose_frames_cannot_be_reached_are_spoken_to_over_grpc(rig, load):
-    ledgers = len(load.ledgers)
-    frames, grpc = zip(*[proxies.forwarded_bytes for proxies in rig.proxies], strict=True)
-    assert sum(frames) > 100_000  # that was the way so far
-    for proxies in rig.proxies:
-        proxies.cut(frames_only=True)
-    load.wait_for(1000)
-    after = [proxies.forwarded_bytes for proxies in rig.proxies]
-    assert sum(over_grpc for _, over_grpc in after) > sum(grpc) + 1_000_000
-    for proxies in rig.proxies:
-        proxies.heal()
-    back = sum(over_frames for over_frames, _ in after) + 1_000_000
-    wait_until(lambda: sum(proxies.forwarded_bytes[0] for proxies in rig.proxies) > back)
-    check(rig, load)
-    assert load.failures == []
-    assert len(load.ledgers) == ledgers
+def test_a_cluster_whose_frames_cannot_be_reached_says_so_and_goes_on_when_they_can(rig):
+    with rig.client.create_ledger(3, 3, 2) as writer:
+        writer.append(b"before")
+        with rig.client.open_ledger(writer.ledger_id, recover=False) as reader:
+            for proxy in rig.proxies:
+                proxy.cut()
+            with pytest.raises(LedgerError, match=r"no frames at 127\.0\.0\.1:"):
+                list(reader.read(0, 0))
+            for proxy in rig.proxies:
+                proxy.heal()
+
+            def is_read() -> bool:
+                with contextlib.suppress(LedgerError):  # until it has tried to connect again
+                    return [bytes(payload) for _, payload in reader.read(0, 0)] == [b"before"]
+                return False
+
+            wait_until(is_read)
+        assert writer.append(b"after") == 1
 
 
 def test_adds_whose_answers_are_lost_are_stored_once(rig, load):

@@ -61,14 +61,14 @@ def test_a_bookie_whose_disk_is_filled_up_turns_read_only_loses_nothing_and_come
             acked = 8 + sum(1 for add in pending if add.exception() is None)
             assert eventually(lambda: listed(home)[0] == "ro")
             assert listed(home)[1].startswith("disk full: ")
-            assert "readonly: disk full" in fails("bookie", "ready", bookie.address)
+            assert "readonly: disk full" in fails("bookie", "ready", bookie.frames)
             with pytest.raises(LedgerError):
                 client.create_ledger(1, 1, 1)
             reader = client.open_ledger(writer.ledger_id)  # fences, and closes the ledger
             assert sum(1 for _ in reader.read(0, acked - 1)) == acked
             bookie.empty_out()
             assert eventually(lambda: listed(home) == ("rw", ""))
-            assert succeeds("bookie", "ready", bookie.address) == "ready\n"
+            assert succeeds("bookie", "ready", bookie.frames) == "ready\n"
             with client.create_ledger(1, 1, 1) as another:
                 assert another.append(PAYLOAD) == 0
         bookie.stop()

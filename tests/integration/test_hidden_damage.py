@@ -161,7 +161,7 @@ def test_a_corrupt_table_of_the_only_index_makes_the_node_read_only_and_names_th
         bookie.start()
         assert eventually(lambda: why(cluster, bookie)[0] == "ro")
         assert REBUILD in why(cluster, bookie)[1]
-        info = json.loads(succeeds("bookie", "info", bookie.address, "--json"))
+        info = json.loads(succeeds("bookie", "info", bookie.frames, "--json"))
         assert (info["state"], REBUILD in info["reason"]) == ("readonly", True)
         lines = [line for line in bookie.log.read_text().splitlines() if "is damaged" in line]
         assert ["ERROR" in line for line in lines] == [True], lines

@@ -20,6 +20,47 @@ while True:
     print(writer.append(b"entry"), flush=True)
 """
 
+FORKS = """
+import os, sys, traceback
+from spark_ledger import LedgerClient
+from spark_ledger.client.connections import ledger_store
+
+def reads_back(client, payload):
+    with client.create_ledger(3, 3, 2) as writer:
+        writer.append(payload)
+    with client.open_ledger(writer.ledger_id) as reader:
+        assert [bytes(found) for _, found in reader.read(0, 0)] == [payload]
+
+def is_refused(work):
+    try:
+        work()
+    except RuntimeError as refused:
+        assert "do not survive a fork; connect again" in str(refused)
+    else:
+        raise AssertionError("what the parent connected was used")
+
+client, store = LedgerClient(sys.argv[1]), ledger_store(sys.argv[1])
+writer = client.create_ledger(3, 3, 2)
+writer.append(b"before")
+child = os.fork()
+if not child:
+    try:
+        is_refused(lambda: writer.append(b"by the child"))
+        is_refused(lambda: client.open_ledger(writer.ledger_id))
+        assert ledger_store(sys.argv[1]) is not store
+        with LedgerClient(sys.argv[1]) as own:
+            reads_back(own, b"by the child")
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+assert writer.append(b"meanwhile") == 1
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert writer.append(b"after") == 2
+assert ledger_store(sys.argv[1]) is store
+reads_back(client, b"by the parent")
+"""
+
 
 @pytest.fixture(scope="module")
 def client(cluster):
@@ -208,3 +249,9 @@ def test_a_restarted_bookie_is_used_again_at_its_new_address(fresh_cluster):
         writer.close()
         reader = client.open_ledger(writer.ledger_id)
         assert b"".join(bytes(payload) for _, payload in reader.read(0, 8)) == b"xyz" * 3
+
+
+def test_a_forked_process_connects_by_itself_and_is_refused_what_its_parent_connected(cluster):
+    command = [sys.executable, "-c", FORKS, cluster.service_url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ PAYLOAD = bytes(64 * 1024)
 
 
 def info(bookie: LocalBookie) -> dict:
-    return json.loads(succeeds("bookie", "info", bookie.address, "--json"))
+    return json.loads(succeeds("bookie", "info", bookie.frames, "--json"))
 
 
 def why(cluster: LocalCluster) -> tuple[str, str]:

@@ -1,9 +1,6 @@
-"""Reading with real processes: a bookie that hangs, a ledger that is being written, polls given
-up."""
+"""Reading with real processes: a bookie that hangs, a ledger that is being written."""
 
-import asyncio
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -12,14 +9,8 @@ import time
 
 import pytest
 
-from bookie_server.api import codec
-from bookie_server.api import messages as m
-from bookie_server.service import BookieService
 from spark_ledger import LedgerClient, errors
-from spark_ledger.bookies.grpc_network import GrpcNetwork
-from spark_ledger.bookies.network import CallFailed
 from spark_ledger.config import ClientConfig
-from tests.unit.bookie_server.node import ID, Node, entry
 
 WRITER = """
 import sys, time
@@ -133,79 +124,6 @@ def test_a_wrong_password_follows_nothing(client):
 
 def reader_of(client, writer, password):
     return client.open_ledger(writer.ledger_id, recover=False, password=password)
-
-
-# -- nobody is kept waiting for who went away ---------------------------------------------------
-
-
-async def until_waiting(node, count):
-    """Return once so many polls wait at the bookie."""
-    for _ in range(1000):
-        if node.bookie._ledgers.get(1).waiter_count == count:
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"{node.bookie._ledgers.get(1).waiter_count} waiters, not {count}")
-
-
-def poll(wait_ms):
-    return codec.encode(m.ReadLacRequest(ID, 1, previous_lac=5, wait_ms=wait_ms))
-
-
-async def served(test):
-    """One bookie behind the real gRPC service."""
-    node = await Node().start()
-    await node.create_ledger(1)
-    await node.add(entry(1, 0))
-    service = BookieService(node.bookie, 1 << 22)
-    port = await service.start("127.0.0.1:0")
-    network = GrpcNetwork()
-    try:
-        await test(node, network, f"127.0.0.1:{port}")
-    finally:
-        await network.close()
-        await service.stop(0.1)
-        node.bookie.abandon()
-
-
-def test_a_thousand_polls_cancelled_or_timed_out_leave_no_waiter_at_the_bookie():
-    async def test(node, network, address):
-        async def ask(wait_ms, timeout_s):
-            with contextlib.suppress(CallFailed):
-                await network.call(address, "ReadLac", poll(wait_ms), timeout_s)
-
-        cancelled = [asyncio.ensure_future(ask(50_000, 50)) for _ in range(400)]
-        timed_out = [asyncio.ensure_future(ask(50_000, 1.5)) for _ in range(300)]
-        answered = [asyncio.ensure_future(ask(1_500, 50)) for _ in range(300)]
-        await until_waiting(node, 1000)
-        for call in cancelled:
-            call.cancel()
-        await asyncio.gather(*cancelled, *timed_out, *answered, return_exceptions=True)
-        await until_waiting(node, 0)
-
-    asyncio.run(served(test))
-
-
-def test_polls_of_a_process_that_was_killed_leave_no_waiter_at_the_bookie():
-    async def test(node, network, address):
-        asker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", ASKER, address, poll(50_000).hex())
-        )
-        await until_waiting(node, 50)
-        os.kill(asker.pid, signal.SIGKILL)
-        await asker.wait()
-        await until_waiting(node, 0)
-
-    asyncio.run(served(test))
-
-
-ASKER = """
-import sys, time
-import grpc
-channel = grpc.insecure_channel(sys.argv[1])
-ask = channel.unary_unary("/spark_ledger.bookie.v1.Bookie/ReadLac")
-calls = [ask.future(bytes.fromhex(sys.argv[2])) for _ in range(50)]
-time.sleep(100)
-"""
 
 
 # -- a client that is closed --------------------------------------------------------------------

@@ -17,10 +17,11 @@ Always true:
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bookie_server.api.entry import Buffer
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation.garble import garble
 from tests.simulation.loop import Process, SimLoop, current_process
@@ -377,11 +378,14 @@ class SimClient:
         self._caller = caller
         self._closed = False
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> bytes:
         process = current_process()
         if self._closed or (process is not None and not process.alive):
             raise CallFailed("the network is closed")
-        return await self._network.call(self._caller, address, method, request, timeout_s)
+        whole = b"".join(request)
+        return await self._network.call(self._caller, address, method, whole, timeout_s)
 
     def stream(self, address: str, method: str) -> SimStream:
         process = current_process()

@@ -287,16 +287,16 @@ def test_a_call_brings_the_answer_and_a_cut_only_a_time_out():
         network = SimNetwork()
         network.serve("b:1", _echo)
         client = network.client("c")
-        assert await client.call("b:1", "Add", b"1", 5) == b"Add1"
+        assert await client.call("b:1", "Add", [b"1"], 5) == b"Add1"
         network.cut("c", "b:1")
         begun = current().time()
         with pytest.raises(CallFailed):
-            await client.call("b:1", "Add", b"2", 5)
+            await client.call("b:1", "Add", [b"2"], 5)
         assert current().time() - begun == pytest.approx(5)
         network.heal()
-        assert await client.call("b:1", "Add", b"3", 5) == b"Add3"
+        assert await client.call("b:1", "Add", [b"3"], 5) == b"Add3"
         with pytest.raises(CallFailed, match="refused"):
-            await client.call("b:2", "Add", b"", 5)
+            await client.call("b:2", "Add", [b""], 5)
 
     run(main())
 
@@ -313,7 +313,7 @@ def test_a_lost_answer_leaves_the_request_carried_out():
         network.serve("b:1", keep)
         network.cut("b:1", "c")
         with pytest.raises(CallFailed):
-            await network.client("c").call("b:1", "Add", b"x", 1)
+            await network.client("c").call("b:1", "Add", [b"x"], 1)
         assert carried_out == [b"x"]
 
     run(main())
@@ -331,7 +331,7 @@ def test_calls_to_a_killed_server_fail_and_its_work_stops():
             return b""
 
         network.serve("b:1", slow, process)
-        call = asyncio.create_task(network.client("c").call("b:1", "Add", b"", 60))
+        call = asyncio.create_task(network.client("c").call("b:1", "Add", [b""], 60))
         await asyncio.sleep(1)
         network.down("b:1")
         process.kill()
@@ -356,7 +356,7 @@ def test_a_clogged_way_delivers_nothing_and_then_everything_at_once():
         network.serve("b:1", note)
         client = network.client("c")
         network.clog("c", "b:1")
-        calls = [asyncio.create_task(client.call("b:1", "Add", b"%d" % n, 20)) for n in range(3)]
+        calls = [asyncio.create_task(client.call("b:1", "Add", [b"%d" % n], 20)) for n in range(3)]
         await asyncio.sleep(7)
         assert arrived == []
         network.unclog("c", "b:1")
@@ -378,7 +378,7 @@ def test_a_slow_receiver_carries_everything_out_late_even_what_nobody_waits_for(
         network.serve("b:1", note)
         network.slow_down("b:1", (3.0, 3.0))
         with pytest.raises(CallFailed):
-            await network.client("c").call("b:1", "Add", b"", 1)
+            await network.client("c").call("b:1", "Add", [b""], 1)
         assert not arrived
         await asyncio.sleep(5)
         assert arrived == [pytest.approx(3.0, abs=0.01)]
@@ -400,7 +400,7 @@ def test_a_late_duplicate_reaches_whoever_serves_the_address_then():
             return b""
 
         network.serve("b:1", first)
-        await network.client("c").call("b:1", "Add", b"", 1)
+        await network.client("c").call("b:1", "Add", [b""], 1)
         network.down("b:1")
         network.serve("b:1", second)
         await asyncio.sleep(10)
@@ -421,7 +421,7 @@ def test_a_request_gone_astray_is_carried_out_by_another_address():
 
             network.serve(address, serve)
         for _ in range(20):
-            await network.client("c").call("b:1", "Add", b"", 1)
+            await network.client("c").call("b:1", "Add", [b""], 1)
         assert sorted({*met}) == ["a:1", "b:1", "c:1"]
 
     run(main())

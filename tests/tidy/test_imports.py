@@ -9,7 +9,7 @@ from tests.tidy.sources import OTHERS, PACKAGES, ROOT, below, sources
 
 ONE_PLACE = {
     "kazoo": ("spark_ledger/metadata/zookeeper.py",),
-    "grpc": ("bookie_server/service.py", "spark_ledger/bookies/grpc_network.py"),
+    "grpc": ("bookie_server/service.py",),
     "grpc_reflection": ("bookie_server/service.py",),
     "rocksdict": ("bookie_server/rocks_index.py",),
     "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger/demo/"),

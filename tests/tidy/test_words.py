@@ -20,7 +20,6 @@ EDGES = (
     "bookie_server/disk_threads.py",
     "spark_ledger/bookies/local_files.py",
     "bookie_server/rocks_index.py",
-    "spark_ledger/bookies/grpc_network.py",
     "spark_ledger/ledger/connect.py",
     "spark_ledger/topic/blocking.py",
 )

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bookie_server.api.entry import Buffer
 from spark_ledger.bookies.network import CallFailed, Stream
 from spark_ledger.metadata.store import ANY_VERSION, Operation, SessionState, Versioned, Watcher
 from tests.simulation.disk import SimDisk
@@ -50,8 +51,10 @@ class NetworkDoor:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
-        answer = await self._calls.ask(address, method, bytes(request))
+    async def call(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> bytes:
+        answer = await self._calls.ask(address, method, b"".join(request))
         if answer is None:
             raise CallFailed(f"{method} to {address}: the connection was reset")
         return answer

@@ -25,14 +25,14 @@ class World:
         self.disk_fails = False
 
     def registration(
-        self, session: SimSession, address: str = "host:1", frames: str = ""
+        self, session: SimSession, address: str = "host:1", frames: str = "host:7"
     ) -> Registration:
         async def standing() -> Standing:
             if self.disk_fails:
                 raise DiskFailed("statvfs: EIO")
             return self.standing
 
-        return Registration(session, ID, address, "rack-1", standing, REFRESH_S, frames)
+        return Registration(session, ID, address, frames, "rack-1", standing, REFRESH_S)
 
     def at(self, path: str) -> dict[str, object] | None:
         found = self.store.peek(path)
@@ -47,6 +47,7 @@ def test_a_registered_bookie_is_available_and_known():
         await registration.start(first_seen_ms=5)
         assert world.at(AVAILABLE) == {
             "address": "host:1",
+            "frames": "host:7",
             "rack": "rack-1",
             "free_bytes": 10,
             "total_bytes": 20,
@@ -54,22 +55,11 @@ def test_a_registered_bookie_is_available_and_known():
             "server_version": __version__,
         }
         assert world.store.peek(AVAILABLE).owner == session.session_id
-        assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
+        known = {"address": "host:1", "frames": "host:7", "first_seen_ms": 5}
+        assert world.at(KNOWN) == known
         await registration.stop()
         assert world.at(AVAILABLE) is None
-        assert world.at(KNOWN) == {"address": "host:1", "first_seen_ms": 5}
-
-    run(scenario(), seed=1)
-
-
-def test_where_frames_are_spoken_is_registered():
-    async def scenario() -> None:
-        world = World()
-        session = world.store.session("bookie")
-        registration = world.registration(session, frames="host:7")
-        await registration.start(first_seen_ms=5)
-        assert world.at(AVAILABLE)["frames"] == "host:7"
-        await registration.stop()
+        assert world.at(KNOWN) == known
 
     run(scenario(), seed=1)
 
@@ -81,11 +71,11 @@ def test_the_node_of_a_killed_predecessor_is_replaced_at_once():
         await world.registration(before).start(first_seen_ms=5)
         before.suspend(1000)
         now = world.store.session("now")
-        registration = world.registration(now, "host:2")
+        registration = world.registration(now, "host:2", "host:8")
         await registration.start(first_seen_ms=9)
         assert world.store.peek(AVAILABLE).owner == now.session_id
         assert world.at(AVAILABLE)["address"] == "host:2"
-        assert world.at(KNOWN) == {"address": "host:2", "first_seen_ms": 5}
+        assert world.at(KNOWN) == {"address": "host:2", "frames": "host:8", "first_seen_ms": 5}
         await registration.stop()
 
     run(scenario(), seed=1)

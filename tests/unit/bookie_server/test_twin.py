@@ -9,16 +9,16 @@ from spark_ledger.metadata import paths
 from tests.simulation.loop import run
 from tests.simulation.store import SimStore
 
-ID, HERE, THERE = "b1", "host:1", "host:2"
+ID, HERE, THERE, FRAMES = "b1", "host:1", "host:2", "host:7"
 
 
-def starts(folder: str, registered: str, answers: str) -> list[str]:
+def starts(folder: str, registered: str, answers: str, frames: str = FRAMES) -> list[str]:
     """Start at HERE while `registered` is in the store; returns who was asked."""
     asked: list[str] = []
 
     async def scenario() -> None:
         store = SimStore(random.Random(1))
-        record = json.dumps({"address": registered}).encode()
+        record = json.dumps({"address": registered, "frames": frames}).encode()
         before = store.session("before")
         await before.create(f"{folder}/{ID}", record, ephemeral=True, parents=True)
 
@@ -40,7 +40,12 @@ def test_a_bookie_that_answers_elsewhere_to_our_id_refuses_us_the_start(folder):
 
 @pytest.mark.parametrize("answers", ["", "b2"])
 def test_a_predecessor_who_does_not_answer_as_us_is_dead(answers):
-    assert starts(paths.BOOKIES_AVAILABLE, THERE, answers) == [THERE]
+    assert starts(paths.BOOKIES_AVAILABLE, THERE, answers) == [FRAMES]
+
+
+def test_a_predecessor_that_registered_no_frames_cannot_be_asked_and_may_run_still():
+    with pytest.raises(WrongDisks, match=f"running already, at {THERE}"):
+        starts(paths.BOOKIES_AVAILABLE, THERE, "", frames="")
 
 
 def test_our_own_address_is_not_asked():

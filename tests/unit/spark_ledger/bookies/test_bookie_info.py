@@ -28,7 +28,7 @@ class Network:
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(self, address, method, request, timeout_s) -> bytes:
         assert (address, method, timeout_s) == ("b:1", "Info", 2.0)
         return self.answer
 

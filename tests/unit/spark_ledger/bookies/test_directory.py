@@ -76,20 +76,32 @@ async def test_where_a_bookie_speaks_frames_follows_its_registration():
     store, admin = await a_store()
     directory = BookieDirectory(store.session("client"), 1000.0)
     await directory.start()
-    assert directory.frames_at("a:1") is None
+    assert directory.address("a") is None
     await admin.create(f"{HERE}/a", registration("a:1", frames="a:7"))
     await asyncio.sleep(1)
-    assert directory.frames_at("a:1") == "a:7"
+    assert directory.address("a") == "a:7"
     await admin.delete(f"{HERE}/a")
     await asyncio.sleep(1)
-    assert directory.frames_at("a:1") == "a:7"
+    assert directory.address("a") == "a:7"
     await admin.create(f"{HERE}/a", registration("a:2", frames="a:8"))
     await asyncio.sleep(1)
-    assert (directory.frames_at("a:1"), directory.frames_at("a:2")) == (None, "a:8")
+    assert directory.address("a") == "a:8"
     await admin.delete(f"{HERE}/a")
-    await admin.create(f"{HERE}/a", registration("a:2"))
+    await admin.create(f"{HERE}/a", registration("a:2"))  # frames were switched off there
     await asyncio.sleep(1)
-    assert directory.frames_at("a:2") is None
+    assert directory.address("a") == "a:2"
+    await directory.close()
+
+
+@simulated
+async def test_a_bookie_that_is_not_registered_is_looked_for_where_it_last_spoke_frames():
+    store, admin = await a_store()
+    directory = BookieDirectory(store.session("client"), 1000.0)
+    await directory.start()
+    known = registration("a:1", frames="a:7")
+    await admin.create(f"{paths.BOOKIES_KNOWN}/a", known, parents=True)
+    assert directory.address("a") is None
+    assert await directory.find("a") == "a:7"
     await directory.close()
 
 
@@ -169,7 +181,7 @@ async def test_of_many_some_are_read_again_each_time_and_all_in_turn():
     assert session.read == names[:AGAIN_AT_ONCE]
     await asyncio.sleep(20)
     assert session.read[: len(names)] == names
-    assert [directory.frames_at(f"{name}:1") for name in names] == [f"{name}:7" for name in names]
+    assert [directory.address(name) for name in names] == [f"{name}:7" for name in names]
     await directory.close()
 
 

@@ -1,4 +1,4 @@
-"""Calls over frames to bookies that hang, vanish or do not speak them, and when gRPC is taken."""
+"""Calls over frames to bookies that hang, vanish, come back or do not speak them."""
 
 import asyncio
 
@@ -6,18 +6,20 @@ import pytest
 
 from bookie_server.api.frames import HEAD_BYTES, Kind, pack_head, unpack_head
 from spark_ledger.bookies import frame_network
-from spark_ledger.bookies.best_network import BestNetwork
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
 
 PATIENCE_S = 20
 NOBODY = "127.0.0.1:1"
+HELLO = pack_head(Kind.HELLO)
+HTTP2_SETTINGS = bytes.fromhex("00000c040000000000000300004000000400400000")
+"""What an HTTP/2 server begins with: its SETTINGS, here two of them."""
 
 
 class Peer:
     """Says HELLO and then nothing but what a test says; keeps what it heard."""
 
-    def __init__(self, hello=True):
+    def __init__(self, hello=HELLO):
         self.hello = hello
         self.heard = []
         self.writers = []
@@ -37,7 +39,7 @@ class Peer:
     async def _serve(self, reader, writer):
         self.writers.append(writer)
         if self.hello:
-            writer.write(pack_head(Kind.HELLO))
+            writer.write(self.hello)
         try:
             while True:
                 head = unpack_head(await reader.readexactly(HEAD_BYTES), 0, 1 << 20)
@@ -77,7 +79,7 @@ def real(test):
 
 
 def calling(network, address, timeout_s=PATIENCE_S, request=(b"how ", b"are you")):
-    return asyncio.ensure_future(network.call_buffers(address, "Info", request, timeout_s))
+    return asyncio.ensure_future(network.call(address, "Info", request, timeout_s))
 
 
 @real
@@ -94,7 +96,7 @@ async def test_a_request_of_several_buffers_arrives_as_one_and_its_answer_comes_
 async def test_nobody_there_is_told_at_once(network):
     for _ in range(3):
         with pytest.raises(NotConnected):
-            await asyncio.wait_for(network.call(NOBODY, "Info", b"", PATIENCE_S), 5)
+            await asyncio.wait_for(network.call(NOBODY, "Info", [b""], PATIENCE_S), 5)
 
 
 @real
@@ -148,7 +150,7 @@ async def test_calls_under_way_fail_when_the_connection_is_lost_or_given_back(ne
         with pytest.raises(CallFailed):
             await call
         with pytest.raises(CallFailed, match="closed"):
-            await network.call(peer.address, "Info", b"", PATIENCE_S)
+            await network.call(peer.address, "Info", [b""], PATIENCE_S)
 
 
 @real
@@ -162,28 +164,27 @@ async def test_what_a_bookie_never_says_ends_the_connection(network):
 
 
 def test_a_bookie_that_says_no_hello_costs_one_call_some_time_and_later_calls_none(monkeypatch):
-    monkeypatch.setattr(frame_network, "CONNECT_S", 0.3)
     monkeypatch.setattr(frame_network, "RETRY_S", 0)  # each call begins an attempt
     asyncio.run(_a_bookie_that_says_no_hello())
 
 
 async def _a_bookie_that_says_no_hello():
-    network = FrameNetwork()
-    async with Peer(hello=False) as peer:
+    network = FrameNetwork(connect_s=0.3)
+    async with Peer(hello=b"") as peer:
         loop = asyncio.get_running_loop()
-        with pytest.raises(NotConnected):
-            await network.call(peer.address, "Info", b"", PATIENCE_S)
+        with pytest.raises(NotConnected, match=f"no frames at {peer.address}: nobody answers"):
+            await network.call(peer.address, "Info", [b""], PATIENCE_S)
         for _ in range(3):
             began = loop.time()
             with pytest.raises(NotConnected):
-                await network.call(peer.address, "Info", b"", PATIENCE_S)
+                await network.call(peer.address, "Info", [b""], PATIENCE_S)
             assert loop.time() - began < 0.2
-        peer.hello = True
+        peer.hello = HELLO
 
         async def again():
             while True:
                 try:
-                    return await network.call(peer.address, "Info", b"", 5)
+                    return await network.call(peer.address, "Info", [b""], 5)
                 except NotConnected:
                     await asyncio.sleep(0.02)
 
@@ -194,80 +195,82 @@ async def _a_bookie_that_says_no_hello():
     await network.close()
 
 
-class Grpc:
-    """A network that answers everything with "grpc"."""
+@real
+async def test_the_time_of_a_call_begins_when_it_is_asked_for_not_when_there_is_a_connection(
+    network,
+):
+    async with Peer(hello=b"") as peer:
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.5, lambda: peer.writers[-1].write(HELLO))
+        began = loop.time()
+        with pytest.raises(TooLate):
+            await network.call(peer.address, "Info", [b""], 1.0)
+        assert loop.time() - began < 1.4
+        assert len(peer.heard) == 1
 
-    def __init__(self):
-        self.calls = []
-        self.closed = False
 
-    async def call(self, address, method, request, timeout_s):
-        self.calls.append((address, method, request))
-        return b"grpc"
-
-    def stream(self, address, method):
-        return self
-
-    async def send(self, message):
-        self.calls.append(message)
-
-    async def receive(self, timeout_s):
-        return b"grpc"
-
-    async def close(self):
-        self.closed = True
+def test_a_bookie_that_refused_a_connection_and_came_back_gets_the_very_next_call(monkeypatch):
+    monkeypatch.setattr(frame_network, "RETRY_S", 0)  # each call begins an attempt
+    monkeypatch.setattr(frame_network, "AGAIN_S", PATIENCE_S)
+    _a_bookie_that_came_back()
 
 
 @real
-async def test_grpc_is_taken_where_frames_are_not_spoken_or_cannot_be_reached(frames):
-    for where in (None, NOBODY):
-        grpc = Grpc()
-        network = BestNetwork(frames, lambda made=grpc: made, {"a:1": where}.get)
-        assert await network.call_buffers("a:1", "Info", (b"x", b"y"), 5) == b"grpc"
-        assert grpc.calls == [("a:1", "Info", b"xy")]
-        stream = network.stream("a:1", "ReadStream")
-        await stream.send(b"first")
-        assert await stream.receive(5) == b"grpc"
-        assert grpc.calls[1:] == [b"first"]
-
-
-@real
-async def test_grpc_is_made_when_it_is_first_needed_and_closed_if_it_was(frames):
-    made = []
-
-    def make():
-        made.append(Grpc())
-        return made[-1]
-
-    network = BestNetwork(frames, make, {"a:1": None}.get)
-    assert made == []
-    for _ in range(2):
-        await network.call("a:1", "Info", b"x", 5)
-    await network.close()
-    assert [grpc.closed for grpc in made] == [True]
-
-
-@real
-async def test_a_network_that_was_closed_makes_no_grpc(frames):
-    network = BestNetwork(frames, Grpc, {"a:1": None}.get)
-    await network.close()
-    with pytest.raises(CallFailed, match="closed"):
-        await network.call("a:1", "Info", b"x", 5)
-    with pytest.raises(CallFailed, match="closed"):
-        await network.stream("a:1", "ReadStream").send(b"x")
-
-
-@real
-async def test_a_call_that_was_sent_as_frames_is_not_sent_again_over_grpc(frames):
+async def _a_bookie_that_came_back(network):
     async with Peer() as peer:
-        grpc = Grpc()
-        network = BestNetwork(frames, lambda: grpc, {"a:1": peer.address}.get)
-        call = asyncio.ensure_future(network.call("a:1", "Info", b"x", PATIENCE_S))
+        pass
+    for _ in range(3):
+        with pytest.raises(NotConnected):
+            await network.call(peer.address, "Info", [b""], PATIENCE_S)
+    async with peer:
+        call = calling(network, peer.address)
+        head, _ = await peer.hears(1)
+        peer.say(Kind.ANSWER, head.call, b"back")
+        assert bytes(await call) == b"back"
+
+
+@real
+async def test_a_call_that_its_caller_cancels_is_cancelled_and_given_up_at_the_bookie(network):
+    async with Peer() as peer:
+        call = calling(network, peer.address)
+        head, _ = await peer.hears(1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        given_up, _ = await peer.hears(2)
+        assert (given_up.kind, given_up.call) == (Kind.CANCEL, head.call)
+
+
+@real
+async def test_a_network_that_was_closed_makes_no_new_connection(network):
+    async with Peer() as peer:
+        await network.close()
+        with pytest.raises(CallFailed, match="closed"):
+            await network.call(peer.address, "Info", [b"x"], 5)
+        with pytest.raises(CallFailed, match="closed"):
+            await network.stream(peer.address, "ReadStream").send(b"x")
+        assert peer.writers == []
+
+
+@real
+async def test_a_call_that_was_sent_is_not_sent_again_when_its_connection_is_lost(network):
+    async with Peer() as peer:
+        call = calling(network, peer.address)
         await peer.hears(1)
         peer.writers[-1].transport.abort()
-        with pytest.raises(CallFailed):
+        with pytest.raises(CallFailed) as failed:
             await call
-        assert grpc.calls == []
+        assert not isinstance(failed.value, NotConnected)
+        assert (len(peer.heard), len(peer.writers)) == (1, 1)
+
+
+@real
+async def test_where_grpc_is_served_instead_the_failure_says_so(network):
+    async with Peer(hello=HTTP2_SETTINGS) as peer:
+        with pytest.raises(NotConnected, match=f"at {peer.address}: gRPC is served there"):
+            await network.call(peer.address, "Info", [b""], PATIENCE_S)
+        with pytest.raises(NotConnected, match="gRPC is served there"):
+            await network.stream(peer.address, "ReadStream").send(b"x")
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,11 @@ class Bookie:
     def address(self, _: str) -> str:
         return "here:1"
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(self, address, method, request, timeout_s) -> bytes:
         await asyncio.sleep(0)
         if self.closed:
             raise CallFailed("closed")
-        read = codec.decode_request(method, request)
+        read = codec.decode_request(method, b"".join(request))
         self.asked.append(read.places)
         results = [self.result(number, read.places) for number in ids_in(read.spans, COUNT)]
         response = m.ReadResponse(Status.OK, results, LAC, StopReason.END_OF_RANGE)

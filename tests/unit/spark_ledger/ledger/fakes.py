@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import json
 import random
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import EntryHeader, pack_header, payload_crc, unpack_entry
+from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
 from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
@@ -161,14 +161,17 @@ class FakeNetwork:
         self._under_way: dict[asyncio.Timeout, None] = {}
         self._closed = False
 
-    async def call(self, address: str, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def call(
+        self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
+    ) -> bytes:
         bookie = self.bookies[address.partition(":")[0]]
         if self._closed:
             raise CallFailed("the connections were closed")
         try:
             async with asyncio.timeout(None) as until_closed:
                 self._under_way[until_closed] = None
-                answer = await bookie.handle(codec.decode_request(method, request), timeout_s)
+                asked = codec.decode_request(method, b"".join(request))
+                answer = await bookie.handle(asked, timeout_s)
         except TimeoutError:
             raise CallFailed("the connection was given up") from None
         finally:
@@ -214,7 +217,8 @@ class FakeStream:
                 await self._granted.wait()
             asked = request._replace(max_bytes=min(request.max_bytes, self._credit))
             try:
-                answer = await self._network.call(self._address, "Read", codec.encode(asked), 1000)
+                request_bytes = (codec.encode(asked),)
+                answer = await self._network.call(self._address, "Read", request_bytes, 1000)
             except CallFailed as failure:
                 self._arrived.put_nowait(failure)
                 return

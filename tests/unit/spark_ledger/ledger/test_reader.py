@@ -126,9 +126,7 @@ async def test_bookies_that_came_back_elsewhere_are_read_before_anybody_was_told
         raise CallFailed("connection refused")
 
     ledgers.cluster.directory._changed.set = lambda: None  # whoever watches hears of it too late
-    ledgers.cluster.bookies._call_buffers = lambda address, method, buffers, timeout_s: call(
-        address, method, b"".join(buffers), timeout_s
-    )
+    network.call = call
     assert await collect(reader, 0, 8) == list(range(9))
     assert len(moved) == 3
 

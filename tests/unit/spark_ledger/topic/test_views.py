@@ -165,7 +165,8 @@ def test_a_bookie_that_is_read_only_and_one_that_is_down_are_listed_with_the_rea
             return Standing(5 << 20, 1 << 30, readonly_reason="disk full")
 
         dead = stage.world.nodes[0]
-        full = Registration(stage.client.store, "full", "b9:3181", "r1", standing, refresh_s=60.0)
+        addresses = "b9:3181", "b9:3182"
+        full = Registration(stage.client.store, "full", *addresses, "r1", standing, refresh_s=60.0)
         await full.start(first_seen_ms=1)
         dead.kill()
         await asyncio.sleep(60)  # its session ends
