@@ -54,17 +54,13 @@ from bookie_server.journal import JournalFailed
 from bookie_server.opening import OnDisk
 from bookie_server.registration import Registration, Standing
 from bookie_server.service import BookieService, CannotListen
-from bookie_server.twin import refuse_beside_twin
-from spark_ledger.bookies.bookie_info import ask
-from spark_ledger.bookies.frame_network import FrameNetwork
-from spark_ledger.bookies.network import CallFailed
+from bookie_server.twin import refuse_beside_twin, who_is
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import cluster
 from spark_ledger.metadata.store import MetadataStore, StoreError
 from spark_ledger.metadata.zookeeper import connect
 
 GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
-TWIN_ANSWERS_S = 3.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 HEAP_KEPT_BYTES = 64 << 20  # free at the end of the heap; more is given back
 STOPPED, DEFECT, BAD_CONFIG, NO_METADATA, CANNOT_LISTEN, ORPHANED = 0, 1, 2, 3, 4, 5
@@ -169,7 +165,7 @@ async def _run(config: BookieConfig) -> None:
         closing.push_async_callback(store.close)
         identity = await _identify(disks, store)
         address = advertised_address(config, port)
-        await refuse_beside_twin(store, identity.bookie_id, address, _who_is)
+        await refuse_beside_twin(store, identity.bookie_id, address, who_is)
         await disks.make_space(config)
         bookie = await Bookie.start(
             *(identity.bookie_id, await disks.open(), store, config.storage()),
@@ -248,17 +244,6 @@ async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
             )
     await disks.format(identity)
     return identity
-
-
-async def _who_is(address: str) -> str:
-    """See twin.WhoIs."""
-    network = FrameNetwork(TWIN_ANSWERS_S)
-    try:
-        return (await ask(network, address, TWIN_ANSWERS_S)).bookie_id
-    except CallFailed:
-        return ""
-    finally:
-        await network.close()
 
 
 def _say_ready(bookie_id: str, registration: Registration) -> None:
