@@ -44,6 +44,7 @@ from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import PartitionState, TopicState, apply
 from spark_ledger.topic.task_writer import TaskResult
 from spark_ledger.topic.upkeep import Upkeep
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 PARTITIONS = (1, 10, 100, 1000)
@@ -328,7 +329,7 @@ async def _all_bookies(topics: Any) -> Measured:
         intent = await client.intents.open_query_intent(f"q{number}", "run", f"t{number}")
         for index in range(3):
             row = pa.array([b"x" * 10_000], pa.binary())
-            task = client.task_writer(info, intent, task_index=index)
+            task = LoopTask(client, info, intent, task_index=index)
             await task.write(row, row)
             await task.finish()
     asked.taken()

@@ -39,6 +39,7 @@ from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.records import Head
 from spark_ledger.topic.segment_table import SCHEMA, SegmentTable
 from spark_ledger.topic.state import PartitionState, TopicState
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic import leftovers
 from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_open_s
 from tests.unit.spark_ledger.topic.stage import Stage, play
@@ -197,10 +198,10 @@ async def small_batches(topics: BlockingTopics, name: str, batches: int) -> dict
     for batch in range(batches):
         row = pa.array([b"%d" % batch], pa.binary())
         began = time.monotonic()
-        task = client.task_writer(info, intent, task_index=batch % PARTITIONS)
+        task = LoopTask(client, info, intent, task_index=batch % PARTITIONS)
         await task.write(row, row)
         txn = TxnKey(intent.app_id, intent.target, batch, intent.run_id)
-        await client.commit(info.id, txn, intent.id, [await task.finish()])
+        await client.commit_topics({info.id: [await task.finish()]}, txn, intent.id)
         times.append(time.monotonic() - began)
     await client.checkpoints.idle()
     made = {ledger async for ledger in client.ledgers.list()} - ledgers
@@ -309,10 +310,10 @@ async def commit_back_to_back(topics: BlockingTopics, name: str, seconds: float)
         if batch == WARM_UP_COMMITS:
             began = time.monotonic()
         row = pa.array([b"%d" % batch], pa.binary())
-        task = client.task_writer(info, intent, task_index=batch % PARTITIONS)
+        task = LoopTask(client, info, intent, task_index=batch % PARTITIONS)
         await task.write(row, row)
         txn = TxnKey(intent.app_id, intent.target, batch, intent.run_id)
-        await client.commit(info.id, txn, intent.id, [await task.finish()])
+        await client.commit_topics({info.id: [await task.finish()]}, txn, intent.id)
         batch += 1
     rate = (batch - WARM_UP_COMMITS) / (time.monotonic() - began)
     await client.close()
@@ -347,10 +348,10 @@ async def commit_steadily(
         due = began + batch / COMMITS_PER_S
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         row = pa.array([b"%d" % batch], pa.binary())
-        task = client.task_writer(info, intent, task_index=0)
+        task = LoopTask(client, info, intent, task_index=0)
         await task.write(row, row)
         txn = TxnKey(intent.app_id, intent.target, batch, intent.run_id)
-        await client.commit(info.id, txn, intent.id, [await task.finish()])
+        await client.commit_topics({info.id: [await task.finish()]}, txn, intent.id)
         times.append(time.monotonic() - due)
     took = time.monotonic() - began
     await client.close()

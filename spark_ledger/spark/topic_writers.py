@@ -19,13 +19,13 @@ from spark_ledger.spark.target import (
 )
 from spark_ledger.spark.write_job import WriteJob
 from spark_ledger.spark.written import WrittenRows, by_topic, topics_named
-from spark_ledger.topic.blocking import BlockingTaskWriter, BlockingTopics
+from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.commit_draft import TOPICS_MAX
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.routing import Routing
 from spark_ledger.topic.schema_records import SchemaVersion
 from spark_ledger.topic.store_calls import each
-from spark_ledger.topic.task_writer import TaskResult, TaskSettings
+from spark_ledger.topic.task_writer import TaskResult, TaskSettings, TaskWriter
 
 ABORT_S = 5.0
 
@@ -45,7 +45,7 @@ class Task:
 @dataclass(frozen=True, slots=True)
 class _OneTopic:
     topic: WrittenTopic
-    writer: BlockingTaskWriter
+    writer: TaskWriter
     version: SchemaVersion | None = None
 
 
@@ -208,7 +208,7 @@ class TopicWriters:
         self._largest_first(lambda writer: writer.drain(), whole // 2)
         self._largest_first(lambda writer: writer.settle(), whole * 3 // 4)
 
-    def _largest_first(self, wait: Callable[[BlockingTaskWriter], None], bound: int) -> None:
+    def _largest_first(self, wait: Callable[[TaskWriter], None], bound: int) -> None:
         """One after the other until all hold so little."""
         writers = [one.writer for one in self._open.values()]
         for writer in sorted(writers, key=lambda writer: -writer.held_bytes):

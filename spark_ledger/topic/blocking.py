@@ -1,8 +1,7 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
-Always true: rows are encoded and decoded in the caller's thread; only sending and fetching run on
-the background loop, so both go on at once; what is handed over and not yet sent is bounded by the
-task's settings, what is fetched ahead by AHEAD_BYTES.
+Always true: rows are decoded in the caller's thread; only fetching runs on the background loop, so
+both go on at once; what is fetched ahead is bounded by AHEAD_BYTES.
 """
 
 import asyncio
@@ -10,19 +9,14 @@ import os
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
-
-import pyarrow as pa
 
 from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
-from spark_ledger.topic.batch_encoder import BatchEncoder, EncodedEntry
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
@@ -34,10 +28,9 @@ from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
-    TaskIdentity,
     TaskResult,
     TaskSettings,
-    inline_segments,
+    TaskWriter,
 )
 from spark_ledger.topic.topics import TopicInfo
 
@@ -122,15 +115,16 @@ class BlockingTopics:
         attempt: int = 0,
         partitions: int | None = None,
         settings: TaskSettings = DEFAULT_SETTINGS,
-    ) -> "BlockingTaskWriter":
-        """See TopicClient.task_writer."""
+    ) -> TaskWriter:
+        """A writer for one task attempt, on ledgers of this process's cache. `partitions` is
+        today's number of them where the topic has grown. Raises errors.BadConfig."""
 
         async def make_sender() -> EntrySender:
             return self.client.sender(topic, intent, settings)
 
         encoder = self.client.encoder(topic, task_index, partitions, settings)
-        identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return BlockingTaskWriter(identity, encoder, self.run(make_sender()), settings)
+        nothing = TaskResult(topic.id, intent.id, task_index, attempt)
+        return TaskWriter(nothing, encoder, self.run(make_sender()), settings)
 
     def read(
         self,
@@ -151,93 +145,6 @@ class BlockingTopics:
                 yield from joined_blocks(fetched.block(columns) for fetched in handful)
         finally:
             loop.run(ahead.close())
-
-
-class BlockingTaskWriter:
-    """task_writer.TaskWriter for one thread that is not the loop's: same methods, same errors.
-    An error of the sending may come out of a later call."""
-
-    def __init__(
-        self,
-        identity: TaskIdentity,
-        encoder: BatchEncoder,
-        sender: EntrySender,
-        settings: TaskSettings = DEFAULT_SETTINGS,
-    ) -> None:
-        self._identity = identity
-        self._encoder = encoder
-        self._sender = sender
-        self._settings = settings
-        self._handed: deque[tuple[Future[None], int]] = deque()
-        self._handed_bytes = 0
-
-    def write(
-        self,
-        keys: pa.Array | None,
-        values: pa.Array | pa.RecordBatch,
-        *,
-        event_times: pa.Array | None = None,
-        headers: pa.Array | None = None,
-        partitions: pa.Array | None = None,
-    ) -> None:
-        """See TaskWriter.write."""
-        for entry in self._encoder.add(
-            keys, values, event_times=event_times, headers=headers, partitions=partitions
-        ):
-            self._hand_over(entry)
-
-    @property
-    def held_bytes(self) -> int:
-        """Of the rows in memory, about: gathered, handed over, not answered by every bookie."""
-        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
-
-    def drain(self) -> None:
-        """Send what is gathered and wait for every ack; more may be written."""
-        for entry in self._encoder.flush():
-            self._hand_over(entry)
-        self._wait_until(0)
-        background_loop().run(self._sender.drain())
-
-    def settle(self) -> None:
-        """`drain`, then wait until every copy is there or its bookie's time is over: nothing is
-        held any more."""
-        self.drain()
-        background_loop().run(self._sender.settled())
-
-    def finish(self) -> TaskResult:
-        """See TaskWriter.finish."""
-        return self.finishing()()
-
-    def finishing(self) -> Callable[[], TaskResult]:
-        """Begin to finish; the function returned waits for the end: several may go on at once."""
-        small = self._encoder.flush_small(self._settings.inline_bytes_max)
-        if small is not None:
-            done = self._identity.result(inline_segments(small), ())
-            return lambda: done
-        for entry in self._encoder.flush():
-            self._hand_over(entry)
-        self._wait_until(0)
-        finished = background_loop().submit(self._sender.finish())
-        return lambda: self._identity.result(*finished.result())
-
-    def abort(self) -> None:
-        """See TaskWriter.abort."""
-        for future, _ in self._handed:
-            future.cancel()
-        background_loop().run(self._sender.abort())
-
-    def _hand_over(self, entry: EncodedEntry) -> None:
-        sending = background_loop().submit(self._sender.send(entry))
-        self._handed.append((sending, entry.payload_bytes))
-        self._handed_bytes += entry.payload_bytes
-        self._wait_until(self._settings.handed_over_bytes_max)
-
-    def _wait_until(self, bytes_left: int) -> None:
-        """Take the results of what was sent; wait until at most so many bytes are not."""
-        while self._handed and (self._handed_bytes > bytes_left or self._handed[0][0].done()):
-            future, size = self._handed.popleft()
-            self._handed_bytes -= size
-            future.result()
 
 
 class _Ahead:

@@ -39,10 +39,8 @@ from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.task_writer import (
     DEFAULT_SETTINGS,
-    TaskIdentity,
     TaskResult,
     TaskSettings,
-    TaskWriter,
 )
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo, Topics
@@ -122,22 +120,6 @@ class TopicClient:
             self._followers[topic_id] = task
         return await asyncio.shield(task)
 
-    def task_writer(
-        self,
-        topic: TopicInfo,
-        intent: Intent,
-        *,
-        task_index: int,
-        attempt: int = 0,
-        partitions: int | None = None,
-        settings: TaskSettings = DEFAULT_SETTINGS,
-    ) -> TaskWriter:
-        """A writer for one task attempt, on ledgers of this process's cache. `partitions` is
-        today's number of them where the topic has grown. Raises errors.BadConfig."""
-        encoder = self.encoder(topic, task_index, partitions, settings)
-        identity = TaskIdentity(topic.id, intent.id, task_index, attempt)
-        return TaskWriter(identity, encoder, self.sender(topic, intent, settings), settings)
-
     def encoder(
         self,
         topic: TopicInfo,
@@ -171,36 +153,13 @@ class TopicClient:
             settings.held_bytes_max,
         )
 
-    async def commit(
-        self,
-        topic_id: str,
-        txn: TxnKey,
-        intent_id: str,
-        results: Sequence[TaskResult],
-        *,
-        overwrite: bool = False,
-        user_metadata: str = "",
-        finish_intent: bool = False,
-        timeout_s: float = 60.0,
-    ) -> CommitOutcome:
-        """`commit_topics` of one topic."""
-        return await self.commit_topics(
-            {topic_id: results},
-            txn,
-            intent_id,
-            overwrite=overwrite,
-            user_metadata=user_metadata,
-            finish_intent=finish_intent,
-            timeout_s=timeout_s,
-        )
-
     async def commit_topics(
         self,
         results: Mapping[str, Sequence[TaskResult]],
         txn: TxnKey,
         intent_id: str,
         *,
-        overwrite: bool | Collection[str] = False,
+        overwrite: Collection[str] = (),
         user_metadata: str = "",
         finish_intent: bool = False,
         batch: QueryBatch | None = None,
@@ -208,18 +167,15 @@ class TopicClient:
     ) -> CommitOutcome:
         """Commit what tasks wrote, by topic id: all topics or none, in order of task index.
 
-        With `overwrite`, or in those of the topics that it names by id, the rows take the place of
-        all that was there when the intent was made for overwriting them
-        (Intents.open_...(overwrites=)) and of this app's own since; rows of others since are
-        errors.TxnConflict. With `finish_intent` the intent is done afterwards
-        in any case. `batch` is what a streaming query's tasks counted; without it a version that is
-        recorded changes nothing. Raises as Committer.commit; errors.TopicRecreated (results of
-        another topic), errors.LedgerFenced (of another intent), ValueError for results that claim a
-        task or an entry twice.
+        In the topics that `overwrite` names by id the rows take the place of all that was there
+        when the intent was made for overwriting them (Intents.open_...(overwrites=)) and of this
+        app's own since; rows of others since are errors.TxnConflict. With `finish_intent` the
+        intent is done afterwards in any case. `batch` is what a streaming query's tasks counted;
+        without it a version that is recorded changes nothing. Raises as Committer.commit;
+        errors.TopicRecreated (results of another topic), errors.LedgerFenced (of another intent),
+        ValueError for results that claim a task or an entry twice.
         """
         check_one_attempt(result for some in results.values() for result in some)
-        if isinstance(overwrite, bool):
-            overwrite = results if overwrite else ()
         drafts = {
             id_: (_rows_action(ordered_segments(id_, intent_id, some), id_ in overwrite),)
             for id_, some in results.items()

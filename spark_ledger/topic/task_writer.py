@@ -3,15 +3,19 @@
 Always true: a result names exactly the entries that were acknowledged, in order, to this task;
 nothing of a call is sent before every row of it is known to fit; rows of a partition keep the
 order in which they were written. A task whose entries all come to `inline_bytes_max` sends none:
-they are in its result, and no ledger is made for them.
+they are in its result, and no ledger is made for them. Rows are encoded in the task's thread; only
+sending runs on the background loop, so both go on at once.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from spark_ledger import errors
+from spark_ledger.client.loop import background_loop
 from spark_ledger.topic.batch_encoder import GATHER_BYTES_MAX, BatchEncoder, EncodedEntry
 from spark_ledger.topic.entry_sender import (
     HELD_BYTES_MAX,
@@ -85,51 +89,27 @@ class TaskResult:
     segments: tuple[Segment, ...] = ()
     missing: tuple[MissingCopies, ...] = ()
 
-    @property
-    def rows(self) -> int:
-        return sum(segment.rows for segment in self.segments)
-
-    @property
-    def bytes(self) -> int:
-        return sum(segment.bytes for segment in self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskIdentity:
-    """Whose result it is."""
-
-    topic_id: str
-    intent_id: str
-    task_index: int
-    attempt: int
-
-    def result(
-        self, segments: tuple[Segment, ...], missing: tuple[MissingCopies, ...]
-    ) -> TaskResult:
-        return TaskResult(
-            self.topic_id, self.intent_id, self.task_index, self.attempt, segments, missing
-        )
-
 
 class TaskWriter:
-    """One task's writer to one topic, for one caller at a time on the event loop.
-
-    Made by TopicClient.task_writer; a Spark task uses blocking.BlockingTaskWriter.
-    """
+    """One task's writer to one topic, for one thread that is not the loop's. Made by
+    blocking.BlockingTopics.task_writer. An error of the sending may come out of a later call.
+    `nothing` is the result of a task without rows."""
 
     def __init__(
         self,
-        identity: TaskIdentity,
+        nothing: TaskResult,
         encoder: BatchEncoder,
         sender: EntrySender,
         settings: TaskSettings = DEFAULT_SETTINGS,
     ) -> None:
-        self._identity = identity
+        self._nothing = nothing
         self._encoder = encoder
         self._sender = sender
         self._settings = settings
+        self._handed: deque[tuple[Future[None], int]] = deque()
+        self._handed_bytes = 0
 
-    async def write(
+    def write(
         self,
         keys: pa.Array | None,
         values: pa.Array | pa.RecordBatch,
@@ -153,21 +133,64 @@ class TaskWriter:
         for entry in self._encoder.add(
             keys, values, event_times=event_times, headers=headers, partitions=partitions
         ):
-            await self._sender.send(entry)
+            self._hand_over(entry)
 
-    async def finish(self) -> TaskResult:
-        """Send what is gathered, wait for every ack, then up to 0.5 s for all copies. A task with
-        little to send sends nothing: then the result has it inline."""
+    @property
+    def held_bytes(self) -> int:
+        """Of the rows in memory, about: gathered, handed over, not answered by every bookie."""
+        return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
+
+    def drain(self) -> None:
+        """Send what is gathered and wait for every ack; more may be written."""
+        self._hand_over_all()
+        background_loop().run(self._sender.drain())
+
+    def settle(self) -> None:
+        """`drain`, then wait until every copy is there or its bookie's time is over: nothing is
+        held any more."""
+        self.drain()
+        background_loop().run(self._sender.settled())
+
+    def finishing(self) -> Callable[[], TaskResult]:
+        """Send what is gathered; the function returned waits for every ack, then up to 0.5 s for
+        all copies: several writers may end at once. A task with little to send sends nothing: then
+        the result has it inline."""
         small = self._encoder.flush_small(self._settings.inline_bytes_max)
         if small is not None:
-            return self._identity.result(inline_segments(small), ())
-        for entry in self._encoder.flush():
-            await self._sender.send(entry)
-        return self._identity.result(*await self._sender.finish())
+            return lambda: replace(self._nothing, segments=inline_segments(small))
+        self._hand_over_all()
+        finished = background_loop().submit(self._sender.finish())
 
-    async def abort(self) -> None:
+        def wait() -> TaskResult:
+            segments, missing = finished.result()
+            return replace(self._nothing, segments=segments, missing=missing)
+
+        return wait
+
+    def abort(self) -> None:
         """Give the ledger back. What was written is in no result; the janitor deletes it."""
-        await self._sender.abort()
+        for future, _ in self._handed:
+            future.cancel()
+        background_loop().run(self._sender.abort())
+
+    def _hand_over_all(self) -> None:
+        """What is gathered; returns when it is with the ledger writer."""
+        for entry in self._encoder.flush():
+            self._hand_over(entry)
+        self._wait_until(0)
+
+    def _hand_over(self, entry: EncodedEntry) -> None:
+        sending = background_loop().submit(self._sender.send(entry))
+        self._handed.append((sending, entry.payload_bytes))
+        self._handed_bytes += entry.payload_bytes
+        self._wait_until(self._settings.handed_over_bytes_max)
+
+    def _wait_until(self, bytes_left: int) -> None:
+        """Take the results of what was sent; wait until at most so many bytes are not."""
+        while self._handed and (self._handed_bytes > bytes_left or self._handed[0][0].done()):
+            future, size = self._handed.popleft()
+            self._handed_bytes -= size
+            future.result()
 
 
 def inline_segments(entries: Iterable[EncodedEntry]) -> tuple[Segment, ...]:

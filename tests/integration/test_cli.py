@@ -17,6 +17,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.local.embedded_zookeeper import free_port
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
+from tests.loop_task import LoopTask
 from tests.processes import alive, descendants
 
 TIMEOUT_S = 120
@@ -166,10 +167,11 @@ def write_rows(service_url: str, topic: str, rows: dict[str, str]) -> None:
     async def work(client: TopicClient) -> None:
         info = await client.topics.open(topic)
         intent = await client.intents.open_batch_intent("app", "run", topic)
-        writer = client.task_writer(info, intent, task_index=0)
+        writer = LoopTask(client, info, intent, task_index=0)
         await writer.write(pa.array(rows.keys()), pa.array(rows.values()))
         txn = TxnKey("app", topic, 0, "run")
-        await client.commit(info.id, txn, intent.id, [await writer.finish()], finish_intent=True)
+        results = {info.id: [await writer.finish()]}
+        await client.commit_topics(results, txn, intent.id, finish_intent=True)
 
     with_topics(service_url, work)
 

@@ -30,7 +30,8 @@ class Query:
             column = pa.array([b"x"])
             task.write(column, column)
             txn = TxnKey(self.name, "t", self.batches, "run")
-            made = self.topics.client.commit(self.info.id, txn, self.intent.id, [task.finish()])
+            results = {self.info.id: [task.finishing()()]}
+            made = self.topics.client.commit_topics(results, txn, self.intent.id)
             self.topics.run(made)
             self.batches += 1
 

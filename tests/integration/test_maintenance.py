@@ -47,7 +47,7 @@ def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
     settings = TaskSettings(inline_bytes_max=0)
     task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
-    ledger_id = task.finish().segments[0].ledger_id
+    ledger_id = task.finishing()().segments[0].ledger_id
 
     maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
     try:

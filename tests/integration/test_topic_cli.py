@@ -11,6 +11,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.integration.test_cli import fails, succeeds
+from tests.loop_task import LoopTask
 
 
 @pytest.fixture
@@ -34,11 +35,11 @@ def write(service_url: str, name: str, *batches: list[str]) -> None:
         for version, rows in enumerate(batches):
             intent = await client.intents.open_batch_intent("app", f"run-{version}", name)
             settings = TaskSettings(inline_bytes_max=0)
-            writer = client.task_writer(info, intent, task_index=0, settings=settings)
+            writer = LoopTask(client, info, intent, task_index=0, settings=settings)
             await writer.write(None, pa.array(rows))
             txn = TxnKey("app", name, version, intent.run_id)
             result = await writer.finish()
-            await client.commit(info.id, txn, intent.id, [result], finish_intent=True)
+            await client.commit_topics({info.id: [result]}, txn, intent.id, finish_intent=True)
 
     with_topics(service_url, work)
 

@@ -26,7 +26,7 @@ def write_and_commit(topics, info, version, rows, compression="none"):
         part = pa.array(rows[start : start + 1000], pa.binary())
         task.write(part, part)
     txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-    return topics.run(client.commit(info.id, txn, intent.id, [task.finish()]))
+    return topics.run(client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
 
 
 def read_all(topics, info, **options):
@@ -92,7 +92,7 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
     settings = TaskSettings(inline_bytes_max=0)
     task = topics.task_writer(info, intent, task_index=0, settings=settings)
     task.write(None, pa.array([b"left behind"], pa.binary()))
-    ledger_id = task.finish().segments[0].ledger_id
+    ledger_id = task.finishing()().segments[0].ledger_id
 
     report = topics.run(client.janitor.clean(condemn=[intent.id]))
 
@@ -130,9 +130,9 @@ def test_columns_of_a_task_in_a_ledger_or_in_the_commit_come_back_by_partition(
         headers=headers,
         partitions=pa.array([4, 1, 4]),
     )
-    result = task.finish()
+    result = task.finishing()()
     txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-    topics.run(topics.client.commit(info.id, txn, intent.id, [result]))
+    topics.run(topics.client.commit_topics({info.id: [result]}, txn, intent.id))
 
     assert {s.ledger_id == INLINE for s in result.segments} == {inline_bytes_max > 0}
     state = topics.run(topics.client.log(info.id).fold(fresh=True))

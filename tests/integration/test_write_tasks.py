@@ -66,7 +66,7 @@ def test_a_task_that_failed_under_a_condemned_intent_is_followed_by_one_with_the
     intent, written = write(job)
     assert intent.open
     assert (kept.record.generation, intent.record.generation) == (0, 1)
-    assert sum(result.rows for result in written.results) == ROWS.num_rows
+    assert sum(one.rows for result in written.results for one in result.segments) == ROWS.num_rows
 
 
 def test_a_repeated_attempt_looks_for_its_intent_though_its_worker_keeps_one(job):

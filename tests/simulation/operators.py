@@ -26,6 +26,7 @@ from spark_ledger.topic.schema_records import Compatibility
 from spark_ledger.topic.seek_target import End
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.upkeep import Upkeep, elected
+from tests.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import IDLE_S
@@ -208,11 +209,11 @@ class TopicOperator:
         results = await self.work.run_tasks(client, topics, [info], intent, 0)
         await topics.intents.recorded(intent)
         if client.rng.random() < 0.3:  # its tasks are told to give up; only the janitor deletes
-            await topics.task_writer(info, intent, task_index=0, attempt=99).abort()
+            await LoopTask(topics, info, intent, task_index=0, attempt=99).abort()
             return
         txn = TxnKey(app_id, intent.target, 0, run_id)
         found = results.get(info.id, [])
-        await topics.commit(info.id, txn, intent.id, found, finish_intent=True)
+        await topics.commit_topics({info.id: found}, txn, intent.id, finish_intent=True)
         self.world.ghost.meet("job committed")
 
     async def _schema(self, client: Client, topics: TopicClient) -> None:

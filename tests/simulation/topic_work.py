@@ -29,6 +29,7 @@ from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.history import History
+from tests.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS
@@ -292,7 +293,8 @@ class TopicWork:
             name = f"a{self._attempts}"
             counts = _counts(rng if planned is None else planned.rng(info.name.short, index))
             self.ghost.rows_of[name], self.ghost.topic_of[name] = sum(counts), info.id
-            writer = tasks.task_writer(
+            writer = LoopTask(
+                tasks,
                 info,
                 intent,
                 task_index=index,

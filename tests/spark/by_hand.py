@@ -37,8 +37,8 @@ class Cluster:
         column = pa.array([b"%d" % number for number in numbers], pa.binary())
         writer.write(column, column)
         txn = TxnKey(intent.app_id, intent.target, 0, intent.run_id)
-        results = [writer.finish()]
-        self.run(self.client.commit(info.id, txn, intent.id, results, finish_intent=True))
+        results = {info.id: [writer.finishing()()]}
+        self.run(self.client.commit_topics(results, txn, intent.id, finish_intent=True))
 
 
 class Owner:

@@ -253,7 +253,7 @@ def another_run_of_the_same(scene: Scene) -> str:
             return
         intent = cluster.run(intents.open_batch_intent("mine", "another run", target))
         txn = TxnKey("mine", target, 1, "another run")
-        cluster.run(cluster.client.commit(info.id, txn, intent.id, []))
+        cluster.run(cluster.client.commit_topics({info.id: []}, txn, intent.id))
 
     rows = scene.meanwhile(take_over, ["value"])
     given = {} if scene.streaming else {"txnAppId": "mine", "txnVersion": 1}

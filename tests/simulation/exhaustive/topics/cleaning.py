@@ -27,8 +27,11 @@ def batches(topic: str, intent: Intent, ledger: int, overwriting: tuple[bool, ..
             txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
             try:
                 entry = await client.ledgers.add(ledger, f"row {version}")
-                rows = [result_of(intent, topic, ledger, [entry])]
-                outcome = await client.commit(topic, txn, intent.id, rows, overwrite=overwrite)
+                outcome = await client.commit_topics(
+                    {topic: [result_of(intent, topic, ledger, [entry])]},
+                    *(txn, intent.id),
+                    overwrite=[topic] if overwrite else [],
+                )
             except (errors.LedgerError, OutcomeUnknown) as error:
                 process.note("failed", type(error).__name__)
                 return

@@ -48,7 +48,7 @@ def committer(topic: str, intent: Intent, commits: int, ledger: int) -> Program:
             txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
             rows = [result_of(intent, topic, ledger, [version])]
             try:
-                outcome = await client.commit(topic, txn, intent.id, rows)
+                outcome = await client.commit_topics({topic: rows}, txn, intent.id)
             except errors.LedgerError as error:
                 process.note("failed", type(error).__name__)
                 return

@@ -23,6 +23,7 @@ from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.row_blocks import Block, Rows
 from spark_ledger.topic.schema_records import Compatibility
 from spark_ledger.topic.task_writer import TaskSettings
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 ID_NAME = "id INT, name STRING"
@@ -334,7 +335,7 @@ def test_rows_written_by_two_versions_are_read_back_by_name(value_format):
             plan = writer(value_format, text, "evolve")
             version = await plan.version(schemas, stage.topic)
             settings = TaskSettings(schema_version=plan.schema_version(version))
-            task = stage.client.task_writer(stage.topic, intent, task_index=0, settings=settings)
+            task = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=settings)
             await task.write(None, plan.values(rows, version))
             await stage.commit(intent, number, await task.finish())
 

@@ -14,6 +14,7 @@ from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
+from tests.loop_task import LoopTask
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World
@@ -45,18 +46,24 @@ class Stage:
         """Rows (keyed by themselves) written by one task, to a ledger however few they are, or
         as a task does it by default (`inline`)."""
         settings = TaskSettings() if inline else TO_A_LEDGER
-        writer = self.client.task_writer(
-            self.topic, intent, task_index=task_index, settings=settings
-        )
+        writer = LoopTask(self.client, self.topic, intent, task_index=task_index, settings=settings)
         column = pa.array(rows, pa.binary())
         await writer.write(column, column)
         return await writer.finish()
 
     async def commit(
-        self, intent: Intent, version: int, *results: TaskResult, **options: Any
+        self,
+        intent: Intent,
+        version: int,
+        *results: TaskResult,
+        overwrite: bool = False,
+        **options: Any,
     ) -> CommitOutcome:
         txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-        return await self.client.commit(self.topic.id, txn, intent.id, results, **options)
+        replaced = [self.topic.id] if overwrite else []
+        return await self.client.commit_topics(
+            {self.topic.id: results}, txn, intent.id, overwrite=replaced, **options
+        )
 
     async def rows(self, partition: int = 0, **options: Any) -> list[tuple[int, bytes]]:
         """(offset, value) of all that is committed, as a new reader sees it."""

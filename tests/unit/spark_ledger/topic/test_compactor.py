@@ -16,6 +16,7 @@ from spark_ledger.topic.janitor import LEASE_S
 from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 
@@ -160,7 +161,7 @@ def test_headers_event_times_and_absent_columns_are_kept_as_they_are():
         headers = pa.array([[{"key": "h", "value": b"1"}]])
         results = []
         for n, extra in enumerate(({}, {"event_times": times}, {"headers": headers})):
-            writer = stage.client.task_writer(stage.topic, intent, task_index=n)
+            writer = LoopTask(stage.client, stage.topic, intent, task_index=n)
             await writer.write(None, pa.array([None if n else b"v"], pa.binary()), **extra)
             results.append(await writer.finish())
         await stage.commit(intent, 0, *results, finish_intent=True)
@@ -185,7 +186,7 @@ def test_a_topics_own_columns_are_merged_too():
         intent = await stage.client.intents.open_batch_intent("app", "r", "t")
         results = []
         for n in range(2):
-            writer = stage.client.task_writer(stage.topic, intent, task_index=n)
+            writer = LoopTask(stage.client, stage.topic, intent, task_index=n)
             own = pa.RecordBatch.from_pydict({"carrier": ["AA", "UA"], "delay": [n, None]})
             await writer.write(pa.array([b"k", None], pa.binary()), own)
             results.append(await writer.finish())
@@ -208,9 +209,7 @@ def test_rows_of_several_versions_of_a_schema_and_without_one_stay_what_they_are
         results = []
         for task, (version, own) in enumerate(zip((1, 2, 1), columns, strict=True)):
             settings = replace(TO_A_LEDGER, schema_version=version)
-            writer = stage.client.task_writer(
-                stage.topic, intent, task_index=task, settings=settings
-            )
+            writer = LoopTask(stage.client, stage.topic, intent, task_index=task, settings=settings)
             await writer.write(keys, pa.RecordBatch.from_pydict(own))
             results.append(await writer.finish())
         results.append(await stage.written(intent, [b"k", b"l"], 3))

@@ -9,6 +9,7 @@ from spark_ledger.topic.actions import Hole
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.slice_reader import read_task
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -16,7 +17,7 @@ async def write_batches(stage, batches, rows=40):
     """`batches` commits of `rows` rows of 1 KB with ten keys each."""
     intent = await stage.intent()
     for version in range(batches):
-        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0)
         keys = pa.array([b"k%d" % (n % 10) for n in range(rows)], pa.binary())
         values = pa.array([b"%d-%d" % (version, n) + b"x" * 1000 for n in range(rows)])
         await task.write(keys, values)

@@ -16,6 +16,7 @@ from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import TaskSettings
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -165,7 +166,7 @@ def test_entries_that_cannot_hold_a_key_are_not_fetched():
     async def act(stage):
         intent = await stage.intent()
         settings = TaskSettings(inline_bytes_max=0)
-        writer = stage.client.task_writer(stage.topic, intent, task_index=0, settings=settings)
+        writer = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=settings)
         for n in range(8):
             keys = pa.array([b"key-%d" % n] * 30, pa.binary())
             await writer.write(keys, pa.array([b"v" * 1_000] * 30, pa.binary()))

@@ -26,6 +26,7 @@ from spark_ledger.topic.records import IntentRecord
 from spark_ledger.topic.segments import INLINE, NO_ENTRY, NO_MS
 from spark_ledger.topic.slice_reader import fetch_task
 from spark_ledger.topic.task_writer import TaskSettings
+from tests.loop_task import LoopTask
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 
@@ -283,8 +284,8 @@ def test_a_result_survives_pickling_and_counts_its_rows():
         result = await stage.written(await stage.intent(), [b"a" * 2000, b"b" * 2000, b"c"])
 
         assert pickle.loads(pickle.dumps(result)) == result
-        assert (result.rows, len(result.segments)) == (3, 1)
-        assert result.bytes > 8_000
+        (only,) = result.segments
+        assert only.rows == 3 and only.bytes > 8_000
 
     play(act)
 
@@ -292,7 +293,7 @@ def test_a_result_survives_pickling_and_counts_its_rows():
 def test_a_ledger_fenced_in_the_middle_of_a_task_costs_no_row_and_doubles_none():
     async def act(stage):
         intent = await stage.intent()
-        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0)
         other = await stage.another()
         for number in range(30):
             column = pa.array([b"%d" % number + b"x" * 3000], pa.binary())
@@ -327,7 +328,7 @@ def test_a_task_of_a_run_that_was_superseded_makes_no_ledger():
 def test_aborting_a_task_leaves_nothing_in_the_topic():
     async def act(stage):
         intent = await stage.intent()
-        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0)
         column = pa.array([b"x" * 3000] * 10, pa.binary())
         await task.write(column, column)
         await task.abort()
@@ -485,7 +486,7 @@ def test_a_task_that_writes_little_makes_no_ledger_and_its_rows_are_read():
 def test_a_task_that_writes_more_than_may_be_inline_makes_a_ledger(settings):
     async def act(stage):
         intent = await stage.intent()
-        task = stage.client.task_writer(stage.topic, intent, task_index=0, settings=settings)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=settings)
         await task.write(None, column(b"x"))
         result = await task.finish()
         await stage.commit(intent, 0, result)
@@ -521,7 +522,7 @@ def test_rows_of_many_partitions_in_one_entry_are_read_by_partition():
 def test_all_columns_come_back_from_a_ledger_and_only_those_asked_for():
     async def act(stage):
         intent = await stage.intent()
-        task = stage.client.task_writer(stage.topic, intent, task_index=0, settings=TO_A_LEDGER)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0, settings=TO_A_LEDGER)
         headers = pa.array([[{"key": "h", "value": b"1"}], None])
         times = pa.array([5_000_000, 7_000_000], pa.timestamp("us", tz="UTC"))
         await task.write(column(b"k", None), column(b"v", b"w"), event_times=times, headers=headers)
@@ -547,7 +548,7 @@ def test_the_keys_of_a_long_segment_are_found_in_its_filter_entry():
     async def act(stage):
         intent = await stage.intent()
         keys = [b"k%d" % n for n in range(40)]
-        task = stage.client.task_writer(stage.topic, intent, task_index=0)
+        task = LoopTask(stage.client, stage.topic, intent, task_index=0)
         for key in keys:
             await task.write(column(key), column(b"x" * 1000))
         (segment,) = (await task.finish()).segments

@@ -13,6 +13,7 @@ from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.seek_target import CommittedSince
 from spark_ledger.topic.store_time import store_now_ms
 from spark_ledger.topic.task_writer import TaskSettings
+from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -77,7 +78,7 @@ def test_a_write_that_lacks_bookies_names_the_policy_and_how_to_change_it():
         command = "spark-ledger topic set big ensemble_size=4 write_quorum=4 ack_quorum=2"
         assert command in said
         settings = TaskSettings(inline_bytes_max=0, policies=TopicPolicies(7, 3, 2))
-        writer = stage.client.task_writer(stage.topic, intent, task_index=1, settings=settings)
+        writer = LoopTask(stage.client, stage.topic, intent, task_index=1, settings=settings)
         with pytest.raises(errors.NotEnoughBookies, match="this write asks for 7, policy"):
             await writer.write(None, pa.array([b"x"]))
             await writer.finish()
