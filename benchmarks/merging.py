@@ -23,7 +23,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.compactor import Compacted
 from spark_ledger.topic.merge_plan import SLOT_MS
 from spark_ledger.topic.merging import Merging, TopicHead
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 
 TOPIC = "merged"
 VALUE_BYTES = 100

@@ -122,7 +122,7 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
     """How far a subscription is behind the end of its topic."""
 
     async def work(client: "TopicClient") -> "dict[int, PartitionLag]":
-        from spark_ledger.topic.store_time import store_now_ms
+        from spark_ledger.topic.store_calls import store_now_ms
 
         info = await client.topics.open(topic)
         now_ms = await store_now_ms(client.store)

@@ -29,7 +29,7 @@ from spark_ledger.topic.policies import TopicPolicies, changed
 from spark_ledger.topic.schema_records import Compatibility, SchemaVersion
 from spark_ledger.topic.schema_registry import TopicSchema
 from spark_ledger.topic.seek_target import CommittedSince, End, SeekTarget
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from spark_ledger.topic.subscription_records import SubscriptionKind
 from spark_ledger.topic.subscriptions import SubscriptionInfo
 from spark_ledger.topic.topics import TopicInfo

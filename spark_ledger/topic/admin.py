@@ -24,8 +24,7 @@ from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import ENSEMBLE_SIZE, TopicPolicies, changed
 from spark_ledger.topic.seek_target import End, SeekTarget
 from spark_ledger.topic.state import PartitionState, Tables, TopicState
-from spark_ledger.topic.store_calls import reachable
-from spark_ledger.topic.store_time import LONG_AGO_MS, store_now_ms
+from spark_ledger.topic.store_calls import LONG_AGO_MS, reachable, store_now_ms
 from spark_ledger.topic.topics import PARTITIONS_MAX, TopicInfo
 
 TRIES_MAX = 5

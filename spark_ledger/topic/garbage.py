@@ -1,5 +1,5 @@
-"""What becomes of ledgers that were made for topics: which are closed, kept, deleted, and when.
-Pure: the janitor looks, this decides, the janitor does.
+"""What becomes of ledgers that were made for topics: which are closed, kept, deleted, and when; and
+which intents count as abandoned. Pure: the janitor looks, this decides, the janitor does.
 
 Always true of what is DELETED: it is CLOSED; its topic, folded after it was known to be CLOSED and
 its intent to be ended, does not refer to it (hazard 4); what a topic did refer to has been left
@@ -7,9 +7,14 @@ alone for the topic's delete delay since (hazard 34). Under an intent that is op
 only if two later versions were committed since it was first seen CLOSED: then no batch can be
 under way that holds acknowledged entries of it (hazard 5). That can be known of a streaming query
 alone, whose versions come one after another from one run. Where nothing is known, it is kept.
+
+Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
+unbroken session; a difference of two hosts' clocks never counts. Many that fall silent together are
+a sign of trouble with the network or with the metadata store, not of their death (hazard 44): then
+nothing is condemned for a while, and after it only a few at a time.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,6 +27,8 @@ POLICY_KINDS = ("query", "batch", "system")
 OWN_ROLL_S_MAX = 4 * 3600
 """Roll age at most of what else writes: cursors."""
 LATER_VERSIONS = 2
+DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone
+DELETED_UNGUARDED = 20  # so many may go in any case
 UNPUBLISHED_MS = 3600 * 1000
 """Checkpoints are written beside the versions: so long at least one may take from its first entry
 in a ledger until the record that names it is published. One that takes longer has to begin anew."""
@@ -78,10 +85,6 @@ class Fate(Enum):
     WAITS = "waits"  # it will go, or may: `why`
     NEVER_REFERRED = "never referred to"  # deleted: nothing says that a topic ever had it
     RECLAIMED = "reclaimed"  # deleted: its topic dropped it, or is deleted itself
-
-    @property
-    def deleted(self) -> bool:
-        return self in (Fate.NEVER_REFERRED, Fate.RECLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +164,66 @@ def _delay(left_ms: int, what: str) -> str:
     return f"{what}; the delete delay ends in {-(-left_ms // 1000)} s" if left_ms > 0 else ""
 
 
-def too_many(never_referred: int, known: int, *, part_max: float, unguarded: int) -> str:
+def too_many(never_referred: int, known: int) -> str:
     """Why so many ledgers must not go at once for the lack of a reference alone: that is also what
     an empty or a wrong metadata store looks like (hazard 50). Empty if they may."""
-    if never_referred <= max(unguarded, known * part_max):
+    if never_referred <= max(DELETED_UNGUARDED, known * DELETED_PART_MAX):
         return ""
     return (
         f"{never_referred} of {known} ledgers would be deleted because no topic refers to them:"
         " look first, then clean with force"
     )
+
+
+TOGETHER_PART_MAX = 0.2  # of the open intents
+TOGETHER_MIN = 2
+PAUSE_LEASES = 4
+UNUSED_LEASES = 96
+"""A batch job's writer is made when its query is planned. What it is to write may take long to be
+computed, and until its first task begins nobody shows a heartbeat, or has a ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """Since when, in which session, an intent's heartbeat has had this version."""
+
+    heartbeat: int
+    since_s: float
+    session: int
+
+    def same(self, heartbeat: int, session: int) -> bool:
+        return (self.heartbeat, self.session) == (heartbeat, session)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What to do about the silent: `condemn` these now; `since_s` is since when so many have been
+    silent together (None: they are not), `alarm` what to say about it."""
+
+    condemn: tuple[str, ...]
+    since_s: float | None = None
+    alarm: str = ""
+
+
+def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
+    """How long an intent of this kind may show no further heartbeat after so many."""
+    return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
+
+
+def judge(
+    opened: int, silent: Sequence[str], since_s: float | None, now_s: float, lease_s: float
+) -> Silence:
+    """`silent` have shown no heartbeat for a lease, of `opened` intents that are open; `since_s`
+    is that of the last judgement."""
+    if len(silent) < TOGETHER_MIN or len(silent) <= opened * TOGETHER_PART_MAX:
+        return Silence(tuple(silent))
+    since_s = now_s if since_s is None else since_s
+    left_s = since_s + PAUSE_LEASES * lease_s - now_s
+    if left_s > 0:
+        alarm = (
+            f"{len(silent)} of {opened} writers fell silent together: look whether they can reach"
+            f" the metadata store; they are taken as gone, a few at a time, from {left_s:.0f} s on"
+        )
+        return Silence((), since_s, alarm)
+    few = max(1, int(opened * TOGETHER_PART_MAX))
+    return Silence(tuple(silent[:few]), since_s)

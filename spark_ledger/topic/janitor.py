@@ -12,33 +12,29 @@ and is said. Two janitors may run.
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode, SessionState
-from spark_ledger.topic import deleted_topics, garbage, ledger_removal, records, staleness
+from spark_ledger.topic import garbage, records, removal
 from spark_ledger.topic.garbage import (
     Fate,
     IntentSeen,
     LedgerSeen,
+    Sighting,
     TopicSeen,
-    Verdict,
     fate_of,
 )
 from spark_ledger.topic.intents import STALE, Intent, Intents
 from spark_ledger.topic.ledger_inventory import LedgerInventory
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.references import References
-from spark_ledger.topic.staleness import Sighting
-from spark_ledger.topic.store_calls import each, reachable, read
-from spark_ledger.topic.store_time import LONG_AGO_MS, store_now_ms
+from spark_ledger.topic.store_calls import LONG_AGO_MS, each, reachable, read, store_now_ms
 
 LEASE_S = 900.0
-DELETED_PART_MAX = 0.1  # of the ledgers that the pass knows, for the lack of references alone
-DELETED_UNGUARDED = 20  # so many may go in any case
 DELETED_PER_PASS = 2_000
 CLOSED_PER_PASS = 500
 CLOSING_AT_ONCE = 8
@@ -115,7 +111,8 @@ class Janitor:
             report = CleanReport(dry_run, silence.condemn, alarm=silence.alarm)
             report = await self._close(a_pass, report)
             await self._learn_of_closed(a_pass)
-            topics = await self._references.of(a_pass.topics_of_closed(), a_pass.deleted)
+            judged = sorted({one.topic for one in a_pass.judged()})
+            topics = await self._references.of(judged, a_pass.deleted)
             report = await self._delete(a_pass, topics, report, force)
             return await self._remove_topics(a_pass, report)
 
@@ -152,16 +149,14 @@ class Janitor:
             return None
         return Intent(intent_id, records.decode_intent(node.value), node.version)
 
-    async def _silence(
-        self, intents: Sequence[Intent], condemn: Sequence[str]
-    ) -> staleness.Silence:
+    async def _silence(self, intents: Sequence[Intent], condemn: Sequence[str]) -> garbage.Silence:
         """The open intents that are condemned in this pass."""
         beating = [intent for intent in intents if intent.open]
         opened = [intent.id for intent in beating]
         expired = await each(self._expired, beating)
         silent = [intent for intent, is_silent in zip(opened, expired, strict=True) if is_silent]
         now_s = asyncio.get_running_loop().time()
-        judged = staleness.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
+        judged = garbage.judge(len(opened), silent, self._silent_since_s, now_s, self._lease_s)
         self._silent_since_s = judged.since_s
         self._seen = {intent: self._seen[intent] for intent in opened}
         wanted = [intent for intent in opened if intent in condemn or intent in judged.condemn]
@@ -176,7 +171,7 @@ class Janitor:
             self._seen[intent.id] = Sighting(node.version, now_s, self._session)
             return False
         connected = self.store.session_state is SessionState.CONNECTED
-        lease_s = staleness.lease_s(intent.record.kind, node.version, self._lease_s)
+        lease_s = garbage.lease_s(intent.record.kind, node.version, self._lease_s)
         return connected and now_s - seen.since_s >= lease_s
 
     async def _condemn(self, intents: Sequence[Intent], stale: Sequence[str]) -> list[Intent]:
@@ -191,8 +186,8 @@ class Janitor:
         """Who there is and what, after what was condemned is. In a dry run the stale are taken as
         condemned."""
         seen = {
-            intent.id: IntentSeen(intent.id, intent.record.kind, _goes_on(intent, stale))
-            for intent in intents
+            one.id: IntentSeen(one.id, one.record.kind, one.open and one.id not in stale)
+            for one in intents
         }
         deleted = await self._references.deleted() | dict.fromkeys(bare, LONG_AGO_MS)
         found = await self._inventory.look(intents, every=bool(bare))
@@ -204,7 +199,8 @@ class Janitor:
 
     async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
         """Recover what nobody will close: after this no writer adds to any of them."""
-        topics = await each(self._policies, a_pass.topics_of_open())
+        opened = sorted({one.topic for one in a_pass.ledgers.values() if not one.closed})
+        topics = await each(self._policies, opened)
         seen = {
             topic.id: replace(topic, deleted_ms=a_pass.deleted.get(topic.id)) for topic in topics
         }
@@ -216,7 +212,8 @@ class Janitor:
         problems = await each(self._recover, wanted[:CLOSED_PER_PASS], CLOSING_AT_ONCE)
         outcomes = dict(zip(wanted, problems, strict=False))
         done = [ledger for ledger, problem in outcomes.items() if not problem]
-        a_pass.closed(done)
+        for ledger in done:
+            a_pass.ledgers[ledger] = replace(a_pass.ledgers[ledger], closed=True, stuck=False)
         unclosed = {ledger: problem for ledger, problem in outcomes.items() if problem}
         return replace(report, closed=tuple(done), unclosed=unclosed)
 
@@ -262,15 +259,19 @@ class Janitor:
         report: CleanReport,
         force: bool,
     ) -> CleanReport:
-        verdicts = a_pass.verdicts(topics)
+        verdicts = [
+            fate_of(one, a_pass.intents[one.intent], topics[one.topic], a_pass.now_ms)
+            for one in a_pass.judged()
+        ]
         never = [one.ledger for one in verdicts if one.fate is Fate.NEVER_REFERRED]
-        refused = "" if force else _refused(len(never), len(a_pass.ledgers))
+        refused = "" if force else garbage.too_many(len(never), len(a_pass.ledgers))
         going = [one.ledger for one in verdicts if one.fate is Fate.RECLAIMED]
         going = sorted(going if refused else [*going, *never])[:DELETED_PER_PASS]
         waiting = {one.ledger: one.why for one in verdicts if one.fate is Fate.WAITS}
         if not report.dry_run:
             going = await self._deleted(a_pass, topics, going, waiting)
-        a_pass.gone(going)
+        for ledger in going:
+            del a_pass.ledgers[ledger]
         return replace(
             report,
             deleted=tuple(going),
@@ -292,7 +293,7 @@ class Janitor:
             one = a_pass.ledgers[ledger_id]
             topic = topics[one.topic]
             if a_pass.intents[one.intent].open and topic.deleted_ms is None:
-                return await ledger_removal.remove_unpublished(
+                return await removal.remove_unpublished(
                     self.store, ledger_id, topic.id, topic.checkpoint
                 )
             await self._ledgers.delete(ledger_id)
@@ -318,13 +319,13 @@ class Janitor:
             if a_pass.now_ms < deleted_ms + delay_ms:
                 continue
             if topic_id not in a_pass.bare:
-                if report.dry_run or await deleted_topics.remove_tree(self.store, topic_id):
+                if report.dry_run or await removal.remove_tree(self.store, topic_id):
                     removed.append(topic_id)
             elif not report.dry_run:
-                await deleted_topics.forget(self.store, topic_id)
+                await removal.forget(self.store, topic_id)
         return replace(report, topics=tuple(removed))
 
-    def _session_changed(self, state: SessionState) -> None:
+    def _session_changed(self, _: SessionState) -> None:
         self._session += 1
 
 
@@ -341,16 +342,6 @@ class _Pass:
     bare: frozenset[str]
     assumed: dict[int, None] = field(default_factory=dict)
 
-    def topics_of_open(self) -> list[str]:
-        return sorted({one.topic for one in self.ledgers.values() if not one.closed})
-
-    def topics_of_closed(self) -> list[str]:
-        return sorted({one.topic for one in self._judged()})
-
-    def closed(self, ledgers: Iterable[int]) -> None:
-        for ledger in ledgers:
-            self.ledgers[ledger] = replace(self.ledgers[ledger], closed=True, stuck=False)
-
     def note_first_seen(self) -> None:
         """When the ledgers that are CLOSED were first seen to be: now, if they were not before and
         the time is known."""
@@ -359,30 +350,9 @@ class _Pass:
                 version = self.intents[one.intent].committed
                 self.ledgers[ledger] = replace(one, closed_at=version, closed_ms=self.now_ms)
 
-    def verdicts(self, topics: Mapping[str, TopicSeen]) -> list[Verdict]:
-        """What becomes of the closed ledgers, by id."""
-        return [
-            fate_of(one, self.intents[one.intent], topics[one.topic], self.now_ms)
-            for one in self._judged()
-        ]
-
-    def gone(self, ledgers: Iterable[int]) -> None:
-        for ledger in ledgers:
-            del self.ledgers[ledger]
-
-    def _judged(self) -> list[LedgerSeen]:
+    def judged(self) -> list[LedgerSeen]:
         """The closed ledgers, and those taken as closed, by id."""
         ordered = (self.ledgers[ledger] for ledger in sorted(self.ledgers))
         return [
             replace(one, closed=True) for one in ordered if one.closed or one.id in self.assumed
         ]
-
-
-def _goes_on(intent: Intent, stale: Sequence[str]) -> bool:
-    return intent.open and intent.id not in stale
-
-
-def _refused(never_referred: int, known: int) -> str:
-    return garbage.too_many(
-        never_referred, known, part_max=DELETED_PART_MAX, unguarded=DELETED_UNGUARDED
-    )

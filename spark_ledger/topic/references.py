@@ -105,7 +105,9 @@ class References:
     async def _folded_topic(self, topic_id: str, policies: TopicPolicies) -> TopicSeen:
         for _ in range(TRIES_MAX):
             state, newest = await self._log(topic_id).fold_from_checkpoint()
-            _check_whole(topic_id, newest)
+            if newest is not None and newest.root.state.next != newest.record.next:
+                what = f"the newest checkpoint of topic {topic_id} cannot be read"
+                raise errors.DataUnavailable(what)  # what only that root names is not known
             try:
                 rows = await self._of_rows(topic_id, state, newest)
             except errors.NoSuchLedger:  # of a chunk: a newer checkpoint took its place
@@ -157,9 +159,3 @@ class References:
     def _forget(self, topic_id: str) -> None:
         self._logs.pop(topic_id, None)
         self._folded.pop(topic_id, None)
-
-
-def _check_whole(topic_id: str, newest: Checkpointed | None) -> None:
-    """What only a root that cannot be read names is not known."""
-    if newest is not None and newest.root.state.next != newest.record.next:
-        raise errors.DataUnavailable(f"the newest checkpoint of topic {topic_id} cannot be read")

@@ -1,12 +1,18 @@
-"""Calls, to the metadata store above all, that every part of the topic layer makes the same way."""
+"""Calls, to the metadata store above all, that every part of the topic layer makes the same way.
+
+Always true: the time that `store_now_ms` tells lies between the call and its return, or is
+LONG_AGO_MS, at which nothing is due: answers were lost, or others asked at the same moment again
+and again.
+"""
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from spark_ledger import errors
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     MetadataStore,
     NodeExists,
@@ -22,6 +28,8 @@ B = TypeVar("B")
 
 TRIES_MAX = 30
 CALLS_AT_ONCE = 64
+LONG_AGO_MS = 0
+CLOCK_TRIES_MAX = 5
 _PAUSE_S = 0.004
 _PAUSE_S_MAX = 1.0
 
@@ -97,3 +105,16 @@ def pause_s(rng: random.Random, tries: int) -> float:
     """How long to wait after the `tries`-th lost race: longer each time, with jitter."""
     longest = min(_PAUSE_S_MAX, _PAUSE_S * float(2 ** min(tries, 20)))
     return longest * rng.uniform(0.5, 1.0)
+
+
+async def store_now_ms(store: MetadataStore) -> int:
+    """The store's time, by which commits are stamped: when it made a node that is made for it.
+    Raises StoreUnavailable."""
+    for _ in range(CLOCK_TRIES_MAX):
+        with suppress(NoNode, OutcomeUnknown):
+            await store.delete(paths.STORE_CLOCK)
+        with suppress(NoNode, NodeExists, OutcomeUnknown):
+            await store.create(paths.STORE_CLOCK)
+            await store.sync(paths.STORE_CLOCK)
+            return (await store.get(paths.STORE_CLOCK)).created_ms
+    return LONG_AGO_MS

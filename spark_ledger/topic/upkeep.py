@@ -30,8 +30,7 @@ from spark_ledger.topic.intent_expiry import NOTHING_EXPIRED, Expired, IntentExp
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.janitor import CleanReport
 from spark_ledger.topic.merging import PASS_BYTES, Merging, TopicHead
-from spark_ledger.topic.store_calls import each, reachable, read
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import each, reachable, read, store_now_ms
 from spark_ledger.topic.topics import TopicInfo
 
 LONG_LOG = 2 * CHECKPOINT_EVERY  # who commits makes checkpoints too, and comes first

@@ -24,8 +24,7 @@ from spark_ledger.topic.lag import PartitionLag, topic_lag
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segment_columns import OffsetRange
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import reachable
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import reachable, store_now_ms
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
 

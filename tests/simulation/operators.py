@@ -24,7 +24,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.schema_records import Compatibility
 from spark_ledger.topic.seek_target import End
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from spark_ledger.topic.upkeep import Upkeep, elected
 from tests.loop_task import LoopTask
 from tests.simulation import invariants

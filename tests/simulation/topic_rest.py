@@ -16,9 +16,9 @@ from spark_ledger.topic import checkpoint
 from spark_ledger.topic.admin import TopicAdmin
 from spark_ledger.topic.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.garbage import UNUSED_LEASES
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.records import IntentState, decode_intent
-from spark_ledger.topic.staleness import UNUSED_LEASES
 from spark_ledger.topic.subscription_records import decode_subscription
 from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost

@@ -18,7 +18,7 @@ from spark_ledger.topic.compactor import compact
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.merge_plan import MergeLimits
 from spark_ledger.topic.merging import Merging, TopicHead
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from tests.simulation.topic_ghost import LIVE, LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client

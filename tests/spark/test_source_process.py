@@ -18,7 +18,7 @@ from spark_ledger.spark.options import stream_read_options
 from spark_ledger.spark.schema import DEFAULT_SCHEMA
 from spark_ledger.spark.source import LedgerStreamReader
 from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.deleted_topics import remove_tree
+from spark_ledger.topic.removal import remove_tree
 from tests.spark.by_hand import Cluster, Owner
 from tests.spark.topics import wait_until
 

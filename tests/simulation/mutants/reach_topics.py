@@ -14,9 +14,9 @@ from spark_ledger.topic import (
     cursor_ledger,
     guards,
     intents,
-    ledger_removal,
     log_trim,
     records,
+    removal,
     subscription_moves,
 )
 from spark_ledger.topic.actions import Grow, OpenLive, Replace, SealLive
@@ -527,7 +527,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("abandoned ledgers stay open", "T14", Janitor, "_close", folds_before_it_closes), JANITOR),
     (
         T(
-            *("removal unchecked", "hazard 5", ledger_removal, "_unchanged"),
+            *("removal unchecked", "hazard 5", removal, "_unchanged"),
             *(removes_whatever_was_published, OVERWRITES),
         ),
         (*JANITOR, "checkpoint in ledgers", "overwrite"),

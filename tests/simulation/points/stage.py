@@ -18,7 +18,7 @@ from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import decode_topic_pointer
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from spark_ledger.topic.topics import TopicInfo
 from tests.simulation import invariants
 from tests.simulation.audit import Audit

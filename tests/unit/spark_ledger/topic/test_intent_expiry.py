@@ -13,7 +13,7 @@ from spark_ledger.topic.commit import CommitKind
 from spark_ledger.topic.intent_expiry import Expired, IntentExpiry
 from spark_ledger.topic.intents import IDS_PER_BLOCK
 from spark_ledger.topic.names import escape
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from spark_ledger.topic.upkeep import Upkeep
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play
 

@@ -7,13 +7,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
-from spark_ledger.topic import deleted_topics
+from spark_ledger.topic import removal
 from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.deleted_topics import remove_tree
+from spark_ledger.topic.garbage import PAUSE_LEASES
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.staleness import PAUSE_LEASES
+from spark_ledger.topic.removal import remove_tree
 from tests.unit.spark_ledger.topic.stage import play
 
 DELAY_S = 600
@@ -539,7 +539,7 @@ def test_a_ledger_made_for_a_topic_while_a_pass_takes_its_tree_is_deleted_too(mo
             return await remove_tree(store, topic_id)
 
         await asyncio.sleep(DELAY_S)
-        monkeypatch.setattr(deleted_topics, "remove_tree", made_just_before)
+        monkeypatch.setattr(removal, "remove_tree", made_just_before)
         taken = await janitor.clean()
         monkeypatch.undo()
         with pytest.raises(errors.TopicDeleted):

@@ -1,6 +1,6 @@
 import pytest
 
-from spark_ledger.topic.staleness import PAUSE_LEASES, Sighting, judge
+from spark_ledger.topic.garbage import PAUSE_LEASES, Sighting, judge
 
 LEASE_S = 900.0
 

@@ -11,7 +11,7 @@ from spark_ledger.topic.actions import OpenLive
 from spark_ledger.topic.admin import TopicAdmin, retain
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.seek_target import CommittedSince
-from spark_ledger.topic.store_time import store_now_ms
+from spark_ledger.topic.store_calls import store_now_ms
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
