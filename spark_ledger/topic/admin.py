@@ -18,13 +18,13 @@ from spark_ledger.metadata.store import Check, StoreError
 from spark_ledger.topic import records, retention, seek_target
 from spark_ledger.topic.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.cursor_marks import GRACE_MS
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import ENSEMBLE_SIZE, TopicPolicies, changed
 from spark_ledger.topic.seek_target import End, SeekTarget
 from spark_ledger.topic.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.store_calls import LONG_AGO_MS, reachable, store_now_ms
+from spark_ledger.topic.subscription_moves import GRACE_MS
 from spark_ledger.topic.topics import PARTITIONS_MAX, TopicInfo
 
 TRIES_MAX = 5

@@ -12,7 +12,10 @@ Always true:
 - a step back is written to the record with a new version of the subscriptions' node, so that a trim
   planned before it fails, and is then clipped to the rows that are kept (hazard 37);
 - another ledger has the position before the record names it, and the one before it is deleted
-  after; a ledger that was made and not named goes, too, or is left to the janitor.
+  after; a ledger that was made and not named goes, too, or is left to the janitor;
+- writes are a second apart at least; who moves seldom keeps no ledger (its position is in the
+  record), so a thousand queries that trigger every two minutes hold none open; what is small is
+  brought into the record now and then, so that who does not read the ledger is not far behind.
 Any failure of the store or the bookies is tried again, after looking what became of it.
 """
 
@@ -22,6 +25,7 @@ import random
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from spark_ledger import errors
@@ -29,16 +33,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check, Operation, Set, StoreError
 from spark_ledger.topic import cursor_ledger, records
-from spark_ledger.topic.cursor_entry import CursorEntry
-from spark_ledger.topic.cursor_ledger import CursorLedger
-from spark_ledger.topic.cursor_pace import (
-    OFTEN_S,
-    WRITE_EVERY_S,
-    Situation,
-    Step,
-    next_look_s,
-    next_step,
-)
+from spark_ledger.topic.cursor_ledger import CursorEntry, CursorLedger
 from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, Intent, Intents
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.subscription_moves import Claim, clipped, goes_back, inline, later, stored
@@ -51,6 +46,67 @@ from spark_ledger.topic.subscription_records import (
 )
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
+
+WRITE_EVERY_S = 1.0
+OFTEN_S = 30.0
+"""A write that comes sooner after the last one goes to a ledger."""
+IDLE_S = 120.0
+"""A ledger without a write for that long is left. OFTEN_S is less: else who moves regularly would
+open and leave a ledger with every write."""
+FLOOR_EVERY_S = 300.0
+
+
+class Step(Enum):
+    NOTHING = "nothing"
+    INLINE = "inline"  # into the record, which names no ledger then
+    FLOOR = "floor"  # into the record, which goes on naming the ledger
+    APPEND = "append"  # to the ledger at hand
+    NEW_LEDGER = "new ledger"  # to another one, and its name into the record
+    LEAVE = "leave"  # close the ledger, whose last entry says where the cursor is
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Times by the loop's clock. `dirty`: there is a position that is not durable; `behind`: the
+    record's floor is not the position; `small`: the position fits into the record; `refused`: no
+    ledger could be had lately; `open` and `full` of the ledger at hand."""
+
+    now_s: float
+    written_s: float
+    floor_s: float
+    dirty: bool
+    behind: bool
+    small: bool
+    refused: bool = False
+    open: bool = False
+    full: bool = False
+
+
+def next_step(now: Situation) -> Step:
+    """What to do now; at `next_look_s` it is to be asked again."""
+    seldom = now.refused or (not now.open and now.now_s >= now.written_s + OFTEN_S)
+    if now.open and now.small and now.behind and now.now_s >= now.floor_s + FLOOR_EVERY_S:
+        return Step.INLINE if now.full else Step.FLOOR
+    if now.dirty and now.open and not now.full:
+        return Step.APPEND
+    if now.dirty:
+        return Step.INLINE if now.small and seldom else Step.NEW_LEDGER
+    if now.open and now.now_s >= now.written_s + IDLE_S:
+        return Step.INLINE if now.small else Step.LEAVE
+    return Step.NOTHING
+
+
+def next_look_s(now: Situation) -> float:
+    """Until when `next_step` stays as it is if nothing happens; a write's pause has passed."""
+    soonest_s = now.written_s + WRITE_EVERY_S
+    if now.dirty:
+        return soonest_s
+    if not now.open:
+        return float("inf")
+    idle_s = now.written_s + IDLE_S
+    floor_s = now.floor_s + FLOOR_EVERY_S if now.small and now.behind else idle_s
+    return max(soonest_s, min(idle_s, floor_s))
+
 
 PAUSE_S, PAUSE_S_MAX = 0.1, 30.0
 LONG_AGO_S = float("-inf")
@@ -78,8 +134,6 @@ class Cursor:
     ) -> None:
         """`new`: the subscription was made just now; rows it begins at may have been trimmed."""
         self.name = seen.name
-        self.topic = around.topic
-        self.run_id = claim.run_id
         self.failure: errors.LedgerError | None = None
         """Why it writes nothing more, once it was taken over or deleted."""
         self.confirmed: Positions = dict(seen.record.floor)
@@ -181,7 +235,7 @@ class Cursor:
 
     async def _round(self) -> None:
         await self._settle()
-        while (step := self._step()) is not Step.NOTHING:
+        while (step := next_step(self._situation())) is not Step.NOTHING:
             if self._loop.time() < self._written_s + WRITE_EVERY_S:
                 break
             await self._write(step)
@@ -246,7 +300,13 @@ class Cursor:
         record = self._seen.record
         found: Positions = record.floor
         if record.ledger_id is not None:
-            last = await self._last_entry(record.ledger_id)
+            try:
+                last = await cursor_ledger.last_entry(
+                    self._around.ledgers, record.ledger_id, fence=True
+                )
+            except errors.NoSuchLedger as error:
+                last = None
+                _log.error("the cursor of subscription '%s' is at its floor: %s", self.name, error)
             found = later(found, {} if last is None else last.positions)
             if fits(found):
                 self._left[record.ledger_id] = None
@@ -254,13 +314,6 @@ class Cursor:
         self.confirmed = dict(found)
         self._wanted = {**found, **self._wanted}
         self._recovered.set_result(dict(found))
-
-    async def _last_entry(self, ledger_id: int) -> CursorEntry | None:
-        try:
-            return await cursor_ledger.last_entry(self._around.ledgers, ledger_id, fence=True)
-        except errors.NoSuchLedger as error:
-            _log.error("the cursor of subscription '%s' is at its floor: %s", self.name, error)
-            return None
 
     # -- writing ---------------------------------------------------------------------------
 
@@ -395,9 +448,6 @@ class Cursor:
     def _highest(self) -> dict[int, int]:
         """Nobody has seen it beyond."""
         return later(self.confirmed, self._unheard)
-
-    def _step(self) -> Step:
-        return next_step(self._situation())
 
     def _situation(self) -> Situation:
         now_s, ledger = self._loop.time(), self._ledger

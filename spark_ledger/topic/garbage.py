@@ -184,18 +184,6 @@ computed, and until its first task begins nobody shows a heartbeat, or has a led
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """Since when, in which session, an intent's heartbeat has had this version."""
-
-    heartbeat: int
-    since_s: float
-    session: int
-
-    def same(self, heartbeat: int, session: int) -> bool:
-        return (self.heartbeat, self.session) == (heartbeat, session)
-
-
-@dataclass(frozen=True, slots=True)
 class Silence:
     """What to do about the silent: `condemn` these now; `since_s` is since when so many have been
     silent together (None: they are not), `alarm` what to say about it."""

@@ -91,6 +91,19 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one observer saw of an intent's heartbeat: since when, in which of the observer's
+    sessions, it has had this version."""
+
+    heartbeat: int
+    since_s: float
+    session: int
+
+    def same(self, heartbeat: int, session: int) -> bool:
+        return (self.heartbeat, self.session) == (heartbeat, session)
+
+
+@dataclass(frozen=True, slots=True)
 class _Pointer:
     """A query's pointer as it was read; absent: version None."""
 

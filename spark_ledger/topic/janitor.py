@@ -24,11 +24,10 @@ from spark_ledger.topic.garbage import (
     Fate,
     IntentSeen,
     LedgerSeen,
-    Sighting,
     TopicSeen,
     fate_of,
 )
-from spark_ledger.topic.intents import STALE, Intent, Intents
+from spark_ledger.topic.intents import STALE, Intent, Intents, Sighting
 from spark_ledger.topic.ledger_inventory import LedgerInventory
 from spark_ledger.topic.names import escape
 from spark_ledger.topic.references import References

@@ -26,10 +26,9 @@ from spark_ledger.metadata.store import (
     StoreUnavailable,
 )
 from spark_ledger.topic import subscription_records
-from spark_ledger.topic.cursor_marks import Mark, needed_before_going_back
 from spark_ledger.topic.names import escape, unescape
 from spark_ledger.topic.store_calls import TRIES_MAX, read
-from spark_ledger.topic.subscription_moves import stored
+from spark_ledger.topic.subscription_moves import Mark, needed_before_going_back, stored
 from spark_ledger.topic.subscription_records import Positions, SubscriptionRecord
 
 NEW = -1  # the version of a record that is not there yet

@@ -26,18 +26,17 @@ from spark_ledger.metadata.store import (
     SessionState,
     Set,
 )
-from spark_ledger.topic import cursor_ledger, cursor_marks, records, seek_target
+from spark_ledger.topic import cursor_ledger, records, seek_target
 from spark_ledger.topic import subscription_moves as moves
 from spark_ledger.topic.cursor import Cursor, Surroundings, open_intent
-from spark_ledger.topic.cursor_marks import GRACE_MS
-from spark_ledger.topic.intents import SUPERSEDED, Intent, Intents
+from spark_ledger.topic.intents import SUPERSEDED, Intent, Intents, Sighting
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.lag import PartitionLag, topic_lag
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.seek_target import End, SeekTarget
 from spark_ledger.topic.state import UNREAD, Tables, TopicState
 from spark_ledger.topic.store_calls import TRIES_MAX, pause_s, reachable, read
-from spark_ledger.topic.subscription_moves import Claim
+from spark_ledger.topic.subscription_moves import GRACE_MS, Claim
 from spark_ledger.topic.subscription_nodes import Seen, SubscriptionNodes
 from spark_ledger.topic.subscription_records import (
     Positions,
@@ -85,15 +84,6 @@ class Holds:
     by: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sighting:
-    """Since when, in which session, an intent's heartbeat has had this version."""
-
-    heartbeat: int
-    since_s: float
-    session: int
-
-
 class Subscriptions:
     """Every method raises errors.Unavailable when the metadata store does not answer, and
     errors.OptionInvalid for what is no name of a subscription."""
@@ -105,7 +95,7 @@ class Subscriptions:
         log_of: Callable[[str], TopicLog],
         rng: random.Random,
         *,
-        read_chunks: ReadChunks | None = None,
+        read_chunks: ReadChunks,
         lease_s: float = LEASE_S,
     ) -> None:
         self.store: MetadataStore = ledgers.metadata
@@ -116,7 +106,7 @@ class Subscriptions:
         self._read_chunks = read_chunks
         self._lease_s = lease_s
         self._cursors: dict[Cursor, None] = {}
-        self._sightings: dict[str, _Sighting] = {}
+        self._sightings: dict[str, Sighting] = {}
         self._session = 0
         self.store.add_session_listener(self._session_changed)
 
@@ -236,7 +226,7 @@ class Subscriptions:
                     if tries:
                         return
                     raise await nodes.not_found(name)
-                seen = await self._free(seen, name, force)
+                await self._check_free(seen, force)
                 gone = False
                 try:
                     gone = await nodes.delete(seen, *await self._condemn_owner(seen.record))
@@ -260,7 +250,8 @@ class Subscriptions:
         nodes = SubscriptionNodes(self.store, topic_id)
         with reachable(f"seeking subscription '{name}'"):
             for tries in range(TRIES_MAX):
-                seen = await self._free(await nodes.get(name), name, force)
+                seen = await nodes.get(name)
+                await self._check_free(seen, force)
                 resolved = await self._resolve(topic_id, target)
                 positions = _fitting({**await self._position(nodes, seen), **resolved})
                 marks = await nodes.marks(name)
@@ -295,15 +286,13 @@ class Subscriptions:
             seen = await nodes.get(name)
             return await self._position(nodes, seen)
 
-    async def lag(
-        self, topic_id: str, name: str, now_ms: int, *, ends: Mapping[int, int] | None = None
-    ) -> dict[int, PartitionLag]:
+    async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
         """How far behind it is, by partition; `now_ms` by the store's clock. Raises as
         `positions`."""
         positions = await self.positions(topic_id, name)
         with reachable(f"reading topic {topic_id}"):
             state = await self._log_of(topic_id).fold(fresh=True)
-        return topic_lag(state, positions, now_ms, ends=ends)
+        return topic_lag(state, positions, now_ms)
 
     # -- for retention and the janitor -----------------------------------------------------------
 
@@ -324,7 +313,7 @@ class Subscriptions:
             found = await _each(names, lambda name: self._held(nodes, name, now_ms, grace_ms))
         there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
         for name, record, lowest in there:
-            for p, offset in moves.held(record, lowest, partitions).items():
+            for p, offset in moves.held_by(record, lowest, partitions).items():
                 if p not in held or offset < held[p]:
                     held[p], by[p] = offset, name
         return Holds(held, Check(nodes.folder, version), by)
@@ -337,15 +326,9 @@ class Subscriptions:
         if seen is None:
             return None
         marks = await nodes.marks(name)
-        found = cursor_marks.held(marks, seen.record.floor, now_ms, grace_ms)
+        found = moves.held(marks, seen.record.floor, now_ms, grace_ms)
         await nodes.renew_marks(seen, found.add, found.forget)
         return seen.record, found.positions
-
-    async def cursor_ledgers(self, topic_id: str) -> builtins.list[int]:
-        """The ledgers that the topic's subscriptions refer to now: whoever deletes ledgers asks
-        after it ended their intents. Ascending."""
-        found = [one.ledger_id for one in await self.list(topic_id)]
-        return sorted(ledger_id for ledger_id in found if ledger_id is not None)
 
     # -- owners --------------------------------------------------------------------------------
 
@@ -391,9 +374,9 @@ class Subscriptions:
             return False
         now_s = asyncio.get_running_loop().time()
         seen = self._sightings.get(intent.id)
-        if seen is None or (seen.heartbeat, seen.session) != (node.version, self._session):
+        if seen is None or not seen.same(node.version, self._session):
             self._sightings.pop(intent.id, None)
-            self._sightings[intent.id] = _Sighting(node.version, now_s, self._session)
+            self._sightings[intent.id] = Sighting(node.version, now_s, self._session)
             if len(self._sightings) > SIGHTINGS_MAX:
                 del self._sightings[next(iter(self._sightings))]
             return True
@@ -418,11 +401,10 @@ class Subscriptions:
         except errors.LedgerFenced:
             return None
 
-    async def _free(self, seen: Seen, name: str, force: bool) -> Seen:
-        """It, if it may be taken from its owner."""
+    async def _check_free(self, seen: Seen, force: bool) -> None:
+        """Whether it may be taken from its owner. Raises errors.SubscriptionBusy."""
         if not force and await self._alive(seen.record):
-            raise moves.busy(name, seen.record)
-        return seen
+            raise moves.busy(seen.name, seen.record)
 
     async def _discard(self, record: SubscriptionRecord) -> None:
         """Fence and delete a ledger that the record does not name any more."""
@@ -434,8 +416,7 @@ class Subscriptions:
     async def _resolve(self, topic_id: str, target: SeekTarget) -> dict[int, int]:
         state = await self._state(topic_id)
         chunks = seek_target.chunks_needed(state, target)
-        assert not chunks or self._read_chunks is not None, "who seeks by time can read chunks"
-        read = UNREAD if not chunks or not self._read_chunks else await self._read_chunks(chunks)
+        read = await self._read_chunks(chunks) if chunks else UNREAD
         return seek_target.resolve(state, target, read)
 
     async def _state(self, topic_id: str) -> TopicState:
@@ -478,7 +459,7 @@ class Subscriptions:
     def _token(self) -> str:
         return f"{self._rng.getrandbits(128):032x}"
 
-    def _session_changed(self, state: SessionState) -> None:
+    def _session_changed(self, _: SessionState) -> None:
         self._session += 1
 
 

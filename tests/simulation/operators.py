@@ -170,7 +170,7 @@ class TopicOperator:
         there_at = {p: max(at.get(p, 0), start) for p, start in log.starts()}
         log.subscriptions.setdefault(name, Whereabouts()).is_at(self.world.loop.now, there_at)
         self.world.ghost.meet("unused subscription holds rows")
-        await subscriptions.cursor_ledgers(info.id)
+        await subscriptions.list(info.id)
         await subscriptions.lag(info.id, name, await store_now_ms(topics.store))
 
     # -- what is kept ------------------------------------------------------------------------------

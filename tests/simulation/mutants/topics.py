@@ -14,7 +14,6 @@ from spark_ledger.topic import (
     client,
     commit,
     commit_draft,
-    cursor_marks,
     garbage,
     guards,
     log_trim,
@@ -235,7 +234,7 @@ def goes_back_without_a_mark(going_back: Any) -> Any:
 
 def holds_where_it_is(held: Any) -> Any:
     """Where a subscription was a moment ago is not asked."""
-    return lambda marks, floor, now_ms, grace_ms: cursor_marks.Held(floor, add=None)
+    return lambda marks, floor, now_ms, grace_ms: subscription_moves.Held(floor, add=None)
 
 
 def reads_what_was_announced(read_entries: Any) -> Any:
@@ -327,7 +326,7 @@ MUTANTS = (
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(
-        *("nothing held of the hour before", "hazard 38", cursor_marks, "held"),
+        *("nothing held of the hour before", "hazard 38", subscription_moves, "held"),
         *(holds_where_it_is, CHURN),
     ),
     Mutant(

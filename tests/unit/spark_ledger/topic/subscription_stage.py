@@ -18,7 +18,14 @@ NAME = "s"
 
 def subscriptions_of(client, **options):
     """The subscriptions as that process sees them."""
+    options.setdefault("read_chunks", client.chunks.load)
     return Subscriptions(client.ledgers, client.intents, client.log, client._rng, **options)
+
+
+async def cursor_ledgers(client, topic_id):
+    """The ledgers that the topic's subscriptions refer to."""
+    found = [one.ledger_id for one in await subscriptions_of(client).list(topic_id)]
+    return [ledger_id for ledger_id in found if ledger_id is not None]
 
 
 async def commit(stage, *actions, checks=()):

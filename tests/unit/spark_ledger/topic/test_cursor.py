@@ -6,7 +6,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.topic import cursor as cursor_module
 from spark_ledger.topic import cursor_ledger, subscription_records
-from spark_ledger.topic.cursor_pace import IDLE_S
+from spark_ledger.topic.cursor import IDLE_S
 from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, STALE
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import (

@@ -10,13 +10,14 @@ from spark_ledger.metadata.store import StoreError, StoreUnavailable
 from spark_ledger.topic import cursor_ledger, records
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.cursor_entry import CursorEntry
+from spark_ledger.topic.cursor_ledger import CursorEntry
 from spark_ledger.topic.records import IntentState
 from spark_ledger.topic.seek_target import End
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     Doomed,
+    cursor_ledgers,
     fill,
     opened,
     positions,
@@ -42,8 +43,7 @@ async def events_of_a_whole_life(stage):
 
 async def check_ledgers_have_an_end(stage):
     """Each ledger that is there is named by a subscription, or the janitor may take it."""
-    some = subscriptions_of(stage.client)
-    named = await some.cursor_ledgers(stage.topic.id)
+    named = await cursor_ledgers(stage.client, stage.topic.id)
     async for ledger_id in stage.client.ledgers.list():
         record = (await stage.client.ledgers.record(ledger_id)).record
         intent = records.decode_intent(stage.world.store.peek(paths.intent(record.intent)).value)

@@ -12,8 +12,8 @@ from spark_ledger.metadata.ledger_record import decode
 from spark_ledger.topic import checkpointer, commit_draft
 from spark_ledger.topic.actions import Append, OpenLive
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.cursor import IDLE_S as CURSOR_IDLE_S
 from spark_ledger.topic.cursor_ledger import AGE_S_MAX
-from spark_ledger.topic.cursor_pace import IDLE_S as CURSOR_IDLE_S
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.ledger_cache import IDLE_S
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TARGET, play, segment

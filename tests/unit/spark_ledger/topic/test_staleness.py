@@ -1,6 +1,7 @@
 import pytest
 
-from spark_ledger.topic.garbage import PAUSE_LEASES, Sighting, judge
+from spark_ledger.topic.garbage import PAUSE_LEASES, judge
+from spark_ledger.topic.intents import Sighting
 
 LEASE_S = 900.0
 

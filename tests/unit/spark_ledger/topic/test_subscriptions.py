@@ -16,6 +16,7 @@ from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     NAME,
     commit,
+    cursor_ledgers,
     fill,
     listed,
     opened,
@@ -558,8 +559,8 @@ def test_the_ledgers_that_subscriptions_need_are_told_to_who_deletes():
     async def act(stage):
         await fill(stage, 100)
         cursor = await opened(stage)
-        assert await (await of(stage)).cursor_ledgers(stage.topic.id) == []
+        assert await cursor_ledgers(stage.client, stage.topic.id) == []
         await told(cursor, 1, 2)
-        assert await (await of(stage)).cursor_ledgers(stage.topic.id) == [cursor._ledger.id]
+        assert await cursor_ledgers(stage.client, stage.topic.id) == [cursor._ledger.id]
 
     play(act)
