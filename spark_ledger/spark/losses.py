@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
-from spark_ledger.topic.lost_rows import LastEntries, lost_of, rows_lost, without
-from spark_ledger.topic.read_plan import ReadTask
+from spark_ledger.topic.read_plan import LastEntries, ReadTask, lost_of, rows_lost, without
 
 RECORDS_AT_ONCE = 256
 LEDGERS_MAX = 2_000

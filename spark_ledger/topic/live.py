@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import numpy as np
+
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.topic.pieces import WANTED, Wanted
 from spark_ledger.topic.read_plan import LiveRows
-from spark_ledger.topic.read_slice import EntryPiece
 from spark_ledger.topic.segments import LiveSegment
 
 _log = logging.getLogger(__name__)
@@ -168,12 +170,13 @@ async def lost_of_live(reader: LedgerReader, wanted: LiveRows) -> errors.RowsLos
     )
 
 
-def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> EntryPiece:
+def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
     """What an entry has of the rows wanted; `before` rows of the ledger come before it."""
     base = wanted.live.base
     lo = max(wanted.start - base, before)
     hi = min(wanted.end - base, header.cumulative_rows)
-    return EntryPiece(header.entry_id, before, lo - before, hi - lo, base + lo)
+    piece = (wanted.live.partition, before, lo - before, hi - lo, base + lo)
+    return np.array([piece] if hi > lo else [], dtype=WANTED)
 
 
 async def _header(reader: LedgerReader, entry_id: int, confirmed: int) -> EntryHeader:

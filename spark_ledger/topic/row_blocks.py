@@ -69,13 +69,6 @@ class Block:
     schema_version: int = 0
     times_ms: Longs | None = None
 
-    @classmethod
-    def of(cls, rows: Rows) -> "Block":
-        place = (rows.partition, rows.offset, rows.record_batch.num_rows)
-        where = (rows.ledger_id, rows.entry_id, rows.entry_row, rows.written_ms)
-        runs = np.array([(*place, *where)], dtype=RUN)
-        return cls(runs, rows.record_batch, rows.typed, rows.schema_version, rows.times_ms)
-
     @property
     def num_rows(self) -> int:
         return int(self.record_batch.num_rows)

@@ -209,10 +209,6 @@ class SegmentTable:
         """These rows, in this order."""
         return SegmentTable(self.batch.take(of_numpy(rows)))
 
-    def kept(self, mask: npt.NDArray[np.bool_]) -> "SegmentTable":
-        """The rows where the mask is true."""
-        return SegmentTable(self.batch.filter(of_numpy(mask)))
-
     def encode(self) -> bytes:
         """An Arrow IPC stream of one batch, its buffers compressed by zstd."""
         sink = pa.BufferOutputStream()
@@ -304,19 +300,6 @@ class Stretch:
     lo: int
     hi: int
     table: SegmentTable
-
-    @property
-    def rows(self) -> int:
-        return self.hi - self.lo
-
-    def without(self, start: int, end: int) -> list["Stretch"]:
-        """What is left of it when the rows [start, end) are taken out."""
-        parts = [(self.lo, min(self.hi, start)), (max(self.lo, end), self.hi)]
-        return [self._part(lo, hi) for lo, hi in parts if lo < hi]
-
-    def _part(self, lo: int, hi: int) -> "Stretch":
-        partition = int(self.table.partitions[0])
-        return Stretch(lo, hi, self.table.between(partition, lo, hi))
 
     def bytes(self) -> int:
         """About how many payload bytes the rows take."""

@@ -9,10 +9,8 @@ of it. An inline segment's entries are in the commit itself, until a checkpoint 
 """
 
 from base64 import b64decode, b64encode
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 INLINE = -1
@@ -66,18 +64,6 @@ class Segment:
         if self.inline and self.entries != ((0, len(self.inline) - 1),):
             raise ValueError(f"{len(self.inline)} payloads inline for entries {self.entries}")
 
-    @property
-    def last_entry(self) -> int:
-        return self.entries[-1][1]
-
-    def entry_ids(self) -> Iterator[int]:
-        for first, last in self.entries:
-            yield from range(first, last + 1)
-
-    def first_rows(self) -> list[int]:
-        """For each entry the segment's row it begins with."""
-        return list(accumulate(self.entry_rows, initial=0))[:-1]
-
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
@@ -90,10 +76,6 @@ class PlacedSegment:
     commit: int
     commit_ms: int
     times: CommitTimes = ()
-
-    @property
-    def end(self) -> int:
-        return self.base + self.segment.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +91,6 @@ class LiveSegment:
     opened: int
     owner: str
     epoch: int
-
-
-def index_of_row(bases: Sequence[int], row: int) -> int:
-    """Which of the ascending `bases` the row belongs to: the last one at or below it."""
-    return bisect_right(bases, row) - 1
 
 
 def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -20,14 +20,13 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.reader import EntryStream, LedgerReader
+from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic.arrow_arrays import of_numpy
 from spark_ledger.topic.key_filter import KeyFilters
 from spark_ledger.topic.live import first_piece, lost_of_live, piece_of
-from spark_ledger.topic.lost_rows import lost_of, rows_lost
 from spark_ledger.topic.message_batch import Header, decode_body, decode_header
-from spark_ledger.topic.read_plan import LiveRows, ReadTask
-from spark_ledger.topic.read_slice import ReadSlice, Wanted, WantedEntry, slices_of
+from spark_ledger.topic.pieces import ReadSlice, Wanted, WantedEntry, slices_of
+from spark_ledger.topic.read_plan import LiveRows, ReadTask, lost_of, rows_lost
 from spark_ledger.topic.routing import Hashes
 from spark_ledger.topic.row_blocks import RUN, Block, Rows
 from spark_ledger.topic.segments import INLINE, NO_ENTRY
@@ -62,11 +61,6 @@ class FetchedEntry:
         runs["written_ms"] = header.written_ms
         cut = None if times is None else times[rows]
         return Block(runs, batch, header.typed, header.schema_version, cut)
-
-    def rows(self, columns: Collection[str] | None = None) -> Rows:
-        """`block` where one partition was asked for."""
-        (rows,) = self.block(columns).parts()
-        return rows
 
     def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
         """Which rows of the entry are wanted, in the order of the pieces."""
@@ -118,22 +112,16 @@ async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows
                 yield rows
 
 
-async def fetch_task(
+def fetch_task(
     ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None
 ) -> AsyncGenerator[FetchedEntry, None]:
     """The entries of a task, in order, not decoded yet; with `keys` (their hashes) without those
     that are known to have none of these keys. Raises as read_task."""
-    async with aclosing(_Fetching(ledgers, task, keys).entries()) as entries:
-        async for fetched in entries:
-            yield fetched
-    if task.live is not None:
-        async with aclosing(_fetch_live(ledgers, task.live)) as entries:
-            async for fetched in entries:
-                yield fetched
+    return _Fetching(ledgers, task, keys).entries()
 
 
 class _Fetching:
-    """The committed rows of one task."""
+    """The rows of one task."""
 
     def __init__(self, ledgers: LedgerStore, task: ReadTask, keys: Hashes | None) -> None:
         self._ledgers = ledgers
@@ -156,6 +144,10 @@ class _Fetching:
             window.append(planned)
         if window:
             async with aclosing(self._window(window)) as entries:
+                async for fetched in entries:
+                    yield fetched
+        if self._task.live is not None:
+            async with aclosing(_fetch_live(self._ledgers, self._task.live)) as entries:
                 async for fetched in entries:
                     yield fetched
 
@@ -216,7 +208,12 @@ class _Fetching:
     async def _stream(self, planned: ReadSlice) -> AsyncGenerator[tuple[Entry, WantedEntry], None]:
         reader = await self._open(planned)
         left = iter(planned.entries)
-        async with aclosing(_read_entries(reader, planned)) as entries:
+        read = reader.read_entries(
+            [entry.entry_id for entry in planned.entries],
+            entry_bytes=planned.bytes // len(planned.entries),
+            known_confirmed=planned.known_confirmed,
+        )
+        async with aclosing(read) as entries:
             async for entry_id, entry in entries:
                 wanted = next(left)
                 assert wanted.entry_id == entry_id, "entries come in the order of the plan"
@@ -282,8 +279,8 @@ async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> AsyncGenerator[
                 return
             piece = piece_of(wanted, entry.header, before)
             before = entry.header.cumulative_rows
-            if piece.take > 0:
-                yield FetchedEntry(entry, piece.wanted(live.partition))
+            if len(piece):
+                yield FetchedEntry(entry, piece)
 
 
 class _Filters:
@@ -312,12 +309,3 @@ def _inline_entry(payload: bytes, entry_id: int) -> Entry:
     crc = payload_crc([payload])
     header = EntryHeader(INLINE, entry_id, NO_ENTRY, 0, 0, len(payload), crc)
     return Entry(header, memoryview(payload))
-
-
-def _read_entries(reader: LedgerReader, planned: ReadSlice) -> EntryStream:
-    """The slice's entries in order."""
-    return reader.read_entries(
-        planned.entry_ids,
-        entry_bytes=planned.bytes // len(planned.entries),
-        known_confirmed=planned.known_confirmed,
-    )

@@ -50,15 +50,6 @@ class PartitionState:
     live: LiveSegment | None = None
     rearranged: int = NEVER
 
-    @property
-    def segments(self) -> list[PlacedSegment]:
-        """All segments with a row that is kept; only of a partition without chunks."""
-        return self.segments_between(self.start_offset, self.end_offset)
-
-    def segments_between(self, lo: int, hi: int, read: Tables = UNREAD) -> list[PlacedSegment]:
-        """The segments with a row in [lo, hi), in order."""
-        return [placed for part in self.stretches(lo, hi, read) for placed in part.table]
-
     def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
         """The chunks that `stretches` needs."""
         found = (one.source for one in self.intervals.between(lo, hi))
@@ -83,13 +74,6 @@ class PartitionState:
         """How many rows there are in [lo, hi), holes left out."""
         found = (one.cut(lo, hi) for one in self.intervals.between(lo, hi) if one.source)
         return sum(one.hi - one.lo for one in found)
-
-    def append(
-        self, table: SegmentTable, end: int, bytes_: int, commit_ms: int
-    ) -> "PartitionState":
-        """With the table's segments of this partition, up to offset `end`, after its last row."""
-        added = Interval(self.end_offset, end, table, bytes_, commit_ms, commit_ms)
-        return replace(self, end_offset=end, intervals=self.intervals.appended(added))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +276,12 @@ class _Folding:
             placed += self._placed(held.end_offset, some)
         table = SegmentTable.of(placed)
         for p, some in by_partition.items():
-            end = self._partitions[p].end_offset + sum(segment.rows for segment in some)
+            held, now_ms = self._partitions[p], self._now_ms
+            end = held.end_offset + sum(segment.rows for segment in some)
             size = sum(segment.bytes for segment in some)
-            self._partitions[p] = self._partitions[p].append(table, end, size, self._now_ms)
+            added = Interval(held.end_offset, end, table, size, now_ms, now_ms)
+            intervals = held.intervals.appended(added)
+            self._partitions[p] = replace(held, end_offset=end, intervals=intervals)
 
     def _interval(self, action: Replace) -> Interval:
         table = SegmentTable.of(self._replacing(action))

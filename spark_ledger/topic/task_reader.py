@@ -14,8 +14,16 @@ from dataclasses import replace
 from spark_ledger import errors
 from spark_ledger.topic import slice_reader
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.lost_rows import NAMED_MAX, lost_of, rows_lost, since, without
-from spark_ledger.topic.read_plan import LiveRows, ReadTask, segments_in
+from spark_ledger.topic.read_plan import (
+    NAMED_MAX,
+    LiveRows,
+    ReadTask,
+    lost_of,
+    rows_lost,
+    segments_in,
+    since,
+    without,
+)
 from spark_ledger.topic.routing import Hashes
 from spark_ledger.topic.slice_reader import FetchedEntry
 from spark_ledger.topic.state import PartitionState, Tables, TopicState

@@ -344,7 +344,7 @@ class TopicJudge:
                 self._rows_sealed(log, action.segment, node.created_ms)
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
-                    self._named(segment.ledger_id, segment.last_entry)
+                    self._named(segment.ledger_id, segment.entries[-1][1])
             if isinstance(action, Overwrite):
                 self._rows_replaced(log, number, commit)
         log.state = state.apply(before, number, commit, node.created_ms)

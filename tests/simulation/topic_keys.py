@@ -15,6 +15,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.key_filter import hashes_of
 from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
 from spark_ledger.topic.slice_reader import fetch_task
+from tests.segments_seen import rows_of
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import KEYS, TopicWork
@@ -95,7 +96,8 @@ class TopicKeys:
         hashes = None if keys is None else hashes_of(keys)
         async with aclosing(fetch_task(topics.ledgers, task, hashes)) as pieces:
             async for fetched in pieces:
-                entries, rows = entries + 1, fetched.rows()
+                entries += 1
+                rows = rows_of(fetched)
                 values = rows.record_batch.column("value").to_pylist()
                 for offset, value in enumerate(values, rows.offset):
                     found[rows.partition, offset] = value

@@ -5,7 +5,8 @@ import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
-from spark_ledger.topic.row_blocks import Block, Rows
+from spark_ledger.topic.row_blocks import Rows
+from tests.segments_seen import block_of
 from tests.spark.scene import error_of
 
 SIMPLE = """
@@ -44,7 +45,7 @@ def through_a_topic(written, value_format):
             typed = isinstance(values, pa.RecordBatch)
             if not typed:
                 values = pa.RecordBatch.from_arrays([values], names=["value"])
-            columns = reader.columns(Block.of(Rows(0, 0, 0, values, typed=typed)), "t")
+            columns = reader.columns(block_of(Rows(0, 0, 0, values, typed=typed)), "t")
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return written.mapInArrow(pass_through, offered)
@@ -79,7 +80,7 @@ def test_spark_reads_the_json_that_is_written_and_its_own_json_is_read(spark):
         schema = to_arrow_schema(offered, timezone="UTC")
         for batch in batches:
             values = pa.RecordBatch.from_arrays([batch.column(0).cast(pa.binary())], ["value"])
-            columns = reader.columns(Block.of(Rows(0, 0, 0, values)), "t")
+            columns = reader.columns(block_of(Rows(0, 0, 0, values)), "t")
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     expected = written.orderBy("id").collect()

@@ -102,7 +102,9 @@ def cut_forgotten(piece_of: Any) -> Any:
     """Rows are taken from the beginning of the entry that is cut."""
 
     def of(wanted: Any, header: Any, before: int) -> Any:
-        return piece_of(wanted, header, before)._replace(skip=0)
+        piece = piece_of(wanted, header, before)
+        piece["skip"] = 0
+        return piece
 
     return of
 

@@ -17,6 +17,7 @@ from spark_ledger.ledger.records import LedgerRecords, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.topic.segments import Segment
+from tests.segments_seen import entry_ids
 from tests.simulation.exhaustive.topics.processes import Process
 
 BOOKIES = ("b1", "b2", "b3")
@@ -91,4 +92,4 @@ def segment(
 
 def rows_of(one: Segment) -> list[tuple[int, int]]:
     """(ledger, entry) of each row."""
-    return [(one.ledger_id, entry) for entry in one.entry_ids()]
+    return [(one.ledger_id, entry) for entry in entry_ids(one)]

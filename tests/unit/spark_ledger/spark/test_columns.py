@@ -31,6 +31,7 @@ from spark_ledger.spark import columns, schema
 from spark_ledger.spark.options import shape_options
 from spark_ledger.topic import message_batch
 from spark_ledger.topic.row_blocks import RUN, Block, Rows, joined_blocks
+from tests.segments_seen import block_of
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
 KINDS: dict[str, DataType] = {
@@ -85,7 +86,7 @@ def rows(*names: str) -> Block:
     }
     batch = pa.record_batch({name: made[name] for name in names or made})
     place = {"ledger_id": 7, "entry_id": 5, "entry_row": 2}
-    return Block.of(Rows(3, 40, 1_700_000_000_123, batch, **place))
+    return block_of(Rows(3, 40, 1_700_000_000_123, batch, **place))
 
 
 def typed_rows() -> Block:
@@ -94,7 +95,7 @@ def typed_rows() -> Block:
         "__messageProperties": pa.array(HEADERS[:2], message_batch.HEADERS_TYPE),
         "price": pa.array([1.5, None]),
     }
-    return Block.of(Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2))
+    return block_of(Rows(3, 40, 1000, pa.record_batch(made), True, 4, 7, 5, 2))
 
 
 def shape(**given: str):
@@ -286,7 +287,7 @@ def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has()
     """A block of two partitions of one entry, and small blocks put together: as one by one."""
     first, typed = rows(), typed_rows()
     times = np.array([5, 6, 7])
-    alike = Block.of(Rows(9, 7, 50, first.record_batch, False, 0, 8, 6, 0, times))
+    alike = block_of(Rows(9, 7, 50, first.record_batch, False, 0, 8, 6, 0, times))
     runs = np.array([(1, 10, 1, 4, 3, 2, 99), (2, 20, 2, 4, 3, 0, 99)], dtype=RUN)
     both = Block(runs, first.record_batch)
     ones = runs.copy()
@@ -302,7 +303,7 @@ def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has()
             row
             for block in blocks
             for part in block.parts()
-            for row in columns.to_spark(Block.of(part), "t", PLACES).to_pylist()
+            for row in columns.to_spark(block_of(part), "t", PLACES).to_pylist()
         ]
     assert [together[0].place_of(row) for row in (0, 5, 6, 7, 8)] == [
         *((3, 40), (9, 9), (1, 10), (2, 20), (2, 21))

@@ -20,6 +20,7 @@ from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import PartitionState, apply, empty
+from tests.segments_seen import segments_of
 
 APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
 
@@ -162,7 +163,7 @@ def test_a_chunk_that_was_not_read_counts_as_rows_of_equal_size():
     kept = PartitionState(0, 0, 100, Intervals([Interval(0, 100, chunk, 1000, 5, 9)]))
     curve = curve_of(kept, 0, 100)
     assert (curve.after_bytes(0, 500), curve.since_ms) == (50, 5)
-    table = held(segment(10, 900), segment(90, 100)).segments
+    table = segments_of(held(segment(10, 900), segment(90, 100)))
     read = {chunk: limits.SegmentTable.of(table)}
     assert curve_of(kept, 0, 100, read).after_bytes(0, 900) == 10
 

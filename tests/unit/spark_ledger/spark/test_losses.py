@@ -7,9 +7,8 @@ import pytest
 
 from spark_ledger.errors import NoSuchLedger, RowsLost
 from spark_ledger.spark import losses
-from spark_ledger.topic.pieces import Span
+from spark_ledger.topic.pieces import Span, slices_of
 from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.read_slice import slices_of
 from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import PlacedSegment, Segment
 

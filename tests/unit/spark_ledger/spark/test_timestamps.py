@@ -12,6 +12,7 @@ from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import PartitionState, TopicState, apply, empty
+from tests.segments_seen import segments_of
 
 APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
 
@@ -54,7 +55,7 @@ def test_rows_of_a_live_segment_are_newer_than_any_moment():
 
 
 def test_a_moment_within_a_chunk_needs_it_read():
-    placed = committed((0, 10, 100), (0, 10, 200)).partitions[0].segments
+    placed = segments_of(committed((0, 10, 100), (0, 10, 200)).partitions[0])
     chunk = Chunk(BlobPointer(1, 1, 0, 0, 9, 9), 2)
     kept = PartitionState(0, 0, 20, Intervals([Interval(0, 20, chunk, 18, 100, 200)]))
     state = TopicState("id", (kept,))

@@ -20,10 +20,11 @@ from spark_ledger import errors
 from spark_ledger.spark import typed_values
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter
 from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.row_blocks import Block, Rows
+from spark_ledger.topic.row_blocks import Rows
 from spark_ledger.topic.schema_records import Compatibility
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
+from tests.segments_seen import block_of
 from tests.unit.spark_ledger.topic.stage import play
 
 ID_NAME = "id INT, name STRING"
@@ -48,12 +49,12 @@ def typed(payload, *, version=1, offset=100, **beside):
     columns = {**{f"__{name}": column for name, column in beside.items()}}
     columns |= dict(zip(payload.schema.names, payload.columns, strict=True))
     rows = pa.RecordBatch.from_pydict(columns)
-    return Block.of(Rows(3, offset, 0, rows, typed=True, schema_version=version))
+    return block_of(Rows(3, offset, 0, rows, typed=True, schema_version=version))
 
 
 def untyped(*values, offset=100):
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
-    return Block.of(Rows(3, offset, 0, batch))
+    return block_of(Rows(3, offset, 0, batch))
 
 
 def reader(value_format, text=ID_NAME, registered=None):
@@ -359,7 +360,7 @@ async def read_all(stage, value_format):
     found = []
     for task in plan_read(state, {0: (0, state.partitions[0].end_offset)}):
         async for rows in client.read(task):
-            columns = plan.columns(Block.of(rows), "t")
+            columns = plan.columns(block_of(rows), "t")
             schema = to_arrow_schema(payload, timezone="UTC")
             found += pa.RecordBatch.from_arrays(columns, schema=schema).to_pylist()
     return found

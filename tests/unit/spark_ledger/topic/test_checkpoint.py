@@ -26,6 +26,7 @@ from spark_ledger.topic.intervals import BlobPointer, Chunk
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segment_table import SegmentTable
 from spark_ledger.topic.segments import INLINE, Segment
+from tests.segments_seen import entry_ids
 from tests.unit.spark_ledger.topic.stage import segment
 
 
@@ -183,7 +184,7 @@ class Shelf:
         """(offset, (entry or its payload, row in it)) of each row."""
         one, offset = placed.segment, placed.base
         payloads = iter(one.inline)
-        for entry, rows in zip(one.entry_ids(), one.entry_rows, strict=True):
+        for entry, rows in zip(entry_ids(one), one.entry_rows, strict=True):
             at = next(payloads, self.payloads.get((one.ledger_id, entry), (one.ledger_id, entry)))
             for row in range(rows):
                 yield offset, (at, row)

@@ -15,6 +15,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic import checkpoint_record, records, state
 from spark_ledger.topic.actions import Append
 from spark_ledger.topic.segments import INLINE, Segment
+from tests.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import play
 
 PASSING = (errors.LedgerError, StoreError)
@@ -76,7 +77,7 @@ def contents(topic):
     found = [
         (one.base, one.segment.rows, one.commit, one.commit_ms)
         for held in topic.partitions
-        for one in held.segments
+        for one in segments_of(held)
     ]
     return topic.next, topic.end_offsets(), topic.commit_ms, found
 

@@ -13,6 +13,7 @@ from spark_ledger.topic.actions import Append, Trim
 from spark_ledger.topic.blobs import pack
 from spark_ledger.topic.records import Commit, Head, Spilled
 from spark_ledger.topic.segments import INLINE, Segment
+from tests.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 
@@ -105,7 +106,7 @@ def test_what_was_in_commits_is_read_from_a_ledger_after_a_checkpoint():
 
         state = await folded(stage)
 
-        placed = state.partitions[0].segments
+        placed = segments_of(state.partitions[0])
         assert [one.segment.inline for one in placed] == [(), ()]
         assert [one.segment.entries for one in placed] == [((0, 1),), ((2, 3),)]
         assert [(one.base, one.commit) for one in placed] == [(0, 0), (3, 1)]
@@ -299,9 +300,9 @@ def test_a_large_topic_has_chunks_and_its_root_in_ledgers(small):
         assert [one.previous_root for one in made] == [None, *(one.root for one in made[:3])]
         reader = await stage.another()
         read = await reader.tables(states[-1], {0: (0, 60)})
-        assert len(states[-1].partitions[0].segments_between(0, 60, read)) == 20
+        assert len(segments_of(states[-1].partitions[0], 0, 60, read)) == 20
         with pytest.raises(KeyError):
-            states[-1].partitions[0].segments_between(0, 60)
+            segments_of(states[-1].partitions[0], 0, 60)
 
     play(act)
 

@@ -22,6 +22,7 @@ from spark_ledger.topic.actions import (
 from spark_ledger.topic.commit_draft import CommitKind
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.task_writer import TaskResult
+from tests.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play, segment
 
 
@@ -273,7 +274,7 @@ def test_maintenance_whose_answers_are_lost_is_done_once_each(seed):
         state = await state_of(stage)
         assert sorted(outcome.number for outcome in outcomes) == list(range(6))
         assert {outcome.kind for outcome in outcomes} == {CommitKind.COMMITTED}
-        held = [placed.segment for placed in state.partitions[0].segments]
+        held = [placed.segment for placed in segments_of(state.partitions[0])]
         assert sorted((one.ledger_id, one.rows) for one in held) == [(n, n + 1) for n in range(6)]
         assert [in_log(stage, n).version for n in range(6)] == list(range(6))
 

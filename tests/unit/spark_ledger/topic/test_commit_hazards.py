@@ -13,6 +13,7 @@ from spark_ledger.topic import records
 from spark_ledger.topic.commit_draft import CommitKind, TxnKey
 from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.task_writer import TaskResult
+from tests.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play, segment
 
 
@@ -39,7 +40,7 @@ async def ledgers_in_order(stage):
     state = await client.log(stage.topic.id).fold(fresh=True)
     held = state.partitions[0]
     read = await client.tables(state, {0: (0, held.end_offset)})
-    return [one.segment.ledger_id for one in held.segments_between(0, held.end_offset, read)]
+    return [one.segment.ledger_id for one in segments_of(held, 0, held.end_offset, read)]
 
 
 def log_numbers(stage):

@@ -12,6 +12,7 @@ from spark_ledger.topic.intents import STALE
 from spark_ledger.topic.records import Spilled
 from spark_ledger.topic.segments import INLINE, Segment
 from spark_ledger.topic.task_writer import TaskResult
+from tests.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
 
 
@@ -217,7 +218,7 @@ def test_few_rows_stay_in_the_commit_and_make_no_ledger():
 
         assert sum(4 * [8000]) <= INLINE_COMMIT_BYTES_MAX
         assert ledgers_made(stage) == []
-        held = [placed.segment for placed in (await state_of(stage)).partitions[0].segments]
+        held = [placed.segment for placed in segments_of((await state_of(stage)).partitions[0])]
         assert held == [inline(b"x" * 8000)] * 4
 
     play(act)
@@ -237,7 +238,7 @@ def test_many_small_results_together_go_to_one_ledger_of_the_committers():
         )
 
         state = await state_of(stage)
-        held = [placed.segment for p in state.partitions for placed in p.segments]
+        held = [placed.segment for p in state.partitions for placed in segments_of(p)]
         moved = [one for one in held if one.ledger_id != 99]
         assert outcome.rows == {0: 11, 1: 4}
         assert len(ledgers_made(stage)) == 1
@@ -263,7 +264,7 @@ def test_payloads_are_written_once_though_the_race_is_lost_or_the_answer():
         await stage.commit(intent, 1, result(stage, intent, large(b"y")))
         stage.world.store.faults.unknown = 0.0
 
-        ours = [p.segment for p in (await state_of(stage)).partitions[0].segments][1:]
+        ours = [p.segment for p in segments_of((await state_of(stage)).partitions[0])][1:]
         assert [one.entries for one in ours] == [((0, 4),), ((5, 9),)]
         assert [await entries_of(stage, one) for one in ours] == [
             [b"x" * 8000] * 5,
@@ -287,7 +288,7 @@ def test_payloads_whose_ledger_a_janitor_deleted_are_written_again():
         before_the_first_multi_that(stage.client.store, commits, deleted)
         await stage.commit(intent, 0, result(stage, intent, large(b"x")))
 
-        (held,) = (await state_of(stage)).partitions[0].segments
+        (held,) = segments_of((await state_of(stage)).partitions[0])
         assert await entries_of(stage, held.segment) == [b"x" * 8000] * 5
 
     play(act)

@@ -17,6 +17,7 @@ from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
 from tests.loop_task import LoopTask
+from tests.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 
@@ -51,7 +52,7 @@ async def all_merged(stage, intent, planned):
 
 async def segments(stage, partition=0):
     state = await stage.client.log(stage.topic.id).fold(fresh=True)
-    return state.partitions[partition].segments
+    return segments_of(state.partitions[partition])
 
 
 def test_many_small_segments_become_one_and_every_row_stays_as_it_was():
@@ -65,7 +66,7 @@ def test_many_small_segments_become_one_and_every_row_stays_as_it_was():
         assert (done.segments, done.merged, done.commits) == (4, 1, 1)
         assert await seen(stage) == before
         (merged,) = await segments(stage)
-        assert (merged.base, merged.end, merged.commit_ms) == (0, 8, max(times))
+        assert (merged.base, end_of(merged), merged.commit_ms) == (0, 8, max(times))
         assert (merged.segment.min_ms, merged.segment.max_ms) == (NOW_MS, NOW_MS + 3)
         assert await compact(stage.client, "t") == Compacted()
 
@@ -290,7 +291,7 @@ def test_small_merges_of_partitions_some_of_whose_rows_went_meanwhile_are_planne
         (task,) = await compaction.plan()
         other = await stage.client.intents.open_system_intent("trim", "t")
         firsts = [(await segments(stage, p))[0] for p in range(3)]
-        trim = Trim(tuple((p, first.end) for p, first in enumerate(firsts)))
+        trim = Trim(tuple((p, end_of(first)) for p, first in enumerate(firsts)))
         await stage.client.commit_actions(stage.topic.id, [trim], other)
         await stage.client.ledgers.delete(firsts[0].segment.ledger_id)
         before = [await seen(stage, p) for p in range(3)]

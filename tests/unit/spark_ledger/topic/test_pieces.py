@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append, Hole
+from spark_ledger.topic.pieces import slices_of
 from spark_ledger.topic.read_plan import Cutting, plan_read, segments_in
-from spark_ledger.topic.read_slice import slices_of
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segments import INLINE, Segment
+from tests.segments_seen import partitions_of
 
 
 def commit(*actions):
@@ -166,7 +167,7 @@ def test_a_plan_over_shared_entries_is_cut_between_them_and_fetches_each_once(pa
     places = [place for task in plan for place, _ in fetched(task)]
     assert len(places) == len(set(places)) == 200
     assert min(partitions, 16) <= len(plan) <= 17
-    assert all(task.partitions == list(range(partitions)) for task in plan)
+    assert all(partitions_of(task) == list(range(partitions)) for task in plan)
 
 
 def test_a_shared_entry_is_read_by_several_tasks_where_so_many_are_asked_for():
@@ -185,7 +186,7 @@ def test_small_partitions_are_packed_and_large_ones_are_not():
     ranges = {p: (0, 9) for p in range(1002)}
 
     plan = plan_read(topic, ranges, cutting=Cutting(task_bytes=256 << 20))
-    assert [task.partitions for task in plan[-2:]] == [[1000], [1001]]
+    assert [partitions_of(task) for task in plan[-2:]] == [[1000], [1001]]
     assert len(plan) == 3
 
     small = {p: (0, 9) for p in range(1000)}

@@ -6,10 +6,10 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append
-from spark_ledger.topic.lost_rows import lost_of
-from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.read_slice import slices_of
+from spark_ledger.topic.pieces import slices_of
+from spark_ledger.topic.read_plan import Cutting, lost_of, plan_read
 from spark_ledger.topic.records import Commit
+from tests.segments_seen import partitions_of, rows_of_slice
 from tests.unit.spark_ledger.topic.stage import segment
 
 
@@ -62,7 +62,7 @@ def test_every_row_of_the_range_is_planned_once_and_in_order(seed):
     for task in tasks:
         assert offsets_of([task]) == list(range(task.spans[0].lo, task.spans[-1].hi))
         for part in slices(task):
-            ids = part.entry_ids
+            ids = [entry.entry_id for entry in part.entries]
             assert ids == sorted(ids)
             assert part.known_confirmed >= ids[-1]
 
@@ -73,7 +73,7 @@ def test_a_piece_says_where_in_its_entry_and_in_its_segment_the_rows_are():
     (task,) = plan_read(topic, {0: (12, 18)}, topic="t")
 
     (part,) = slices(task)
-    assert (part.ledger_id, part.known_confirmed, part.rows) == (2, 4, 6)
+    assert (part.ledger_id, part.known_confirmed, rows_of_slice(part)) == (2, 4, 6)
     assert pieces(part) == [(3, 0, 7, 3, 12), (4, 10, 0, 3, 15)]
 
 
@@ -83,7 +83,7 @@ def test_small_batches_in_one_ledger_are_read_as_one_slice():
     (task,) = plan_read(topic, {0: (0, 100)})
 
     (part,) = slices(task)
-    assert part.rows == 100
+    assert rows_of_slice(part) == 100
 
 
 def test_as_many_tasks_as_asked_for_even_out_of_one_entry():
@@ -115,7 +115,7 @@ def test_tasks_are_shared_out_by_bytes_over_partitions():
 
     tasks = plan_read(topic, {0: (0, 900), 1: (0, 100), 2: (0, 0)}, cutting=Cutting(10))
 
-    assert [task.partitions for task in tasks] == [[0]] * 9 + [[1]]
+    assert [partitions_of(task) for task in tasks] == [[0]] * 9 + [[1]]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from spark_ledger.topic import actions, state
 from spark_ledger.topic.actions import Append, Hole, Overwrite, Replace, Trim
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.segment_table import SegmentTable
+from tests.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import segment
 
 TIMES = (((10, 0), (10, 100)),)
@@ -31,7 +32,7 @@ def test_rows_that_a_merge_moves_keep_the_time_they_were_committed_at():
     topic = after(topic, 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (1, 2), TIMES))
 
     held = topic.partitions[0]
-    assert [(p.end, p.commit_ms, p.times) for p in held.segments] == [
+    assert [(end_of(p), p.commit_ms, p.times) for p in segments_of(held)] == [
         (20, 100, ((10, 0), (10, 100))),
         (30, 200, ()),
     ]
@@ -40,11 +41,11 @@ def test_rows_that_a_merge_moves_keep_the_time_they_were_committed_at():
 
 def test_the_times_of_merged_rows_are_stored_with_their_segment():
     topic = after(topic_of(1, 2, 3), 9_000, Replace(0, 0, 20, (segment(9, 20),), 3, (), TIMES))
-    held = SegmentTable.of(topic.partitions[0].segments)
+    held = SegmentTable.of(segments_of(topic.partitions[0]))
 
     found = SegmentTable.decode(held.encode())
 
-    assert list(found) == topic.partitions[0].segments
+    assert list(found) == segments_of(topic.partitions[0])
     rows, times = found.part(0, 2).commit_times(5, 25)
     assert (rows.tolist(), times.tolist()) == ([5, 10, 5], [0, 100, 200])
     rows, times = found.part(1, 2).commit_times(20, 21)

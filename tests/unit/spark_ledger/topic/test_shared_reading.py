@@ -5,10 +5,12 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
+from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.topic import slice_reader
 from spark_ledger.topic.actions import Append, Replace, Trim
 from spark_ledger.topic.read_plan import ReadTask, plan_read, segments_in
 from spark_ledger.topic.task_reader import fetch_kept
+from tests.segments_seen import end_of
 from tests.unit.spark_ledger.topic.stage import play
 
 PARTITIONS = 5
@@ -46,13 +48,13 @@ async def read(client, task, after_first=None, **options):
 @pytest.fixture
 def asked(monkeypatch):
     """How often each entry was asked for."""
-    count, read_entries = Counter(), slice_reader._read_entries
+    count, read_entries = Counter(), LedgerReader.read_entries
 
-    def counting(reader, planned):
-        count.update((planned.ledger_id, entry) for entry in planned.entry_ids)
-        return read_entries(reader, planned)
+    def counting(reader, ids, **options):
+        count.update((reader.ledger_id, entry_id) for entry_id in ids)
+        return read_entries(reader, ids, **options)
 
-    monkeypatch.setattr(slice_reader, "_read_entries", counting)
+    monkeypatch.setattr(LedgerReader, "read_entries", counting)
     return count
 
 
@@ -122,11 +124,11 @@ async def merged(stage, task, partitions):
     for placed in task.table:
         p = placed.segment.partition
         if placed.segment.ledger_id == second and p in partitions:
-            values = [value for at, value in rows[p] if placed.base <= at < placed.end]
+            values = [value for at, value in rows[p] if placed.base <= at < end_of(placed)]
             result = await stage.written(intent, values)
             state = await stage.client.log(stage.topic.id).fold(fresh=True)
             replaced.append(
-                Replace(p, placed.base, placed.end, result.segments, state.next - 1, (second,))
+                Replace(p, placed.base, end_of(placed), result.segments, state.next - 1, (second,))
             )
     await stage.client.commit_actions(stage.topic.id, replaced, intent)
     return second
@@ -159,7 +161,7 @@ def test_a_task_of_many_partitions_tells_exactly_which_rows_are_gone_or_leaves_t
         wanted = await read(stage.client, task)
         second = await merged(stage, task, (0, 1, 2))
         firsts = {s.segment.partition: s.base for s in task.table if s.segment.ledger_id == second}
-        ends = {s.segment.partition: s.end for s in task.table if s.segment.ledger_id == second}
+        ends = {s.segment.partition: end_of(s) for s in task.table if s.segment.ledger_id == second}
         if how == "trimmed":
             intent = await stage.client.intents.open_system_intent("trim", stage.topic.id)
             trim = Trim(((3, ends[3]), (4, ends[4])), (second,))

@@ -17,13 +17,14 @@ from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
+from tests.segments_seen import rows_of
 from tests.unit.spark_ledger.topic.stage import play
 
 
 async def read(client, task, **options):
     found = []
     async for piece in fetch_kept(client, task, **options):
-        rows = piece.rows()
+        rows = rows_of(piece)
         found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
 
@@ -178,7 +179,7 @@ def test_entries_that_cannot_hold_a_key_are_not_fetched():
             return [piece async for piece in fetch_kept(stage.client, task, keys=keys)]
 
         every, some = await fetched(None), await fetched(hashes_of([b"key-3"]))
-        keys = [key for piece in some for key in piece.rows().record_batch["key"].to_pylist()]
+        keys = [key for piece in some for key in rows_of(piece).record_batch["key"].to_pylist()]
         assert keys.count(b"key-3") == 30
         assert len(some) < len(every) / 2
 

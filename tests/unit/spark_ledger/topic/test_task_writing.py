@@ -4,6 +4,7 @@ import asyncio
 import pickle
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,7 @@ from spark_ledger.topic.segments import INLINE, NO_ENTRY, NO_MS
 from spark_ledger.topic.slice_reader import fetch_task
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
+from tests.segments_seen import entry_ids, rows_of
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 
@@ -120,8 +122,8 @@ def sent_rows(ledgers, segments):
     found = []
     for segment in segments:
         held = by_id[segment.ledger_id]
-        expected = segment.first_rows()
-        for entry_id, first_row in zip(segment.entry_ids(), expected, strict=True):
+        expected = list(accumulate(segment.entry_rows, initial=0))[:-1]
+        for entry_id, first_row in zip(entry_ids(segment), expected, strict=True):
             payload = held.payloads[entry_id - held.first_entry]
             batch = decode_batch(payload, partition=segment.partition)
             assert (batch.partition, batch.first_row) == (segment.partition, first_row)
@@ -353,9 +355,9 @@ def test_a_shared_entry_is_in_a_segment_of_each_of_its_partitions(acks):
         assert sorted(sent_rows(ledgers, segments)) == [
             (0, 0), (0, 1), (2, 1), (2, 3), (5, 1), (5, 2), (5, 3),
         ]  # fmt: skip
-        held = {(s.ledger_id, i): s for s in segments for i in s.entry_ids()}
+        held = {(s.ledger_id, i): s for s in segments for i in entry_ids(s)}
         for segment in segments:
-            several = [i for i in segment.entry_ids() if held[segment.ledger_id, i] != segment]
+            several = [i for i in entry_ids(segment) if held[segment.ledger_id, i] != segment]
             assert segment.shared or not several
         assert sum(s.bytes for s in segments) > 0
 
@@ -378,9 +380,9 @@ def test_segments_of_four_entries_or_more_get_filters_in_one_entry_behind_them()
         assert len(held.payloads) == 11
         assert three.metadata_version == 4
         filters = KeyFilters(held.payloads[10])
-        ids = list(three.entry_ids())
+        ids = list(entry_ids(three))
         assert filters.might_contain(3, ids, hashes_of([b"2"])).tolist() == [0, 0, 1, 0]
-        ids = list(one.entry_ids())
+        ids = list(entry_ids(one))
         assert filters.might_contain(1, ids, hashes_of([b"4", b"8"])).tolist() == [1, 0, 0, 0, 1]
 
     run(main())
@@ -533,11 +535,11 @@ def test_all_columns_come_back_from_a_ledger_and_only_those_asked_for():
         async with aclosing(fetch_task(stage.client.ledgers, planned)) as fetched:
             (piece,) = [one async for one in fetched]
 
-        whole = piece.rows()
+        whole = rows_of(piece)
         assert whole.record_batch["headers"].to_pylist() == headers.to_pylist()
         assert whole.record_batch["event_time"].equals(times)
         assert whole.ledger_id == result.segments[0].ledger_id
-        assert piece.rows({"value"}).record_batch.schema.names == ["value"]
+        assert rows_of(piece, {"value"}).record_batch.schema.names == ["value"]
         (segment,) = result.segments
         assert (segment.event_min_ms, segment.event_max_ms) == (5_000, 7_000)
 
@@ -560,7 +562,7 @@ def test_the_keys_of_a_long_segment_are_found_in_its_filter_entry():
             ((_, found),) = [one async for one in read]
         filters = KeyFilters(found.payload)
 
-        ids = list(segment.entry_ids())
+        ids = list(entry_ids(segment))
         assert len(ids) >= 4
         assert at > ids[-1]
         for key in keys:

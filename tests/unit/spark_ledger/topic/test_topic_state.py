@@ -6,6 +6,7 @@ from spark_ledger import errors
 from spark_ledger.topic import state
 from spark_ledger.topic.actions import Append
 from spark_ledger.topic.records import Commit
+from tests.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import segment
 
 
@@ -20,7 +21,7 @@ def test_offsets_are_dense_in_each_partition_and_follow_the_order_of_commits():
     topic = state.apply(topic, 1, commit(segment(3, 4)), 200)
 
     assert topic.end_offsets() == {0: 19, 1: 7}
-    assert [(p.base, p.end, p.commit) for p in topic.partitions[0].segments] == [
+    assert [(p.base, end_of(p), p.commit) for p in segments_of(topic.partitions[0])] == [
         (0, 15, 0),
         (15, 19, 1),
     ]
@@ -33,7 +34,9 @@ def test_a_state_stays_as_it_is_when_others_grow_from_it():
     one = state.apply(early, 1, commit(segment(2, 1)), 100)
     other = state.apply(early, 1, commit(segment(3, 2)), 100)
 
-    ledgers = [[p.segment.ledger_id for p in s.partitions[0].segments] for s in (early, one, other)]
+    ledgers = [
+        [p.segment.ledger_id for p in segments_of(s.partitions[0])] for s in (early, one, other)
+    ]
     assert ledgers == [[1], [1, 2], [1, 3]]
     assert [s.end_offsets()[0] for s in (early, one, other)] == [10, 11, 12]
 
@@ -45,7 +48,7 @@ def test_only_the_segments_with_a_row_in_the_range_are_found():
     held = topic.partitions[0]
 
     def ledgers(lo, hi):
-        return [placed.segment.ledger_id for placed in held.segments_between(lo, hi)]
+        return [placed.segment.ledger_id for placed in segments_of(held, lo, hi)]
 
     assert ledgers(0, 50) == [0, 1, 2, 3, 4]
     assert ledgers(10, 20) == [1]
@@ -69,5 +72,5 @@ def test_commit_time_never_goes_back_and_demands_on_writers_never_go_down():
     topic = state.apply(state.empty("id", 1), 0, replace(commit(segment(1, 1)), min_writer=2), 500)
     topic = state.apply(topic, 1, commit(segment(2, 1)), 400)
 
-    assert topic.commit_ms == topic.partitions[0].segments[1].commit_ms == 500
+    assert topic.commit_ms == segments_of(topic.partitions[0])[1].commit_ms == 500
     assert topic.min_writer == 2
