@@ -30,7 +30,6 @@ from spark_ledger.spark.options import ReadOptions
 from spark_ledger.spark.places import Place
 from spark_ledger.spark.schema import has_payload, payload_of
 from spark_ledger.topic import blocking
-from spark_ledger.topic.agreement import agree, fold_agreeing
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.lag import PartitionLag
@@ -38,7 +37,7 @@ from spark_ledger.topic.live import LiveEnds
 from spark_ledger.topic.read_plan import ReadTask
 from spark_ledger.topic.segments import LiveSegment
 from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.topic.topic_log import TopicLog, agree, fold_agreeing
 from spark_ledger.topic.topics import TopicInfo
 
 if TYPE_CHECKING:

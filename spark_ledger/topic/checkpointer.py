@@ -3,14 +3,17 @@
 Always true: a checkpoint is published by compare-and-set and only if it goes further than the one
 there (hazard 6), in a multi that checks the intent it was made under and the record of each ledger
 it newly names; every copy of these was made and read back (hazard 8). Only then are commits
-deleted, and only those that the *previous* checkpoint has (log_trim.py). A lost answer is resolved
-by reading the record again. A checkpoint that fails changes nothing: the log stays as it is.
+deleted, and only those below the *previous* checkpoint, oldest first, by number and never by
+listing, so the newest never goes; each step is one multi with the checkpoint's record, set at the
+version that was read: a record that moved on meanwhile stops the step, and `trimmed` says exactly
+what is gone (hazards 1, 6, 7). A lost answer is resolved by reading the record again. A checkpoint
+that fails changes nothing: the log stays as it is.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -18,7 +21,10 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     Check,
     Create,
+    Delete,
+    MetadataStore,
     MultiFailed,
+    NoNode,
     Operation,
     OutcomeUnknown,
     Set,
@@ -32,11 +38,9 @@ from spark_ledger.topic.checkpoint_record import (
     CheckpointRecord,
     StoredRoot,
 )
-from spark_ledger.topic.chunk_losses import with_losses
-from spark_ledger.topic.chunks import ChunkStore
+from spark_ledger.topic.chunks import ChunkStore, with_losses
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.intervals import Chunk
-from spark_ledger.topic.log_trim import trim_log
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import TRIES_MAX, reachable, read
@@ -281,3 +285,51 @@ def _unnamed(newest: Checkpointed | None) -> list[int]:
         return []
     still = _named(newest)
     return [ledger for ledger in newest.root.before if ledger not in still]
+
+
+DELETED_AT_ONCE = 256
+_LOG_VERSION = 0  # commits are written once
+
+
+async def trim_log(store: MetadataStore, topic_id: str) -> CheckpointRecord | None:
+    """Delete what may go; the checkpoint's record as it is then (None: there is none).
+
+    Another process that trims or publishes at the same time makes this one stop, with nothing
+    lost. Raises store.StoreUnavailable.
+    """
+    path = paths.topic_checkpoint(topic_id)
+    record: CheckpointRecord | None = None
+    for _ in range(TRIES_MAX):
+        await store.sync(path)
+        node = await read(store, path)
+        if node is None:
+            return None
+        record, version = checkpoint_record.decode(node.value), node.version
+        try:
+            while record.trimmed < record.previous:
+                record = await _trim_some(store, topic_id, record, version)
+                version += 1
+            return record
+        except OutcomeUnknown:
+            continue
+        except MultiFailed:
+            return record
+    return record
+
+
+async def _trim_some(
+    store: MetadataStore, topic_id: str, record: CheckpointRecord, version: int
+) -> CheckpointRecord:
+    end = min(record.previous, record.trimmed + DELETED_AT_ONCE)
+    trimmed = replace(record, trimmed=end)
+    mark = Set(paths.topic_checkpoint(topic_id), checkpoint_record.encode(trimmed), version)
+    doomed = [paths.topic_log(topic_id, number) for number in range(record.trimmed, end)]
+    operations: list[Operation] = [mark, *(Delete(path, _LOG_VERSION) for path in doomed)]
+    try:
+        await store.multi(operations)
+    except MultiFailed as failed:
+        if failed.index == 0 or not isinstance(failed.cause, NoNode):
+            raise
+        there = [path for path in doomed if await read(store, path) is not None]  # somebody's hand
+        await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in there)])
+    return trimmed

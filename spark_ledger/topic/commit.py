@@ -41,8 +41,7 @@ from spark_ledger.topic.commit_draft import (
     Wanted,
 )
 from spark_ledger.topic.commit_payloads import CommitPayloads
-from spark_ledger.topic.commit_turns import LOSSES_MAX, Turns
-from spark_ledger.topic.commit_views import CommitViews
+from spark_ledger.topic.commit_views import LOSSES_MAX, CommitViews, Turns
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.names import escape

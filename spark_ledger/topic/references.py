@@ -16,8 +16,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.topic import checkpoint, records, subscription_records
-from spark_ledger.topic.chunk_losses import with_losses
-from spark_ledger.topic.chunks import ChunkStore
+from spark_ledger.topic.chunks import ChunkStore, with_losses
 from spark_ledger.topic.garbage import TopicSeen
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.state import TopicState

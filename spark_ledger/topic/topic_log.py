@@ -6,10 +6,17 @@ there (hazard 7); still missing is an error, never an end. What was folded once 
 but for the commits after a newer checkpoint, which is taken as the new root after FOLDED_MAX
 commits, so that a state does not grow with its age. Reads may lag behind other sessions' commits
 unless the fold is `fresh`; a fold never goes back.
+
+States of several topics show each commit over them in all of them or in none (T9). A reader folds
+topics one after another, and a commit over two of them may come in between: then one state has it
+and the other has not, and they are folded again until they agree (hazard 14). Always true: two
+topics have the commits that they share in one order, so their states agree on all of them if they
+agree on the last. A state keeps the last ACROSS_KEPT_MAX of these; what it may have forgotten is
+taken to be in it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spark_ledger import errors
@@ -21,7 +28,7 @@ from spark_ledger.topic.blobs import read_blob, unpack
 from spark_ledger.topic.checkpoint import Root
 from spark_ledger.topic.checkpoint_record import CheckpointRecord, StoredRoot
 from spark_ledger.topic.records import Commit, Head, Spilled, TopicLife
-from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.state import ACROSS_KEPT_MAX, TopicState
 from spark_ledger.topic.store_calls import look_up, read
 
 READS_AT_ONCE = 64
@@ -246,3 +253,49 @@ def _at_head(
         )
     deleted = head.life is TopicLife.DELETED
     return replace(folded, head_version=node.version, deleted=deleted, turn=head.turn)
+
+
+FOLDS_MAX = 50
+
+
+def agree(states: Iterable[TopicState]) -> bool:
+    """Whether every commit over several topics is in all of these states or in none."""
+    return not torn(states)
+
+
+def torn(states: Iterable[TopicState]) -> list[str]:
+    """The topics, by id, of which one has a commit that it shares with the other, which has not."""
+    by_id = {one.topic_id: one for one in states}
+    last = {
+        (topic_id, other): shared.commit_id
+        for topic_id, one in by_id.items()
+        for shared in one.across
+        for other in shared.others
+        if other in by_id
+    }
+    found: dict[str, None] = {}
+    for (topic_id, other), commit_id in last.items():
+        seen = last.get((other, topic_id))
+        forgotten = seen is None and len(by_id[other].across) >= ACROSS_KEPT_MAX
+        if seen != commit_id and not forgotten:
+            found |= dict.fromkeys((topic_id, other))
+    return sorted(found)
+
+
+async def fold_agreeing(logs: Sequence[TopicLog], *, fresh: bool = True) -> list[TopicState]:
+    """The topics' states at one moment, as far as commits over several of them go.
+
+    Raises as TopicLog.fold; errors.Unavailable when no such moment was met in FOLDS_MAX folds.
+    """
+    folded = await asyncio.gather(*(log.fold(fresh=fresh) for log in logs))
+    states = {one.topic_id: one for one in folded}
+    for _ in range(FOLDS_MAX):
+        late = torn(states.values())
+        if not late:
+            return [states[log.topic_id] for log in logs]
+        again = [log for log in logs if log.topic_id in late]
+        folded = await asyncio.gather(*(log.fold(fresh=True) for log in again))
+        states |= {one.topic_id: one for one in folded}
+    raise errors.Unavailable(
+        f"{len(logs)} topics are committed to together faster than they can be read"
+    )

@@ -3,33 +3,38 @@ commits, bookies. The columns of each are in SCHEMAS; docs/spark.md tells what t
 
 Always true: a view is planned as parts that fit into memory, each read by itself, maybe in another
 process, so a view is no snapshot: what is gone by then is left out. A listing changes nothing, and
-keeps nothing of the topics it looked at. Times are by the store's clock.
+keeps nothing of the topics it looked at. Times are by the store's clock. Offsets that were trimmed
+or taken out are in no row: a segment of which only a part counts is listed with that part's offsets
+and rows, and with all its bytes and entries.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_ledger import errors
 from spark_ledger.bookies import bookie_listing
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
-from spark_ledger.topic import actions, segment_columns
+from spark_ledger.topic import actions
+from spark_ledger.topic.arrow_arrays import of_list, of_numpy
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.lag import PartitionLag, topic_lag
+from spark_ledger.topic.intervals import Chunk
+from spark_ledger.topic.lag import topic_lag
 from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_columns import OffsetRange
-from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import reachable, store_now_ms
+from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.segments import INLINE
+from spark_ledger.topic.state import Tables, TopicState
+from spark_ledger.topic.store_calls import each, reachable, store_now_ms
 from spark_ledger.topic.topic_log import TopicLog
 from spark_ledger.topic.topics import TopicInfo
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 TOPICS_PER_PART = 200
 LEDGERS_PER_PART = 5_000
@@ -69,7 +74,23 @@ SCHEMAS: Mapping[str, pa.Schema] = {
             ("writer", _TEXT),
         ]
     ),
-    "segments": segment_columns.SCHEMA,
+    "segments": pa.schema(
+        [
+            ("topic", _TEXT),
+            ("partition", _INT),
+            ("firstOffset", _LONG),
+            ("lastOffset", _LONG),
+            ("rows", _LONG),
+            ("bytes", _LONG),
+            ("entries", _INT),
+            ("ledgerId", _LONG),
+            ("shared", _FLAG),
+            ("commit", _LONG),
+            ("committedAt", _TIME),
+            ("minTimestamp", _TIME),
+            ("maxTimestamp", _TIME),
+        ]
+    ),
     "ledgers": pa.schema(
         [
             ("ledgerId", _LONG),
@@ -145,6 +166,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         ]
     ),
 }
+OffsetRange = tuple[int, int, int]
+"""A partition, and the offsets [lo, hi) of it."""
 Row = tuple[Any, ...]
 """In the order of the view's columns."""
 
@@ -182,7 +205,7 @@ async def _planned(client: TopicClient, view: str, names: Iterable[str] | None) 
         return [Part(view, named or (), (), tuple(few), named is not None) for few in runs]
     some = tuple(await topics.list()) if named is None else named
     if view == "segments":
-        planned = await _each(some, lambda info: _segment_parts(client, info))
+        planned = await each(lambda info: _segment_parts(client, info), some, AT_ONCE)
         return [part for parts in planned for part in parts]
     return [Part(view, tuple(few)) for few in _runs(some, TOPICS_PER_PART)]
 
@@ -199,7 +222,7 @@ async def read(client: TopicClient, part: Part) -> list[pa.RecordBatch]:
             found = await bookie_listing.registered(client.store)
             return [_table("bookies", map(_bookie_row, found))]
         of_topic = _OF_TOPIC[part.view]
-        some = await _each(part.topics, lambda info: _there(of_topic(client, info)))
+        some = await each(lambda info: _there(of_topic(client, info)), part.topics, AT_ONCE)
         return [_table(part.view, rows) for rows in some if rows]
 
 
@@ -258,12 +281,9 @@ async def _lag(client: TopicClient, info: TopicInfo) -> list[Row]:
     rows: list[Row] = []
     for one in found:
         for partition, lag in topic_lag(state, one.positions, now_ms).items():
-            rows.append((info.name.short, one.name, partition, *_lag_cells(lag)))
+            cells = (lag.position, lag.end, lag.rows, lag.bytes, lag.millis)
+            rows.append((info.name.short, one.name, partition, *cells))
     return rows
-
-
-def _lag_cells(lag: PartitionLag) -> Row:
-    return lag.position, lag.end, lag.rows, lag.bytes, lag.millis
 
 
 async def _commits(client: TopicClient, info: TopicInfo) -> list[Row]:
@@ -307,7 +327,7 @@ async def _segment_parts(client: TopicClient, info: TopicInfo) -> list[Part]:
     state = await _there(_state(client, info))
     if state is None:
         return []
-    by_chunk = segment_columns.ranges_by_chunk(state)
+    by_chunk = _ranges_by_chunk(state)
     runs = [[None], *_runs([chunk for chunk in by_chunk if chunk is not None], CHUNKS_PER_PART)]
     ranges = [tuple(r for chunk in run for r in by_chunk.get(chunk, ())) for run in runs]
     return [Part("segments", (info,), some) for some in ranges if some]
@@ -320,13 +340,80 @@ async def _segments(client: TopicClient, part: Part) -> pa.RecordBatch:
         if state is None:
             break
         try:
-            found = await client.chunks.load(segment_columns.chunks_needed(state, part.ranges))
+            found = await client.chunks.load(_chunks_needed(state, part.ranges))
         except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
             if tries == TRIES_MAX - 1:
                 raise
             continue
-        return segment_columns.of_ranges(state, info.name.short, part.ranges, found)
-    return segment_columns.EMPTY
+        return _of_ranges(state, info.name.short, part.ranges, found)
+    return _joined([], info.name.short)
+
+
+def _ranges_by_chunk(state: TopicState) -> dict[Chunk | None, list[OffsetRange]]:
+    """The offsets whose segments are in each chunk, and (None) in none."""
+    found: dict[Chunk | None, list[OffsetRange]] = {}
+    for held in state.partitions:
+        for one in held.intervals.between(held.start_offset, held.end_offset):
+            if one.source is not None:
+                chunk = one.source if isinstance(one.source, Chunk) else None
+                lo = max(one.lo, held.start_offset)
+                found.setdefault(chunk, []).append((held.number, lo, one.hi))
+    return found
+
+
+def _chunks_needed(state: TopicState, ranges: Iterable[OffsetRange]) -> list[Chunk]:
+    """The chunks that `_of_ranges` must have read."""
+    partitions = state.partitions
+    found = (
+        partitions[p].chunks_between(max(lo, partitions[p].start_offset), hi)
+        for p, lo, hi in ranges
+    )
+    return list(dict.fromkeys(chunk for chunks in found for chunk in chunks))
+
+
+def _of_ranges(
+    state: TopicState, topic: str, ranges: Iterable[OffsetRange], read: Tables
+) -> pa.RecordBatch:
+    """The segments with a row in the ranges, in their order."""
+    found = []
+    for partition, lo, hi in ranges:
+        held = state.partitions[partition]
+        for part in held.stretches(max(lo, held.start_offset), hi, read):
+            found.append(_part(part.table, partition, part.lo, part.hi))
+    return _joined(found, topic)
+
+
+def _part(table: SegmentTable, partition: int, lo: int, hi: int) -> pa.RecordBatch:
+    """The segments with a row in [lo, hi), without their topic."""
+    part = table.between(partition, lo, hi)
+    first, last = np.maximum(part.bases, lo), np.minimum(part.ends, hi) - 1
+    column = part.batch.column
+    ledgers = of_numpy(part.ledgers)
+    arrays = [
+        column("partition"),
+        of_numpy(first),
+        of_numpy(last),
+        of_numpy(last - first + 1),
+        column("bytes"),
+        pc.list_value_length(column("entry_rows")),
+        pc.if_else(pc.equal(ledgers, INLINE), None, ledgers),
+        column("shared"),
+        column("commit"),
+        *(pc.multiply(column(ms), 1000).cast(_TIME) for ms in ("commit_ms", "min_ms", "max_ms")),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=SCHEMAS["segments"].names[1:])
+
+
+def _joined(parts: Iterable[pa.RecordBatch], topic: str) -> pa.RecordBatch:
+    schema = SCHEMAS["segments"]
+    some = [one for one in parts if one.num_rows]
+    if not some:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    whole = pa.Table.from_batches(some).combine_chunks()
+    names = of_list([topic], pa.string()).take(of_numpy(np.zeros(len(whole), dtype=np.int64)))
+    table = whole.add_column(0, "topic", names).cast(schema)
+    (batch,) = table.combine_chunks().to_batches()
+    return batch
 
 
 # -- ledgers and bookies ---------------------------------------------------------------------------
@@ -342,12 +429,13 @@ async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
         except errors.NoSuchLedger:  # deleted meanwhile
             return None
 
-    some = [one for one in await _each(part.ledgers, record_of) if one is not None]
+    some = [one for one in await each(record_of, part.ledgers, AT_ONCE) if one is not None]
     if part.only_topics:
         wanted = {info.id for info in part.topics}
         some = [record for record in some if record.topic in wanted]
     ids = [one for one in dict.fromkeys(record.topic for record in some) if one]
-    names = dict(zip(ids, await _each(ids, lambda one: _name_of(client, one)), strict=True))
+    found = await each(lambda one: _name_of(client, one), ids, AT_ONCE)
+    names = dict(zip(ids, found, strict=True))
     return [_ledger_row(record, names, alive) for record in some]
 
 
@@ -391,14 +479,6 @@ async def _there(asked: Awaitable[T]) -> T | None:
         return await asked
     except (errors.TopicNotFound, errors.TopicDeleted, NoNode):
         return None
-
-
-async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> list[R]:
-    """What `ask` says of each, AT_ONCE at a time."""
-    found: list[R] = []
-    for few in _runs(some, AT_ONCE):
-        found += await asyncio.gather(*map(ask, few))
-    return found
 
 
 def _runs(some: Sequence[T], size: int) -> list[Sequence[T]]:

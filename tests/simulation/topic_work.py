@@ -16,7 +16,6 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.agreement import fold_agreeing
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
@@ -27,6 +26,7 @@ from spark_ledger.topic.replay import Work
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
+from spark_ledger.topic.topic_log import fold_agreeing
 from spark_ledger.topic.topics import TopicInfo
 from tests.history import History
 from tests.loop_task import LoopTask

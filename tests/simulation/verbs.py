@@ -20,7 +20,6 @@ from spark_ledger.ledger import client, reader, writer
 from spark_ledger.repair import forget, limbo, limbo_janitor
 from spark_ledger.topic import (
     admin,
-    agreement,
     checkpointer,
     compactor,
     cursor,
@@ -43,7 +42,7 @@ from tests.simulation.ghost import Ghost
 VERBS: tuple[ModuleType, ...] = (
     *(client, writer, reader, bookie_client, limbo, limbo_janitor, forget),
     *(topic_client, topics, intents, subscriptions, cursor, janitor, checkpointer, admin),
-    *(compactor, live, follower, entry_sender, topic_log, agreement, retention, schema_registry),
+    *(compactor, live, follower, entry_sender, topic_log, retention, schema_registry),
     *(upkeep, views, bookie, rebuild),
 )
 """What clients, the command line, Spark's source and sink and the upkeep of a cluster call."""

@@ -14,7 +14,6 @@ from spark_ledger.topic import (
     cursor_ledger,
     guards,
     intents,
-    log_trim,
     records,
     removal,
     subscription_moves,
@@ -482,7 +481,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     ),
     (
         T(
-            *("log trimmed before it is said", "hazard 6", log_trim, "_trim_some"),
+            *("log trimmed before it is said", "hazard 6", checkpointer, "_trim_some"),
             *(trims_without_a_mark, CHURN),
         ),
         CHECKPOINTS,

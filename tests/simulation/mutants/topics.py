@@ -9,18 +9,18 @@ from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark import offsets
 from spark_ledger.topic import (
-    agreement,
     checkpoint,
+    checkpointer,
     client,
     commit,
     commit_draft,
     garbage,
     guards,
-    log_trim,
     replay,
     retention,
     slice_reader,
     subscription_moves,
+    topic_log,
 )
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome
@@ -301,7 +301,7 @@ MUTANTS = (
         *(same_number_of_rows, REWINDS),
     ),
     Mutant(
-        *("log trimmed to the newest checkpoint", "hazard 6, 8", log_trim, "_trim_some"),
+        *("log trimmed to the newest checkpoint", "hazard 6, 8", checkpointer, "_trim_some"),
         *(trims_to_the_newest, CHURN),
     ),
     Mutant("no delete delay", "hazard 34", garbage, "_delay", deletes_at_once, CHURN),
@@ -370,6 +370,6 @@ MUTANTS = (
         *(counts_no_versions, OVERWRITES),
     ),
     Mutant(
-        *("topics folded one by one", "hazard 14", agreement, "torn", never_torn, BEHIND),
+        *("topics folded one by one", "hazard 14", topic_log, "torn", never_torn, BEHIND),
     ),
 )

@@ -21,12 +21,12 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_listing import ledger_ids
 from spark_ledger.metadata.store import NoNode
 from spark_ledger.topic import blocking
-from spark_ledger.topic.agreement import fold_agreeing
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.janitor import CleanReport, Janitor
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.subscription_records import SubscriptionRecord, decode_subscription
+from spark_ledger.topic.topic_log import fold_agreeing
 from tests.history import History
 from tests.spark.exactly_once.source import Step
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import agreement, commit, guards, records, state
+from spark_ledger.topic import commit, guards, records, state, topic_log
 from spark_ledger.topic.checkpointer import Checkpointer
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.names import escape
@@ -127,7 +127,7 @@ RULES = (
     ),
     Rule(
         *("topics folded one by one", "14", "runs"),
-        ((agreement, "torn", never_torn),),
+        ((topic_log, "torn", never_torn),),
     ),
     Rule(
         *("owner adds before it has read its open back", "28", "live"),

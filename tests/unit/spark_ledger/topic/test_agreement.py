@@ -1,7 +1,7 @@
 import asyncio
 from dataclasses import replace
 
-from spark_ledger.topic import agreement, state
+from spark_ledger.topic import state, topic_log
 from spark_ledger.topic.actions import Append
 from spark_ledger.topic.records import Commit
 from spark_ledger.topic.state import ACROSS_KEPT_MAX
@@ -25,9 +25,9 @@ def topics(names, commits):
 def test_states_agree_when_each_shared_commit_is_in_all_of_them():
     states = topics("abc", ["ab", "a", "abc", "c", "bc"])
 
-    assert agreement.agree(states.values())
-    assert agreement.agree([states["a"]])
-    assert agreement.agree([])
+    assert topic_log.agree(states.values())
+    assert topic_log.agree([states["a"]])
+    assert topic_log.agree([])
 
 
 def test_a_state_that_lacks_what_another_has_is_found():
@@ -35,10 +35,10 @@ def test_a_state_that_lacks_what_another_has_is_found():
     after = topics("abc", ["ab", "bc"])
     first = topics("abc", [])
 
-    assert agreement.torn([before["b"], after["c"]]) == ["b", "c"]
-    assert agreement.torn([after["b"], before["c"], after["a"]]) == ["b", "c"]
-    assert agreement.torn([first["a"], before["b"]]) == ["a", "b"]
-    assert agreement.agree([before["a"], after["b"]]), "b and c share it, a does not"
+    assert topic_log.torn([before["b"], after["c"]]) == ["b", "c"]
+    assert topic_log.torn([after["b"], before["c"], after["a"]]) == ["b", "c"]
+    assert topic_log.torn([first["a"], before["b"]]) == ["a", "b"]
+    assert topic_log.agree([before["a"], after["b"]]), "b and c share it, a does not"
 
 
 def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_remembered():
@@ -46,9 +46,9 @@ def test_however_many_commits_there_were_the_last_shared_with_each_topic_is_reme
     before, after = topics("abc", pairs[:-1]), topics("abc", pairs)
 
     assert len(after["a"].across) == 2
-    assert agreement.agree(after.values())
-    assert agreement.torn([before["b"], after["a"]]) == ["a", "b"]
-    assert agreement.torn([after["b"], before["a"]]) == ["a", "b"]
+    assert topic_log.agree(after.values())
+    assert topic_log.torn([before["b"], after["a"]]) == ["a", "b"]
+    assert topic_log.torn([after["b"], before["a"]]) == ["a", "b"]
 
 
 def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
@@ -56,7 +56,7 @@ def test_what_a_state_may_have_forgotten_is_taken_to_be_in_it():
     states = topics(names, [["a", "b"], *([["a", name] for name in names[2:]])])
 
     assert len(states["a"].across) == ACROSS_KEPT_MAX
-    assert agreement.agree([states["a"], states["b"]])
+    assert topic_log.agree([states["a"], states["b"]])
 
 
 class Log:
@@ -73,8 +73,8 @@ class Log:
 def test_topics_are_folded_again_until_they_agree():
     before, after = topics("ab", ["ab"]), topics("ab", ["ab", "ab"])
 
-    folded = asyncio.run(agreement.fold_agreeing([Log(before["a"], after["a"]), Log(after["b"])]))
+    folded = asyncio.run(topic_log.fold_agreeing([Log(before["a"], after["a"]), Log(after["b"])]))
 
     assert [one.next for one in folded] == [2, 2]
-    assert agreement.agree(folded)
-    assert not agreement.agree([replace(before["a"]), after["b"]])
+    assert topic_log.agree(folded)
+    assert not topic_log.agree([replace(before["a"]), after["b"]])

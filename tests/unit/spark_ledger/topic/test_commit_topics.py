@@ -8,7 +8,7 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.topic import agreement, commit_turns, records
+from spark_ledger.topic import commit_views, records, topic_log
 from spark_ledger.topic.commit_draft import CommitKind, TxnKey
 from spark_ledger.topic.task_writer import TaskResult
 from tests.unit.spark_ledger.topic.stage import QUERY, play, segment
@@ -225,8 +225,8 @@ def test_a_reader_of_several_topics_sees_each_commit_in_all_of_them_or_in_none(s
             logs = [client.log(one) for one in ids]
             while writing in asyncio.all_tasks():
                 apart = [await log.fold() for log in logs]
-                torn.append(not agreement.agree(apart))
-                states = await agreement.fold_agreeing(logs)
+                torn.append(not topic_log.agree(apart))
+                states = await topic_log.fold_agreeing(logs)
                 assert len({state.next for state in states}) == 1
 
         writing = asyncio.get_running_loop().create_task(write())
@@ -285,7 +285,7 @@ def test_without_turns_a_commit_over_many_busy_topics_starves(monkeypatch):
 def test_a_turn_is_waited_for_at_most_two_seconds_and_the_next_commit_takes_it_out():
     async def act(stage):
         intent = await stage.intent()
-        gone = commit_turns.Turns(stage.client.store, "gone", [stage.topic.id])
+        gone = commit_views.Turns(stage.client.store, "gone", [stage.topic.id])
         await gone.take()
         head = records.decode_head(stage.world.store.peek(paths.topic_head(stage.topic.id)).value)
         assert head == records.Head(0, turn="gone")
@@ -294,7 +294,7 @@ def test_a_turn_is_waited_for_at_most_two_seconds_and_the_next_commit_takes_it_o
         await stage.commit(intent, 0, TaskResult(stage.topic.id, intent.id, 0, 0, (segment(1, 1),)))
 
         took_s = asyncio.get_running_loop().time() - began_s
-        assert commit_turns.TURN_WAIT_S_MAX <= took_s < commit_turns.TURN_WAIT_S_MAX + 0.5
+        assert commit_views.TURN_WAIT_S_MAX <= took_s < commit_views.TURN_WAIT_S_MAX + 0.5
         head = records.decode_head(stage.world.store.peek(paths.topic_head(stage.topic.id)).value)
         assert head == records.Head(1)
 
@@ -304,7 +304,7 @@ def test_a_turn_is_waited_for_at_most_two_seconds_and_the_next_commit_takes_it_o
 def test_a_turn_that_is_given_back_is_not_waited_for_any_longer():
     async def act(stage):
         intent = await stage.intent()
-        first = commit_turns.Turns(stage.client.store, "first", [stage.topic.id])
+        first = commit_views.Turns(stage.client.store, "first", [stage.topic.id])
         await first.take()
         asyncio.get_running_loop().call_later(0.3, lambda: asyncio.ensure_future(first.give_back()))
         began_s = asyncio.get_running_loop().time()

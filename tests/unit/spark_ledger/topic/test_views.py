@@ -1,4 +1,4 @@
-"""What listings of a cluster say (topic/views.py, topic/segment_columns.py)."""
+"""What listings of a cluster say."""
 
 import asyncio
 import pickle
