@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -33,16 +32,6 @@ UNPACKED_BYTES_MAX = 256 * 1024 * 1024
 REPLICATED_WAIT_S = 2.0
 FAILED_LEDGERS_MAX = 3  # of one blob; then the last one's error is the caller's
 _ZSTD = pa.Codec("zstd")
-
-
-class OfTopic(Protocol):
-    """What a ledger is made for."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def policies(self) -> TopicPolicies: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +59,14 @@ class Blobs:
         self._cache = cache
         self._wait_s = replicated_wait_s
 
-    async def read(self, pointer: BlobPointer) -> bytes:
-        """See read_blob."""
-        return await read_blob(self._ledgers, pointer)
-
     @asynccontextmanager
-    async def held(self, intent: Intent, topic: OfTopic) -> AsyncIterator["HeldLedgers"]:
+    async def held(
+        self, intent: Intent, topic_id: str, policies: TopicPolicies
+    ) -> AsyncIterator["HeldLedgers"]:
         """What writes blobs and entries for the topic under an open intent. The ledgers they are
         in are nobody else's until the block is left."""
-        policies = replace(topic.policies, durability="synced")
-        holder = HeldLedgers(self._ledgers, self._cache, intent, topic.id, policies, self._wait_s)
+        synced = replace(policies, durability="synced")
+        holder = HeldLedgers(self._ledgers, self._cache, intent, topic_id, synced, self._wait_s)
         try:
             yield holder
         finally:

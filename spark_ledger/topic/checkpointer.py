@@ -13,7 +13,7 @@ that fails changes nothing: the log stays as it is.
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
@@ -56,14 +56,6 @@ PURPOSE = "checkpoint"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    """What ledgers are made for."""
-
-    id: str
-    policies: TopicPolicies
-
-
 class Checkpointer:
     """Of one process, on one event loop; at most one checkpoint of a topic at a time."""
 
@@ -79,7 +71,6 @@ class Checkpointer:
         log_nodes_max: int = LOG_NODES_MAX,
     ) -> None:
         self._store = ledgers.metadata
-        self._ledgers = ledgers
         self._intents = intents
         self._blobs = blobs
         self._chunks = chunks
@@ -134,10 +125,10 @@ class Checkpointer:
             if state.deleted or since < least:
                 return before if state.deleted else await self._trimmed(topic_id)
             node = await self._store.get(paths.topic(topic_id))
-            topic = _Topic(topic_id, records.decode_topic(node.value).policies)
+            policies = records.decode_topic(node.value).policies
             intent = await self._open_intent(topic_id, intent_id)
             try:
-                await self._publish(topic, state, newest, intent)
+                await self._publish(policies, state, newest, intent)
             finally:
                 if intent.id != intent_id:
                     await self._intents.finish(intent.id)
@@ -176,17 +167,22 @@ class Checkpointer:
         return await self._intents.open_system_intent(PURPOSE, topic_id)
 
     async def _publish(
-        self, topic: _Topic, state: TopicState, newest: Checkpointed | None, intent: Intent
+        self,
+        policies: TopicPolicies,
+        state: TopicState,
+        newest: Checkpointed | None,
+        intent: Intent,
     ) -> None:
-        async with self._blobs.held(intent, topic) as held:
+        topic_id = state.topic_id
+        async with self._blobs.held(intent, topic_id, policies) as held:
             small = await self._made_small(state, newest, held)
             root = Root(small, tuple(_named(newest)))
             stored = await self._stored(root, held)
             before = None if newest is None else newest.record
             record = checkpoint_record.following(before, state.next, stored, intent.id)
             version = None if newest is None else newest.version
-            if await self._set(topic.id, record, version, intent, held):
-                self._log_of(topic.id).offer(small)
+            if await self._set(topic_id, record, version, intent, held):
+                self._log_of(topic_id).offer(small)
 
     async def _made_small(
         self, state: TopicState, newest: Checkpointed | None, held: HeldLedgers

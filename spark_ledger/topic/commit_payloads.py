@@ -17,7 +17,6 @@ from spark_ledger.topic import commit_draft, records
 from spark_ledger.topic.blobs import Blobs, HeldLedgers, moved_segments, pack
 from spark_ledger.topic.commit_draft import Actions
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.records import Spilled
 from spark_ledger.topic.store_calls import each
 
@@ -25,14 +24,6 @@ BODY_BYTES_MAX = 64 * 1024 * 1024
 LEDGERS_AT_ONCE = 32  # of a commit over many topics
 POINTER_BYTES_MAX = 512
 """The node of a body that is in a ledger."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    """blobs.OfTopic."""
-
-    id: str
-    policies: TopicPolicies
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +123,8 @@ class CommitPayloads:
     async def _held_for(self, intent: Intent, topic_id: str) -> HeldLedgers:
         if topic_id not in self._held:
             node = await self._store.get(paths.topic(topic_id))
-            topic = _Topic(topic_id, records.decode_topic(node.value).policies)
+            policies = records.decode_topic(node.value).policies
             self._held[topic_id] = await self._stack.enter_async_context(
-                self._blobs.held(intent, topic)
+                self._blobs.held(intent, topic_id, policies)
             )
         return self._held[topic_id]

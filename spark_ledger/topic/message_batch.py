@@ -104,7 +104,6 @@ class Header:
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
     written_ms: int
-    shared: bool
     typed: bool
     schema_version: int
     body_at: int
@@ -124,49 +123,12 @@ class Header:
         return np.repeat(self.times["ms"], self.times["rows"])
 
 
-@dataclass(frozen=True, slots=True)
-class MessageBatch:
-    """A partition's rows of an entry, the first of which is row `first_row` of the partition's
-    segment. `record_batch` has what the entry has of the columns asked for, and its number of
-    rows even without one; see `column_of`. `times_ms` is when each row was written, None where all
-    were at `written_ms`."""
-
-    partition: int
-    first_row: int
-    written_ms: int
-    record_batch: pa.RecordBatch
-    typed: bool = False
-    schema_version: int = 0
-    times_ms: Longs | None = None
-
-    @property
-    def rows(self) -> int:
-        return int(self.record_batch.num_rows)
-
-
 def column_of(record_batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column of TYPES or _TYPED_NAMES by its name, nulls where the batch has none."""
     at = record_batch.schema.get_field_index(name)
     if at >= 0:
         return record_batch.column(at)
     return pa.nulls(record_batch.num_rows, TYPES.get(name) or _TYPED_TYPES[name])
-
-
-def encode_batch(
-    record_batch: pa.RecordBatch,
-    shares: Sequence[Share],
-    *,
-    written_ms: int,
-    compression: str = "none",
-    typed: bool = False,
-    schema_version: int = 0,
-    times: TimeRuns = (),
-) -> list[Buffer]:
-    """The payload's buffers, in order; their concatenation is the payload."""
-    header = encode_header(
-        shares, written_ms, typed=typed, schema_version=schema_version, times=times
-    )
-    return [header, *encode_body(record_batch, compression)]
 
 
 def encode_header(
@@ -267,9 +229,8 @@ def decode_header(payload: Buffer) -> Header:
             f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
             " a message batch was expected"
         )
-    typed, shared = bool(flags & TYPED), bool(flags & SHARED)
     body_at = HEADER_BYTES
-    if shared:
+    if flags & SHARED:
         body_at += partition * SHARE_BYTES
         index = _index(view[HEADER_BYTES:body_at], partition, rows)
     else:
@@ -278,40 +239,16 @@ def decode_header(payload: Buffer) -> Header:
     if flags & TIMES:
         times = _times(view[body_at:], rows)
         body_at += TIMES_BYTES * (1 + len(times))
-    return Header(index, times, written_ms, shared, typed, schema, body_at)
-
-
-def decode_batch(
-    payload: Buffer, *, partition: int | None = None, columns: Collection[str] | None = None
-) -> MessageBatch:
-    """The batch in an entry's payload, of a shared one the rows of `partition`. Uncompressed
-    columns are views of it, not copies; columns that are not among `columns` (None: all) are not
-    even decompressed.
-
-    Raises errors.UnsupportedFormat for what decode_header refuses, a shared entry without rows of
-    the partition, a header that does not fit the rows, a damaged stream or one with other types.
-    """
-    header = decode_header(payload)
-    at, share = _share_of(header, partition)
-    record_batch = decode_body(payload, header, columns)
-    if header.shared:
-        record_batch = record_batch.slice(at, share.rows)
-    times = header.each_ms()
-    return MessageBatch(
-        share.partition,
-        share.first_row,
-        header.written_ms,
-        record_batch,
-        header.typed,
-        header.schema_version,
-        None if times is None else times[at : at + share.rows],
-    )
+    return Header(index, times, written_ms, bool(flags & TYPED), schema, body_at)
 
 
 def decode_body(
     payload: Buffer, header: Header, columns: Collection[str] | None = None
 ) -> pa.RecordBatch:
-    """All rows of the entry, of all partitions. Raises errors.UnsupportedFormat as decode_batch."""
+    """All rows of the entry, of all partitions. Uncompressed columns are views of
+    the payload, not copies; columns that are not among `columns` (None: all) are not even
+    decompressed. Raises errors.UnsupportedFormat for a header that does not fit the rows, a damaged
+    stream or one with other types."""
     try:
         return _read(memoryview(payload)[header.body_at :], header, columns)
     except (pa.ArrowException, StopIteration, OSError) as error:
@@ -345,21 +282,6 @@ def _index(view: memoryview, count: int, rows: int) -> npt.NDArray[np.void]:
             " rising partitions"
         )
     return index
-
-
-def _share_of(header: Header, partition: int | None) -> tuple[int, Share]:
-    """The stream's row that the partition's rows begin with, and their share."""
-    index = header.index
-    if not header.shared:
-        return 0, Share._make(index[0].item())
-    if partition is None:
-        raise ValueError(f"the rows of which of {len(index)} partitions?")
-    at = int(np.searchsorted(index["partition"], partition))
-    if at == len(index) or index["partition"][at] != partition:
-        raise errors.UnsupportedFormat(
-            f"an entry with rows of {len(index)} partitions has none of partition {partition}"
-        )
-    return int(index["rows"][:at].sum(dtype=np.int64)), Share._make(index[at].item())
 
 
 def _read(view: memoryview, header: Header, columns: Collection[str] | None) -> pa.RecordBatch:

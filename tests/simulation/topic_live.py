@@ -20,12 +20,13 @@ from spark_ledger.topic.actions import Action, OpenLive, SealLive
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.live import LiveEnds
-from spark_ledger.topic.message_batch import Share, encode_batch
+from spark_ledger.topic.message_batch import Share
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.segments import LiveSegment, Segment
 from spark_ledger.topic.topics import TopicInfo
+from tests.message_batches import encode_batch
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LIVE, LogGhost, live_name
 from tests.simulation.topic_work import TopicWork

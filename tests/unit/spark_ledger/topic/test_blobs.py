@@ -8,7 +8,7 @@ from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, MultiFailed
-from spark_ledger.topic.blobs import Blobs, moved_segments, pack, unpack
+from spark_ledger.topic.blobs import Blobs, moved_segments, pack, read_blob, unpack
 from spark_ledger.topic.intervals import BlobPointer
 from spark_ledger.topic.ledger_cache import LedgerCache
 from spark_ledger.topic.segments import INLINE, Segment
@@ -21,14 +21,18 @@ def blobs_of(client):
     return Blobs(client.ledgers, client.cache, replicated_wait_s=0.5)
 
 
+def held_by(blobs, stage, intent):
+    return held_by(blobs, stage, intent)
+
+
 def test_a_blob_is_read_by_another_process_while_its_ledger_is_open():
     async def act(stage):
         intent = await stage.intent()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             pointers = [await held.write(DATA), await held.write(memoryview(DATA)[:5])]
 
-            reader = blobs_of(await stage.another())
-            assert [await reader.read(p) for p in pointers] == [DATA, DATA[:5]]
+            reader = (await stage.another()).ledgers
+            assert [await read_blob(reader, p) for p in pointers] == [DATA, DATA[:5]]
         assert pointers[0].ledger_id == pointers[1].ledger_id
         assert pointers[0].last > pointers[0].first == 0
         assert pointers[1].first == pointers[0].last + 1
@@ -41,7 +45,7 @@ def test_every_copy_of_a_blob_is_on_a_bookie_when_its_pointer_is_given_out():
     async def act(stage):
         intent = await stage.intent()
         stage.world.nodes[0].kill()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             pointer = await held.write(DATA, every_copy=True)
         record = (await stage.client.ledgers.record(pointer.ledger_id)).record
         for node in stage.world.nodes[1:]:
@@ -67,10 +71,10 @@ async def two_of_three(stage, held):
 def test_with_bookies_down_a_blob_has_the_copies_that_can_be_made():
     async def act(stage):
         intent = await stage.intent()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             await two_of_three(stage, held)
             pointer = await held.write(DATA)
-            assert await blobs_of(stage.client).read(pointer) == DATA
+            assert await read_blob(stage.client.ledgers, pointer) == DATA
             assert len(await held.checks()) == 2  # of the first blob's ledger and of this one's
 
     play(act)
@@ -79,7 +83,7 @@ def test_with_bookies_down_a_blob_has_the_copies_that_can_be_made():
 def test_a_blob_that_must_have_every_copy_is_not_given_out_with_fewer():
     async def act(stage):
         intent = await stage.intent()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             await two_of_three(stage, held)
             with pytest.raises((errors.Unavailable, errors.NotEnoughBookies)):
                 await held.write(DATA, every_copy=True)
@@ -91,10 +95,13 @@ def test_a_ledger_that_is_held_is_nobody_elses():
     async def act(stage):
         intent = await stage.intent()
         blobs = blobs_of(stage.client)
-        async with blobs.held(intent, stage.topic) as one, blobs.held(intent, stage.topic) as other:
+        async with (
+            held_by(blobs, stage, intent) as one,
+            held_by(blobs, stage, intent) as other,
+        ):
             first, second = await one.write(b"one"), await other.write(b"other")
         assert first.ledger_id != second.ledger_id
-        async with blobs.held(intent, stage.topic) as third:
+        async with held_by(blobs, stage, intent) as third:
             again = await third.write(b"third")
         assert again.ledger_id in (first.ledger_id, second.ledger_id)
 
@@ -104,14 +111,14 @@ def test_a_ledger_that_is_held_is_nobody_elses():
 def test_a_blob_that_was_cut_in_its_ledger_is_written_to_another():
     async def act(stage):
         intent = await stage.intent()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             first = await held.write(b"before")
             other = await stage.another()
             await other.ledgers.recover(first.ledger_id)
             second = await held.write(DATA)
             assert second.ledger_id != first.ledger_id
-            assert await blobs_of(other).read(first) == b"before"
-            assert await blobs_of(other).read(second) == DATA
+            assert await read_blob(other.ledgers, first) == b"before"
+            assert await read_blob(other.ledgers, second) == DATA
 
     play(act)
 
@@ -120,7 +127,7 @@ def test_the_multi_that_names_a_blob_fails_when_its_ledger_was_deleted_in_betwee
     async def act(stage):
         intent = await stage.intent()
         other = await stage.another()
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             pointer = await held.write(DATA)
             checks = await held.checks()
             await other.ledgers.recover(pointer.ledger_id)
@@ -132,7 +139,7 @@ def test_the_multi_that_names_a_blob_fails_when_its_ledger_was_deleted_in_betwee
             with pytest.raises(errors.NoSuchLedger):
                 await held.checks()
         with pytest.raises(errors.NoSuchLedger):
-            await blobs_of(other).read(pointer)
+            await read_blob(other.ledgers, pointer)
         assert stage.world.store.peek(paths.ledger(pointer.ledger_id)) is None
 
     play(act)
@@ -142,12 +149,12 @@ def test_bytes_that_are_not_what_the_pointer_says_are_no_blob():
     async def act(stage):
         intent = await stage.intent()
         blobs = blobs_of(stage.client)
-        async with blobs.held(intent, stage.topic) as held:
+        async with held_by(blobs, stage, intent) as held:
             pointer = await held.write(DATA)
             with pytest.raises(errors.DigestMismatch, match="another checksum"):
-                await blobs.read(replace(pointer, crc=pointer.crc ^ 1))
+                await read_blob(stage.client.ledgers, replace(pointer, crc=pointer.crc ^ 1))
             with pytest.raises(errors.DigestMismatch, match="another checksum"):
-                await blobs.read(replace(pointer, last=pointer.last - 1))
+                await read_blob(stage.client.ledgers, replace(pointer, last=pointer.last - 1))
 
     play(act)
 
@@ -156,12 +163,12 @@ def test_a_blob_whose_ledger_ends_before_it_is_unavailable_and_never_shorter():
     async def act(stage):
         intent = await stage.intent()
         blobs = blobs_of(stage.client)
-        async with blobs.held(intent, stage.topic) as held:
+        async with held_by(blobs, stage, intent) as held:
             pointer = await held.write(b"x")
         await stage.client.ledgers.recover(pointer.ledger_id)
         beyond = BlobPointer(pointer.ledger_id, 0, 0, 7, 100, 0)
         with pytest.raises(errors.DataUnavailable, match="cut off"):
-            await blobs.read(beyond)
+            await read_blob(stage.client.ledgers, beyond)
 
     play(act)
 
@@ -171,7 +178,7 @@ def test_nothing_is_written_under_an_intent_that_ended():
         intent = await stage.intent()
         await stage.client.intents.condemn(intent.id, "stale")
         with pytest.raises(errors.LedgerFenced):
-            async with blobs_of(stage.client).held(intent, stage.topic) as held:
+            async with held_by(blobs_of(stage.client), stage, intent) as held:
                 await held.write(DATA)
 
     play(act)
@@ -185,7 +192,7 @@ def test_payloads_of_a_commit_are_stored_as_entries_and_their_segments_move_ther
             Segment(1, INLINE, 0, ((0, 0),), (5,), 5, 50, 1, 2, inline=(b"ccc",)),
         ]
         payloads = [payload for one in inline for payload in one.inline]
-        async with blobs_of(stage.client).held(intent, stage.topic) as held:
+        async with held_by(blobs_of(stage.client), stage, intent) as held:
             await held.write(DATA)
             stored = await held.store(payloads, [3, 4, 5])
             assert len(await held.checks()) == 1
@@ -213,7 +220,7 @@ def test_a_writer_that_is_cancelled_gives_its_ledger_back():
         blobs = Blobs(stage.client.ledgers, cache)
 
         async def write():
-            async with blobs.held(intent, stage.topic) as held:
+            async with held_by(blobs, stage, intent) as held:
                 await held.write(b"x")
                 await asyncio.sleep(3600)
 

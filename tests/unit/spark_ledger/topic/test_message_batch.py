@@ -14,12 +14,11 @@ from spark_ledger.topic.message_batch import (
     TYPES,
     Share,
     column_of,
-    decode_batch,
     decode_header,
-    encode_batch,
     encode_body,
     encode_header,
 )
+from tests.message_batches import decode_batch, encode_batch
 
 # What version 1 wrote for partition 3, first row 70, written at 1000 ms, row (b"k", b"v").
 VERSION_1 = bytes.fromhex(

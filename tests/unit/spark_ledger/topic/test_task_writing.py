@@ -20,7 +20,7 @@ from spark_ledger.topic.entry_sender import FAILED_LEDGERS_MAX, EntrySender
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.key_filter import KeyFilters, hashes_of, key_filter
 from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.message_batch import decode_batch, encode_body
+from spark_ledger.topic.message_batch import encode_body
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.records import IntentRecord
@@ -28,6 +28,7 @@ from spark_ledger.topic.segments import INLINE, NO_ENTRY, NO_MS
 from spark_ledger.topic.slice_reader import fetch_task
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
+from tests.message_batches import decode_batch
 from tests.segments_seen import entry_ids, rows_of
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
