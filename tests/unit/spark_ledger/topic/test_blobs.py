@@ -22,7 +22,7 @@ def blobs_of(client):
 
 
 def held_by(blobs, stage, intent):
-    return held_by(blobs, stage, intent)
+    return blobs.held(intent, stage.topic.id, stage.topic.policies)
 
 
 def test_a_blob_is_read_by_another_process_while_its_ledger_is_open():
