@@ -170,7 +170,9 @@ def truncate(
         typer.confirm(f"Let all rows of topic {name} go?", abort=True)
 
     async def work(client: "TopicClient") -> "Trimmed":
-        return await _admin(client).truncate(name, force=force)
+        from spark_ledger.topic.seek_target import End
+
+        return await _admin(client).trim(name, End.LATEST, force=force)
 
     _print_trimmed(name, with_topics(service_url, work), json)
 
@@ -397,6 +399,7 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
     """The last `rows` of each partition and, following, what is committed after them."""
     from spark_ledger.topic.read_plan import plan_read
+    from spark_ledger.topic.slice_reader import read_task
 
     info = await client.topics.open(name)
     log = client.log(info.id)
@@ -411,7 +414,7 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
         ranges = {number: (starts.get(number, 0), end) for number, end in ends.items()}
         read = await client.tables(state, ranges)
         for task in plan_read(state, ranges, topic=info.name.full, read=read):
-            async for part in client.read(task):
+            async for part in read_task(client.ledgers, task):
                 yield part
         if not follow:
             return

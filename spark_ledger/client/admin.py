@@ -83,7 +83,7 @@ class Admin:
 
     def topics(self) -> list[TopicInfo]:
         """Every topic, by name."""
-        return self._run(self._topics.list())
+        return self._run(self._client.topics.list())
 
     def describe(self, topic: str) -> TopicFacts:
         """Partitions with their offsets, rows and bytes, ledgers and policies."""
@@ -110,7 +110,7 @@ class Admin:
 
     def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
         """All rows that are there go; offsets go on. Raises as `trim`."""
-        return self._run(self._topics.truncate(topic, force=force))
+        return self._run(self._topics.trim(topic, End.LATEST, force=force))
 
     def trim(self, topic: str, before: Place, *, force: bool = False) -> Trimmed:
         """Rows before the place go: below offsets, or committed before a time. Raises

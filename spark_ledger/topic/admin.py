@@ -8,20 +8,19 @@ more at once; the bookies keep them for the delete delay.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import Check, StoreError
+from spark_ledger.metadata.store import Check
 from spark_ledger.topic import records, retention, seek_target
 from spark_ledger.topic.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.names import parse_topic
 from spark_ledger.topic.policies import ENSEMBLE_SIZE, TopicPolicies, changed
-from spark_ledger.topic.seek_target import End, SeekTarget
+from spark_ledger.topic.seek_target import SeekTarget
 from spark_ledger.topic.state import PartitionState, Tables, TopicState
 from spark_ledger.topic.store_calls import LONG_AGO_MS, reachable, store_now_ms
 from spark_ledger.topic.subscription_moves import GRACE_MS
@@ -96,9 +95,6 @@ class TopicAdmin:
                     raise
         return await self._client.topics.create(name, partitions, wanted)
 
-    async def list(self) -> "list[TopicInfo]":
-        return await self._client.topics.list()
-
     async def describe(self, name: str) -> TopicFacts:
         """The topic as it is now; reads what is in its checkpoint."""
         info = await self._client.topics.open(name)
@@ -160,13 +156,9 @@ class TopicAdmin:
             await self._commit(info, "terminate", [Terminate()])
         return info
 
-    async def truncate(self, name: str, *, force: bool = False) -> Trimmed:
-        """All rows that are there go. See `trim`."""
-        return await self.trim(name, End.LATEST, force=force)
-
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
-        """Rows below the target go: offsets by partition, or what was committed before a time.
-        Partitions whose rows all come after it stay as they are.
+        """Rows below the target go: offsets by partition, what was committed before a time, or all
+        that there are. Partitions whose rows all come after it stay as they are.
 
         Raises errors.SubscriptionBusy (a subscription still needs some of them, and it is not
         forced), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
@@ -175,7 +167,9 @@ class TopicAdmin:
         for tries in range(TRIES_MAX):
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
-            points = _rising(state, seek_target.resolve(state, target, read))
+            starts = state.start_offsets()
+            found = seek_target.resolve(state, target, read)
+            points = {p: to for p, to in found.items() if to > starts[p]}
             if not points:
                 return Trimmed({}, 0)
             checks = [] if force else [await self._free(info, state, points)]
@@ -221,7 +215,7 @@ class TopicAdmin:
                 info.id, actions, intent, checks=checks, finish_intent=True
             )
         except errors.LedgerError:
-            await _ended(self._client, intent)
+            await intents.try_finish(intent)
             raise
 
     async def _state(self, info: TopicInfo) -> TopicState:
@@ -266,16 +260,6 @@ async def retain(
             info.id, [Trim(tuple(sorted(points.items())))], intent, checks=checks
         )
     return Trimmed(points, _rows_below(state, points))
-
-
-async def _ended(client: TopicClient, intent: Intent) -> None:
-    """What fails of it is the janitor's."""
-    with suppress(errors.LedgerError, StoreError):
-        await client.intents.finish(intent.id)
-
-
-def _rising(state: TopicState, points: Mapping[int, int]) -> dict[int, int]:
-    return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
 
 
 def _rows_below(state: TopicState, points: Mapping[int, int]) -> int:

@@ -105,7 +105,7 @@ class HeldLedgers:
         view = memoryview(data).cast("B")
         if not len(view):
             raise ValueError("a blob has at least one byte")
-        size = self._entry_bytes_max()
+        size = min(ENTRY_BYTES_MAX, self._ledgers.config.entry_bytes_max - HEADER_BYTES)
         parts = [view[at : at + size] for at in range(0, len(view), size)]
         stored = await self.store(parts, [0] * len(parts), every_copy=every_copy)
         pointer = BlobPointer(
@@ -208,9 +208,6 @@ class HeldLedgers:
         last = first + len(payloads) - 1
         assert list(outcomes) == list(range(first, last + 1)), "nobody else appends meanwhile"
         return Stored(writer.ledger_id, writer.version, first, last)
-
-    def _entry_bytes_max(self) -> int:
-        return min(ENTRY_BYTES_MAX, self._ledgers.config.entry_bytes_max - HEADER_BYTES)
 
 
 async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:

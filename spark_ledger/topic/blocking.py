@@ -72,7 +72,8 @@ def _config(service_url: str, outage_timeout_s: float, *, begins: bool) -> Clien
 
 
 async def _wire(ledgers: LedgerStore) -> TopicClient:
-    return TopicClient(ledgers, random.Random(os.urandom(16)), _now_ms)
+    rng = random.Random(os.urandom(16))
+    return TopicClient(ledgers, rng, lambda: time.time_ns() // 1_000_000)
 
 
 def _after_fork() -> None:
@@ -177,7 +178,3 @@ class _Ahead:
             if size >= AHEAD_BYTES:
                 break
         return taken
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -4,14 +4,13 @@ use. Nothing is decided here; each part is in its own file. Those that only some
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
-from spark_ledger.topic import slice_reader
 from spark_ledger.topic.actions import Action, Append, Overwrite
 from spark_ledger.topic.batch_encoder import BatchEncoder
 from spark_ledger.topic.blobs import Blobs
@@ -30,11 +29,9 @@ from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.follower import TopicFollower
 from spark_ledger.topic.intents import Intent, Intents
 from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.read_plan import Ranges, ReadTask, chunks_to_read
+from spark_ledger.topic.read_plan import Ranges, chunks_to_read
 from spark_ledger.topic.replay import QueryBatch
 from spark_ledger.topic.routing import Router
-from spark_ledger.topic.row_blocks import Rows
-from spark_ledger.topic.segments import Segment
 from spark_ledger.topic.state import Tables, TopicState
 from spark_ledger.topic.store_calls import each
 from spark_ledger.topic.task_writer import (
@@ -176,10 +173,11 @@ class TopicClient:
         ValueError for results that claim a task or an entry twice.
         """
         check_one_attempt(result for some in results.values() for result in some)
-        drafts = {
-            id_: (_rows_action(ordered_segments(id_, intent_id, some), id_ in overwrite),)
-            for id_, some in results.items()
-        }
+        drafts: dict[str, tuple[Action, ...]] = {}
+        for id_, some in results.items():
+            rows = ordered_segments(id_, intent_id, some)
+            replaced = id_ in overwrite
+            drafts[id_] = (Overwrite(rows, SNAPSHOT_OF_INTENT) if replaced else Append(rows),)
         wanted = Wanted(
             txn, intent_id, drafts, finish_intent, user_metadata=user_metadata, batch=batch
         )
@@ -231,10 +229,6 @@ class TopicClient:
             newer, _ = await self.log(state.topic_id).fold_from_checkpoint()
             return newer, await self.tables(newer, ranges)
 
-    def read(self, task: ReadTask) -> AsyncGenerator[Rows, None]:
-        """See slice_reader.read_task."""
-        return slice_reader.read_task(self.ledgers, task)
-
     async def close(self) -> None:
         """Close cached ledgers and followers; the ledger store stays open."""
         for task in self._followers.values():
@@ -255,7 +249,3 @@ class TopicClient:
         follower = TopicFollower(self.log(topic_id), name)
         await follower.start()
         return follower
-
-
-def _rows_action(segments: tuple[Segment, ...], overwrite: bool) -> Action:
-    return Overwrite(segments, SNAPSHOT_OF_INTENT) if overwrite else Append(segments)

@@ -15,7 +15,6 @@ left.
 import asyncio
 from collections import Counter, deque
 from collections.abc import (
-    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
@@ -23,14 +22,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic import guards
 from spark_ledger.topic.actions import Replace
 from spark_ledger.topic.arrow_arrays import of_numpy
@@ -234,10 +232,8 @@ class Compaction:
             raise errors.TxnConflict(f"topic '{self._topic.name}' is rearranged again and again")
 
     async def aclose(self) -> None:
-        """What fails of it is the janitor's."""
         if self._intent is not None and self._open_intent is None:
-            with suppress(errors.LedgerError, StoreError):
-                await self._client.intents.finish(self._intent.id)
+            await self._client.intents.try_finish(self._intent)
 
 
 async def plan_round(
@@ -335,11 +331,13 @@ async def merge(
     encoding: _Encoding | None = None
     entry_bytes_max = client.ledgers.config.entry_bytes_max
     try:
-        async for block in _blocks_of(client, task):
-            if encoding is None or not encoding.takes(block):
-                await _send(sender, () if encoding is None else encoding.flush())
-                encoding = _Encoding(block, task, entry_bytes_max, compression)
-            await _send(sender, encoding.add(block))
+        for planned in task.reads:
+            async for fetched in fetch_kept(client, planned):
+                block = fetched.block()
+                if encoding is None or not encoding.takes(block):
+                    await _send(sender, () if encoding is None else encoding.flush())
+                    encoding = _Encoding(block, task, entry_bytes_max, compression)
+                await _send(sender, encoding.add(block))
         await _send(sender, () if encoding is None else encoding.flush())
         segments, _ = await sender.finish()
     except errors.RowsTrimmed:
@@ -356,13 +354,6 @@ async def merge(
         written = sum(segment.rows for segment in one.segments)
         assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
     return merged
-
-
-async def _blocks_of(client: TopicClient, task: MergeTask) -> AsyncIterator[Block]:
-    """The rows, those of each partition in order. Raises as fetch_kept."""
-    for planned in task.reads:
-        async for fetched in fetch_kept(client, planned):
-            yield fetched.block()
 
 
 async def commit_round(
@@ -447,7 +438,10 @@ class _Encoding:
     def add(self, rows: Block) -> Iterator[EncodedEntry]:
         batch = rows.record_batch
         beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
-        values = _own_columns(batch) if rows.typed else column_of(batch, VALUE)
+        if rows.typed:
+            values = batch.select([name for name in batch.schema.names if name not in _BESIDE])
+        else:
+            values = column_of(batch, VALUE)
         partitions = of_numpy(rows.each("partition")) if self._several else None
         self._note_times(rows)
         return map(
@@ -553,8 +547,3 @@ def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
 def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
     at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
     return None if at < 0 else batch.column(at)
-
-
-def _own_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The topic's own columns."""
-    return batch.select([name for name in batch.schema.names if name not in _BESIDE])

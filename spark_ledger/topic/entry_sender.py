@@ -215,7 +215,9 @@ class EntrySender:
             if self._failed():
                 await self._leave_failed_ledger()
             elif not ledger.usable(asyncio.get_running_loop().time()):
-                await self._leave_full_ledger()
+                await self._all_decided()
+                if not self._sent:
+                    await self._leave_ledger()
             elif self._filter_bytes > FILTER_BYTES_MAX:
                 await self._all_decided()
                 if not self._sent:
@@ -305,11 +307,6 @@ class EntrySender:
             if error is not None:
                 return error
         return self._ledger.writer.failure
-
-    async def _leave_full_ledger(self) -> None:
-        await self._all_decided()
-        if not self._sent:
-            await self._leave_ledger()
 
     async def _leave_ledger(self) -> None:
         """Give the ledger back once its copies are complete, or note what is missing."""

@@ -13,6 +13,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ from spark_ledger.metadata.store import (
     OutcomeUnknown,
     SessionState,
     Set,
+    StoreError,
     StoreUnavailable,
     Versioned,
 )
@@ -237,6 +239,11 @@ class Intents:
         """Set it to done if it is open: its unreferenced ledgers may go. Returns it as it ended.
         Raises errors.LedgerFenced if absent."""
         return await self._end(intent_id, IntentState.DONE, "")
+
+    async def try_finish(self, intent: Intent) -> None:
+        """`finish`; where that fails the janitor ends it."""
+        with suppress(errors.LedgerError, StoreError):
+            await self.finish(intent.id)
 
     async def condemn(self, intent_id: str, why: str) -> Intent:
         """Condemn it if it is open; returns it as it ended. Raises LedgerFenced if absent."""

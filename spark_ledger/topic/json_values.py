@@ -100,14 +100,10 @@ def _objects(text: pa.StringArray) -> pa.StringArray:
 
 
 def _all_braced(text: pa.StringArray) -> bool:
-    if text.null_count or not _lengths(text).all():
+    if text.null_count or not np.diff(_offsets(text)).all():
         return False
     first, last = _ends(text)
     return bool((first == _BRACES[0]).all() and (last == _BRACES[1]).all())
-
-
-def _lengths(text: pa.StringArray) -> npt.NDArray[np.int32]:
-    return np.diff(_offsets(text))
 
 
 def _offsets(text: pa.StringArray) -> npt.NDArray[np.int32]:

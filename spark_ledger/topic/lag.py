@@ -8,8 +8,7 @@ that was not read, are about.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_ledger.topic.intervals import Chunk, Interval
-from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.intervals import Chunk
 from spark_ledger.topic.state import UNREAD, PartitionState, Tables, TopicState
 from spark_ledger.topic.subscription_records import Positions
 
@@ -66,17 +65,11 @@ def first_commit_ms(held: PartitionState, offset: int, read: Tables = UNREAD) ->
             continue
         table = read.get(one.source) if isinstance(one.source, Chunk) else one.source
         lo = max(offset, one.lo)
-        return _about(one, lo) if table is None else _at(table, held.number, lo)
+        if table is None:
+            return one.first_ms + (one.last_ms - one.first_ms) * (lo - one.lo) // (one.hi - one.lo)
+        _, times = table.between(held.number, lo, lo + 1).commit_times(lo, lo + 1)
+        return int(times[0])
     return None
-
-
-def _about(one: Interval, offset: int) -> int:
-    return one.first_ms + (one.last_ms - one.first_ms) * (offset - one.lo) // (one.hi - one.lo)
-
-
-def _at(table: SegmentTable, partition: int, offset: int) -> int:
-    _, times = table.between(partition, offset, offset + 1).commit_times(offset, offset + 1)
-    return int(times[0])
 
 
 def spark_metrics(lags: Iterable[PartitionLag]) -> dict[str, str]:

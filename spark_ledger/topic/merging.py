@@ -8,7 +8,6 @@ compactor.py does it. A merge that something came between, or that fails, is tri
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from spark_ledger import errors
@@ -40,9 +39,6 @@ class _Looked:
     next: int
     changes_ms: int | None
     since: Mapping[int, int] = field(default_factory=dict)
-
-    def holds(self, next_: int, now_ms: int) -> bool:
-        return self.next == next_ and (self.changes_ms is None or now_ms < self.changes_ms)
 
 
 NEVER_LOOKED = _Looked(-1, None)
@@ -81,7 +77,8 @@ class Merging:
     async def once(self, heads: Sequence[TopicHead], now_ms: int) -> MergingReport:
         """A pass over these topics, at `now_ms` by the store's clock."""
         report = MergingReport()
-        self._forget({one.topic.id for one in heads})
+        there = {one.topic.id for one in heads}
+        self._looked = {id_: one for id_, one in self._looked.items() if id_ in there}
         await self._renew(now_ms)
         pace = Pace(self._bytes_per_s)
         left = self._pass_bytes
@@ -109,10 +106,8 @@ class Merging:
         return report
 
     async def close(self) -> None:
-        """What fails of it is the janitor's."""
         if self._intent is not None:
-            with suppress(errors.LedgerError, StoreError):
-                await self._client.intents.finish(self._intent.id)
+            await self._client.intents.try_finish(self._intent)
             self._intent = None
 
     async def _merge(self, topic: TopicInfo, now_ms: int, left: int, pace: Pace) -> Compacted:
@@ -140,7 +135,9 @@ class Merging:
     def _rests(self, one: TopicHead, now_ms: int) -> bool:
         """Whether nothing is to be merged, by its head alone. What was folded of a topic at rest
         need not stay in memory."""
-        rests = self._looked.get(one.topic.id, NEVER_LOOKED).holds(one.next, now_ms)
+        looked = self._looked.get(one.topic.id, NEVER_LOOKED)
+        passing = looked.changes_ms is not None and now_ms >= looked.changes_ms
+        rests = looked.next == one.next and not passing
         policies = one.topic.policies
         if rests and policies.retention_ms is None and policies.retention_bytes is None:
             self._client.forget_log(one.topic.id)
@@ -164,6 +161,3 @@ class Merging:
         by_name = sorted(heads, key=lambda one: one.topic.name.full)
         behind = [one for one in by_name if one.topic.name.full > self._ended_with]
         return [*behind, *by_name[: len(by_name) - len(behind)]]
-
-    def _forget(self, there: set[str]) -> None:
-        self._looked = {id_: one for id_, one in self._looked.items() if id_ in there}

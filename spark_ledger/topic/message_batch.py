@@ -145,7 +145,8 @@ def encode_header(
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
     if len(times) > 1:
-        flags, runs = flags | TIMES, _encode_times(times)
+        each = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
+        flags, runs = flags | TIMES, _COUNT.pack(len(each)) + each.tobytes()
         assert sum(count for count, _ in times) == rows, "every row has its time"
         assert written_ms == max(ms for _, ms in times), "the header has the last time"
     if len(shares) == 1:
@@ -156,11 +157,6 @@ def encode_header(
     counts = (len(shares), rows, 0)
     head = _HEADER.pack(MAGIC, VERSION, flags | SHARED, schema_version, *counts, written_ms)
     return head + index.tobytes() + runs
-
-
-def _encode_times(times: TimeRuns) -> bytes:
-    runs = np.array([(rows, 0, ms) for rows, ms in times], dtype=_RUN)
-    return _COUNT.pack(len(runs)) + runs.tobytes()
 
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body:

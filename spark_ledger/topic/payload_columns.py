@@ -93,13 +93,9 @@ def _struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.Array:
         at = there.get(field.name.lower())
         child = pa.nulls(len(column), pa.null()) if at is None else column.field(at)
         if not field.nullable and gone is not None:  # null only where the struct is: no fault
-            child = _gone_where(child, gone)
+            child = pc.if_else(gone, pa.scalar(None, child.type), child)
         children.append(_field(child, field, f"{path}.{field.name}", column.null_count))
     return pa.StructArray.from_arrays(children, fields=list(kind), mask=gone)
-
-
-def _gone_where(child: pa.Array, gone: pa.BooleanArray) -> pa.Array:
-    return pc.if_else(gone, pa.scalar(None, child.type), child)
 
 
 def _list(column: pa.Array, kind: pa.ListType, path: str) -> pa.Array:

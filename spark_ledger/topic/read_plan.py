@@ -270,17 +270,14 @@ class _Part:
         inner = (self._cut_at(self.weight * i / count, rows // count // 4) for i in range(1, count))
         cuts = [*sorted({self._spans[0].lo, *inner}), self._spans[-1].hi]
         for lo, hi in itertools.pairwise(cuts):
-            spans = self._between(lo, hi)
+            cut = (one._replace(lo=max(lo, one.lo), hi=min(hi, one.hi)) for one in self._spans)
+            spans = tuple(one for one in cut if one.lo < one.hi)
             if cutting.task_rows is None:
                 parts: Iterable[Spans] = (spans,) if spans else ()
             else:
                 parts = _by_rows(spans, cutting.task_rows)
             for some in parts:
                 yield some, self._weight_at(some[-1].hi) - self._weight_at(some[0].lo)
-
-    def _between(self, lo: int, hi: int) -> Spans:
-        found = (one._replace(lo=max(lo, one.lo), hi=min(hi, one.hi)) for one in self._spans)
-        return tuple(one for one in found if one.lo < one.hi)
 
     def _weight_at(self, offset: int) -> float:
         """What there is before the offset."""
@@ -321,24 +318,21 @@ def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
 
 
 def _check(state: TopicState, ranges: Ranges) -> None:
+    topic_id, count = state.topic_id, len(state.partitions)
     for partition, (start, end) in ranges.items():
-        _check_range(state, partition, start, end)
-
-
-def _check_range(state: TopicState, partition: int, start: int, end: int) -> None:
-    if not 0 <= partition < len(state.partitions):
-        raise errors.NoSuchEntry(
-            f"topic {state.topic_id} has {len(state.partitions)} partitions, none is {partition}",
-            "Name partitions that exist.",
-        )
-    held = state.partitions[partition]
-    if not held.start_offset <= start <= end <= held.end_offset:
-        raise errors.NoSuchEntry(
-            f"offsets {start} to {end} of partition {partition} of topic {state.topic_id} are"
-            f" not within {held.start_offset} to {held.end_offset}",
-            "Stay within the offsets that the topic has.",
-            partition=partition,
-        )
+        if not 0 <= partition < count:
+            raise errors.NoSuchEntry(
+                f"topic {topic_id} has {count} partitions, none is {partition}",
+                "Name partitions that exist.",
+            )
+        held = state.partitions[partition]
+        if not held.start_offset <= start <= end <= held.end_offset:
+            raise errors.NoSuchEntry(
+                f"offsets {start} to {end} of partition {partition} of topic {topic_id} are"
+                f" not within {held.start_offset} to {held.end_offset}",
+                "Stay within the offsets that the topic has.",
+                partition=partition,
+            )
 
 
 ENDLESS = 2**62

@@ -234,7 +234,10 @@ def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
 
 def encode_txn(record: TxnRecord) -> bytes:
     value = _txn_bytes(record)
-    return value if len(value) <= TXN_BYTES_MAX else _txn_bytes(_without_rows(record))
+    if len(value) <= TXN_BYTES_MAX:
+        return value
+    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
+    return _txn_bytes(replace(record, rows={}, others=others))
 
 
 def decode_txn(value: bytes) -> TxnRecord:
@@ -298,11 +301,6 @@ def _txn_bytes(record: TxnRecord) -> bytes:
     if record.content is not None:
         plain["content"] = asdict(record.content)
     return _dump(plain)
-
-
-def _without_rows(record: TxnRecord) -> TxnRecord:
-    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
-    return replace(record, rows={}, others=others)
 
 
 def _rows_to_json(rows: Mapping[int, int]) -> dict[str, int]:

@@ -67,7 +67,9 @@ def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     schema = batches[0].schema
     for one in batches[1:]:
         if one.schema != schema:
-            return _joined(batches, _united([one.schema for one in batches]))
+            united = _united([one.schema for one in batches])
+            columns = [pa.concat_arrays([_column(one, f) for one in batches]) for f in united]
+            return pa.RecordBatch.from_arrays(columns, schema=united)
     (joined,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
     return joined
 
@@ -262,11 +264,6 @@ def _field_overhead(field: pa.Field) -> int:
     kind = field.type
     inner = [kind.field(i) for i in range(kind.num_fields)]
     return FIELD_OVERHEAD_BYTES_MAX + 4 * len(field.name) + sum(map(_field_overhead, inner))
-
-
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.concat_arrays([_column(one, field) for one in batches]) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

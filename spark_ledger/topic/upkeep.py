@@ -124,7 +124,8 @@ class Upkeep:
                 if gone.starts:
                     trimmed[name] = gone
                 if not dry_run:
-                    heads.append(await self._head(info))
+                    head = await self._client.store.get(paths.topic_head(info.id))
+                    heads.append(TopicHead(info, records.decode_head(head.value).next))
                     if await self._checkpointed(heads[-1]):
                         made.append(name)
             except (errors.LedgerError, StoreError) as error:
@@ -142,33 +143,24 @@ class Upkeep:
         return UpkeepReport(clean, expired, trimmed, tuple(sorted(made)), merging.merged, problems)
 
     async def close(self) -> None:
-        """What fails of it is the janitor's."""
         await self._merging.close()
         if self._intent is not None:
-            with suppress(errors.LedgerError, StoreError):
-                await self._client.intents.finish(self._intent.id)
+            await self._client.intents.try_finish(self._intent)
             self._intent = None
 
     async def _retain(self, info: TopicInfo, now_ms: int, dry_run: bool) -> Trimmed:
         wanted = await retain(self._client, info, None, now_ms)
         if dry_run or not wanted.starts:
             return wanted
-        intent = await self._open_intent()
+        if (
+            self._intent is None
+        ):  # one for all that this process lets go: each makes nodes that stay
+            self._intent = await self._client.intents.open_system_intent("retain", "topics")
         try:
-            return await retain(self._client, info, intent, now_ms)
+            return await retain(self._client, info, self._intent, now_ms)
         except errors.LedgerFenced:  # taken for gone: the next pass goes on under another
             self._intent = None
             raise
-
-    async def _open_intent(self) -> Intent:
-        """One for all that this process lets go: each makes nodes that stay."""
-        if self._intent is None:
-            self._intent = await self._client.intents.open_system_intent("retain", "topics")
-        return self._intent
-
-    async def _head(self, info: TopicInfo) -> TopicHead:
-        node = await self._client.store.get(paths.topic_head(info.id))
-        return TopicHead(info, records.decode_head(node.value).next)
 
     async def _checkpointed(self, head: TopicHead) -> bool:
         """Whether the topic's log was so long that it has a new checkpoint now."""

@@ -434,15 +434,10 @@ async def _ledgers(client: TopicClient, part: Part) -> list[Row]:
         wanted = {info.id for info in part.topics}
         some = [record for record in some if record.topic in wanted]
     ids = [one for one in dict.fromkeys(record.topic for record in some) if one]
-    found = await each(lambda one: _name_of(client, one), ids, AT_ONCE)
-    names = dict(zip(ids, found, strict=True))
+    found = await each(client.topics.name_of, ids, AT_ONCE)
+    there = zip(ids, found, strict=True)
+    names = {id_: id_ if name is None else name.short for id_, name in there}
     return [_ledger_row(record, names, alive) for record in some]
-
-
-async def _name_of(client: TopicClient, topic_id: str) -> str:
-    """The topic's name, or its id if nothing is left of it."""
-    name = await client.topics.name_of(topic_id)
-    return topic_id if name is None else name.short
 
 
 def _ledger_row(record: LedgerRecord, names: Mapping[str, str], alive: frozenset[str]) -> Row:

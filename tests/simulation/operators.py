@@ -135,7 +135,7 @@ class TopicOperator:
 
     async def _describe(self, client: Client, topics: TopicClient) -> None:
         admin = TopicAdmin(topics)
-        for info in await admin.list():
+        for info in await topics.topics.list():
             await topics.topics.name_of(info.id)
             facts = await admin.describe(info.name.full)
             topics.forget_log(info.id)
@@ -177,7 +177,7 @@ class TopicOperator:
 
     async def _truncate(self, client: Client, topics: TopicClient) -> None:
         info = await topics.topics.open(client.rng.choice(self.work.names))
-        if (await TopicAdmin(topics).truncate(info.name.full)).starts:
+        if (await TopicAdmin(topics).trim(info.name.full, End.LATEST)).starts:
             self.world.ghost.meet("topic truncated")
 
     async def _upkeep(self, client: Client, topics: TopicClient) -> None:

@@ -25,6 +25,7 @@ from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import LiveRows, ReadTask
 from spark_ledger.topic.segment_table import NO_SEGMENTS
 from spark_ledger.topic.segments import LiveSegment, Segment
+from spark_ledger.topic.slice_reader import read_task
 from spark_ledger.topic.topics import TopicInfo
 from tests.message_batches import encode_batch
 from tests.simulation import invariants
@@ -183,7 +184,7 @@ class TopicLive:
         offsets: list[int] = []
         part = LiveRows(live, *span, last_entry)
         task = ReadTask(LIVE, log.topic_id, (), NO_SEGMENTS, part)
-        async with aclosing(topics.read(task)) as read:
+        async with aclosing(read_task(topics.ledgers, task)) as read:
             async for rows in read:
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):

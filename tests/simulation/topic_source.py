@@ -20,6 +20,7 @@ from spark_ledger.spark.places import EARLIEST, LATEST, Named
 from spark_ledger.spark.planning import Planner
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.live import LiveEnds
+from spark_ledger.topic.slice_reader import read_task
 from spark_ledger.topic.state import TopicState
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
@@ -134,7 +135,7 @@ class TopicSource:
         planner = Planner(topics, LiveEnds(topics.ledgers), OPTIONS)
         found: dict[int, list[int]] = {p: [] for p in end}
         for task in await planner.plan({TOPIC: state}, {TOPIC: start}, {TOPIC: end}):
-            async with aclosing(topics.read(task)) as read:
+            async with aclosing(read_task(topics.ledgers, task)) as read:
                 async for rows in read:
                     values = rows.record_batch.column("value").to_pylist()
                     for place, value in enumerate(values, rows.offset):

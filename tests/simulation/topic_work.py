@@ -23,6 +23,7 @@ from spark_ledger.topic.fingerprint import Fingerprint
 from spark_ledger.topic.policies import TopicPolicies
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.replay import Work
+from spark_ledger.topic.slice_reader import read_task
 from spark_ledger.topic.state import TopicState
 from spark_ledger.topic.store_calls import reachable
 from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
@@ -397,7 +398,7 @@ class TopicWork:
         cutting = Cutting(self.rng.choice((1, 3)))
         log = self.ghost.logs[state.topic_id]
         for task in plan_read(newer, ranges, topic=log.name, cutting=cutting, read=read):
-            async for rows in topics.read(task):
+            async for rows in read_task(topics.ledgers, task):
                 values = rows.record_batch.column("value").to_pylist()
                 for place, value in enumerate(values, rows.offset):
                     self.judge_row(log, rows.partition, place, value)

@@ -22,6 +22,7 @@ from spark_ledger.spark.typed_values import ValueReader, ValueWriter
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.row_blocks import Rows
 from spark_ledger.topic.schema_records import Compatibility
+from spark_ledger.topic.slice_reader import read_task
 from spark_ledger.topic.task_writer import TaskSettings
 from tests.loop_task import LoopTask
 from tests.segments_seen import block_of
@@ -359,7 +360,7 @@ async def read_all(stage, value_format):
     state = await client.log(stage.topic.id).fold(fresh=True)
     found = []
     for task in plan_read(state, {0: (0, state.partitions[0].end_offset)}):
-        async for rows in client.read(task):
+        async for rows in read_task(client.ledgers, task):
             columns = plan.columns(block_of(rows), "t")
             schema = to_arrow_schema(payload, timezone="UTC")
             found += pa.RecordBatch.from_arrays(columns, schema=schema).to_pylist()

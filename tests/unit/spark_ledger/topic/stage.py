@@ -12,6 +12,7 @@ from spark_ledger.topic.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.intents import Intent
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
+from spark_ledger.topic.slice_reader import read_task
 from spark_ledger.topic.task_writer import TaskResult, TaskSettings
 from spark_ledger.topic.topics import TopicInfo
 from tests.loop_task import LoopTask
@@ -73,7 +74,7 @@ class Stage:
         found: list[tuple[int, bytes]] = []
         read = await reader.tables(state, ranges)
         for task in plan_read(state, ranges, read=read, **options):
-            async for part in reader.read(task):
+            async for part in read_task(reader.ledgers, task):
                 values = part.record_batch.column("value").to_pylist()
                 found += enumerate(values, part.offset)
         return found

@@ -16,6 +16,7 @@ from spark_ledger.topic.janitor import LEASE_S
 from spark_ledger.topic.merge_plan import Merge, MergeLimits
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.seek_target import offset_since
+from spark_ledger.topic.slice_reader import read_task
 from tests.loop_task import LoopTask
 from tests.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
@@ -37,7 +38,7 @@ async def seen(stage, partition=0):
     ranges = {partition: (held.start_offset, held.end_offset)}
     found = []
     for task in plan_read(state, ranges, read=await client.tables(state, ranges)):
-        async for rows in client.read(task):
+        async for rows in read_task(client.ledgers, task):
             each = zip(rows.each_ms().tolist(), rows.record_batch.to_pylist(), strict=True)
             for at, (written_ms, row) in enumerate(each, rows.offset):
                 found.append((at, written_ms, row))
@@ -220,7 +221,9 @@ def test_rows_of_several_versions_of_a_schema_and_without_one_stay_what_they_are
             client = await stage.another()
             state = await client.log(stage.topic.id).fold(fresh=True)
             (task,) = plan_read(state, {partition: (0, state.partitions[partition].end_offset)})
-            return [(rows.typed, rows.schema_version) async for rows in client.read(task)]
+            return [
+                (rows.typed, rows.schema_version) async for rows in read_task(client.ledgers, task)
+            ]
 
         before = [await seen(stage, p) for p in range(2)]
         kinds = [await versions(p) for p in range(2)]

@@ -14,7 +14,9 @@ from spark_ledger.topic.compactor import compact
 from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.references import References
+from spark_ledger.topic.slice_reader import read_task
 from tests.unit.spark_ledger.topic.stage import play
+from tests.unit.spark_ledger.topic.subscription_stage import cursor_ledgers
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ async def values(stage):
     ranges = {0: (0, state.partitions[0].end_offset)}
     found = []
     for task in plan_read(state, ranges, read=await reader.tables(state, ranges)):
-        async for part in reader.read(task):
+        async for part in read_task(reader.ledgers, task):
             found += part.record_batch.column("value").to_pylist()
     return found
 
@@ -119,7 +121,7 @@ def test_a_subscriptions_cursor_ledger_is_kept_while_its_record_names_it():
         await client.store.set(path, named, ANY_VERSION)
 
         assert await listed(stage.topic.id) == frozenset([ledger_id])
-        assert await client.subscriptions.cursor_ledgers(stage.topic.id) == [ledger_id]
+        assert await cursor_ledgers(client, stage.topic.id) == [ledger_id]
 
     play(act)
 

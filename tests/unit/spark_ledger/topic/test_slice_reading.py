@@ -64,7 +64,7 @@ def test_a_range_is_read_without_the_rows_around_it():
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (17, 59)})
 
-        found = [rows async for rows in stage.client.read(task)]
+        found = [rows async for rows in read_task(stage.client.ledgers, task)]
 
         assert sum(rows.record_batch.num_rows for rows in found) == 42
         assert found[0].offset == 17
@@ -95,7 +95,7 @@ def test_a_task_whose_replica_lags_behind_the_drivers_reads_what_was_committed()
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (task,) = plan_read(state, {0: (0, 40)})
 
-        found = [rows async for rows in worker.read(task)]
+        found = [rows async for rows in read_task(worker.ledgers, task)]
 
         assert sum(rows.record_batch.num_rows for rows in found) == 40
 
@@ -152,7 +152,7 @@ def test_a_reader_that_stops_early_leaves_nothing_running():
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         before = len(asyncio.all_tasks())
         (task,) = plan_read(state, {1: (0, state.end_offsets()[1])})
-        reading = stage.client.read(task)
+        reading = read_task(stage.client.ledgers, task)
         await anext(reading)
         await reading.aclose()
         await asyncio.sleep(5)
