@@ -4,8 +4,8 @@ Always true:
 - a file shows what was written to it, synced or not, whoever wrote it and whether he lives: after a
   power cut what the disk kept, after rot what the disk has, EIO where the disk says so;
 - a name that is gone, or a directory that is lost or away, is FileNotFoundError;
-- a look takes as long as the disk takes, and some of them much longer, so that what was told may
-  have gone meanwhile; a few clients may look at nothing.
+- a look takes as long as the disk takes, and some of them much longer, so that a location may be
+  gone by then; a few clients may look at nothing.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from bookie_server.api.messages import IDENTITY_FILE
 from bookie_server.disk import DiskFailed, NoSuchFile
+from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.ledger import reader
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import SimClient, SimNetwork
@@ -33,7 +35,7 @@ T = TypeVar("T")
 @contextmanager
 def small_blocks() -> Iterator[None]:
     """Clients take any entry for one that is worth to be read in the files of a bookie, and ask for
-    the places of a few ahead of time."""
+    the locations of a few ahead of time."""
     before = reader.NEAR_ENTRY_BYTES, reader.BLOCK
     try:
         reader.NEAR_ENTRY_BYTES, reader.BLOCK = 1, BLOCK
@@ -47,33 +49,29 @@ def root(address: str, directory: str) -> str:
     return f"/{address}/{directory}"
 
 
-class SimFiles:
-    """spark_ledger.bookies.network.LocalFiles. All chance comes from `rng`."""
+class SimFiles(HostFiles):
+    """All chance comes from `rng`."""
 
     def __init__(self, nodes: "Sequence[BookieNode]", rng: random.Random) -> None:
+        super().__init__()
         self._nodes = nodes
         self._rng = rng
         self._refused = rng.random() < REFUSED
 
-    async def identity(self, directory: str) -> bytes:
-        for node, path, _ in self._mounted():
-            if path == directory:
-                return node.bookie_id.encode()
-        raise FileNotFoundError(directory)
-
     async def read(
-        self, path: str, position: int, length: int, taken: Callable[[memoryview], T]
+        self, path: str, position: int, length: int, check: Callable[[memoryview], T]
     ) -> T:
+        directory, _, name = path.rpartition("/")
+        for node, mounted, _ in self._mounted() if name == IDENTITY_FILE else ():
+            if mounted == directory:
+                return check(memoryview(node.bookie_id.encode()))
         if self._rng.random() < LATE:
             await asyncio.sleep(self._rng.uniform(*LATE_S))
-        for _, directory, disk in self._mounted():
-            if path.startswith(f"{directory}/"):
-                data = await _look(disk, path.removeprefix(f"{directory}/"), position, length)
-                return taken(memoryview(data))
+        for _, mounted, disk in self._mounted():
+            if path.startswith(f"{mounted}/"):
+                data = await _look(disk, path.removeprefix(f"{mounted}/"), position, length)
+                return check(memoryview(data))
         raise FileNotFoundError(path)
-
-    def close(self) -> None:
-        """Nothing is kept."""
 
     def _mounted(self) -> "Iterator[tuple[BookieNode, str, SimDisk]]":
         if self._refused:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bookie_server.api import codec
-from bookie_server.api.messages import EntryPlace, EntryResult, ReadResponse
+from bookie_server.api.messages import EntryLocation, EntryResult, ReadResponse
 from bookie_server.api.status import Status
 from tests.simulation.disk import SimDisk
 from tests.simulation.garble import garble
@@ -70,8 +70,8 @@ def test_a_file_that_is_removed_or_in_a_directory_that_is_away_is_not_found():
         with pytest.raises(FileNotFoundError):
             await away.read(PATH, 0, 1, bytes)
         with pytest.raises(FileNotFoundError):
-            await away.identity("/b1:1/ledger")
-        assert await away.identity("/b1:1/ledger-2") == b"an id"
+            await away.read("/b1:1/ledger/bookie.identity", 0, 9, bytes)
+        assert await away.read("/b1:1/ledger-2/bookie.identity", 0, 9, bytes) == b"an id"
         await disk.remove("1.log")
         with pytest.raises(FileNotFoundError):
             await SimFiles([host(disk)], Chance()).read(PATH, 0, 1, bytes)
@@ -106,7 +106,7 @@ def test_some_clients_may_read_nothing():
     run(main())
 
 
-def test_an_answer_that_only_tells_a_place_is_not_garbled():
-    told = EntryResult(Status.OK, place=EntryPlace("/b1:1/ledger", "1.log", 0, 100))
-    answer = bytes(codec.encode(ReadResponse(Status.OK, [told])))
+def test_an_answer_that_only_has_a_location_is_not_garbled():
+    located = EntryResult(Status.OK, location=EntryLocation("/b1:1/ledger", "1.log", 0, 100))
+    answer = bytes(codec.encode(ReadResponse(Status.OK, [located])))
     assert garble("Read", answer, random.Random(1)) == answer

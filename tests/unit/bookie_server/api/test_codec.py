@@ -40,9 +40,9 @@ def read_response(lac=-1):
     results = [
         m.EntryResult(Status.OK, b"x" * 200),
         m.EntryResult(Status.NO_SUCH_ENTRY),
-        m.EntryResult(Status.OK, place=m.EntryPlace("/ü", "entrylog/1.log", 2**40, 2**31)),
+        m.EntryResult(Status.OK, location=m.EntryLocation("/ü", "entrylog/1.log", 2**40, 2**31)),
     ]
-    ahead = [m.EntryPlace("/ü", "entrylog/2.log", 2**41, n) for n in (1, 2**31)]
+    ahead = [m.EntryLocation("/ü", "entrylog/2.log", 2**41, n) for n in (1, 2**31)]
     return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why", ahead)
 
 
@@ -51,8 +51,8 @@ REQUESTS = [
     m.AddRequest("", []),
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
     read_request(1, 3, 4)._replace(further=[(6, 6), (7, 9), (2**40, 2**63 - 1)]),
-    read_request()._replace(fence=False, places=True),
-    read_request()._replace(fence=False, places=True, ahead=[(10, 10), (12, 2**40)]),
+    read_request()._replace(fence=False, locations=True),
+    read_request()._replace(fence=False, locations=True, ahead=[(10, 10), (12, 2**40)]),
     read_request()._replace(further=[(20, 30)], ahead=[(32, 40), (2**40, 2**62)]),
     m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
@@ -91,8 +91,8 @@ def plain(value):
     if hasattr(value, "ListFields"):
         return {f.name: plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
     if isinstance(value, m.EntryResult):
-        place = value.place or m.EntryPlace("", "", 0, 0)
-        return {"status": value.status, "entry": bytes(value.entry), "place": plain(place)}
+        location = value.location or m.EntryLocation("", "", 0, 0)
+        return {"status": value.status, "entry": bytes(value.entry), "location": plain(location)}
     if hasattr(value, "_fields"):
         return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, bytes | bytearray | memoryview):
