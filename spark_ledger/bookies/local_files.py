@@ -10,12 +10,18 @@ Always true:
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import groupby
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from bookie_server.api.messages import EntryLocation
+
 THREADS = 8
+GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
+RUN_BYTES_MAX = 4 << 20
 T = TypeVar("T")
 _Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
@@ -29,16 +35,16 @@ class HostFiles:
         self._closed = False
 
     async def read(
-        self, path: str, position: int, length: int, check: Callable[[memoryview], T]
+        self, locations: Sequence[EntryLocation], check: Callable[[list[memoryview]], T]
     ) -> T:
-        """What `check` returns for the bytes there (fewer where the file ends before), computed in
-        the thread that reads them. Raises OSError, and what `check` raises."""
+        """What `check` returns for the bytes at each location (fewer where a file ends before),
+        computed in the thread that reads them. Raises OSError, and what `check` raises."""
         if self._closed:
             raise OSError("the client was closed")
         if self._threads < THREADS:
             self._add_thread()
         done: Future[T] = Future()
-        self._calls.put((done, lambda: check(_pread(path, position, length))))
+        self._calls.put((done, lambda: check(_read(locations))))
         return await asyncio.wrap_future(done)
 
     def close(self) -> None:
@@ -69,7 +75,33 @@ def _work(calls: _Calls) -> None:
         del call, done, work  # or the thread keeps a result while it waits
 
 
-def _pread(path: str, position: int, length: int) -> memoryview:
+def _read(locations: Sequence[EntryLocation]) -> list[memoryview]:
+    """The bytes at each; neighbours in one file by one read."""
+    found = []
+    for path, those in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
+        with _opened(path) as file:
+            for run in _runs(those):
+                start = run[0].position
+                data = memoryview(os.pread(file, run[-1].end - start, start))
+                found += [data[at.position - start : at.end - start] for at in run]
+    return found
+
+
+def _runs(locations: Iterable[EntryLocation]) -> list[list[EntryLocation]]:
+    runs: list[list[EntryLocation]] = []
+    for at in locations:
+        if (
+            not runs
+            or not 0 <= at.position - runs[-1][-1].end <= GAP_BYTES_MAX
+            or at.end - runs[-1][0].position > RUN_BYTES_MAX
+        ):
+            runs.append([])
+        runs[-1].append(at)
+    return runs
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a zero byte in it
@@ -77,6 +109,6 @@ def _pread(path: str, position: int, length: int) -> memoryview:
     try:
         if hasattr(os, "posix_fadvise"):  # or the kernel reads in small pieces
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return memoryview(os.pread(file, length, position))
+        yield file
     finally:
         os.close(file)

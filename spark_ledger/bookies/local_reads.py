@@ -15,10 +15,8 @@ The idea is HDFS's short-circuit reads (HDFS-347).
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import chain
 
 from bookie_server.api import messages as m
 from bookie_server.api.entry import BadEntry, Entry, unpack_entry
@@ -28,8 +26,6 @@ from spark_ledger.bookies.local_files import HostFiles
 
 LOCAL_S = 1.0
 RETRY_S = 10.0
-GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
-RUN_BYTES_MAX = 4 << 20
 _IDENTITY_BYTES_MAX = 1024
 _log = logging.getLogger(__name__)
 
@@ -94,26 +90,20 @@ class LocalReads:
         return response._replace(results=list(results.values()))
 
     async def _read(self, request: m.ReadRequest, located: Locations) -> list[Entry]:
-        """Raises OSError, BadEntry (also of bytes that end too early)."""
+        """In one call of a thread. Raises OSError, BadEntry (also of bytes that end too early)."""
         for directory in dict.fromkeys(location.directory for location in located.values()):
             await self._identify(request.bookie_id, directory)
-        reads = [self._read_run(request.ledger_id, run) for run in _runs(located)]
-        return list(chain.from_iterable(await asyncio.gather(*reads)))
+        check = partial(_checked, request.ledger_id, list(located))
+        return await self._files.read(list(located.values()), check)
 
     async def _identify(self, bookie_id: str, directory: str) -> None:
         """Raises OSError unless the directory is the bookie's."""
         if (bookie_id, directory) not in self._identified:
-            path = os.path.join(directory, m.IDENTITY_FILE)
-            identity = await self._files.read(path, 0, _IDENTITY_BYTES_MAX, bytes)
+            file = m.EntryLocation(directory, m.IDENTITY_FILE, 0, _IDENTITY_BYTES_MAX)
+            identity = await self._files.read([file], lambda found: bytes(found[0]))
             if bookie_id.encode() not in identity.split():
                 raise OSError(f"{directory} belongs to another bookie")
             self._identified[bookie_id, directory] = None
-
-    async def _read_run(self, ledger_id: int, run: Locations) -> list[Entry]:
-        first, last = next(iter(run.values())), next(reversed(run.values()))
-        path, length = os.path.join(first.directory, first.file), last.end - first.position
-        check = partial(_checked, ledger_id, run, first.position)
-        return await self._files.read(path, first.position, length, check)
 
 
 def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | None:
@@ -132,29 +122,10 @@ def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | No
     return m.ReadResponse(Status.OK, results, stop=stop)
 
 
-def _runs(located: Locations) -> list[Locations]:
-    """Cut into neighbours in one file, which one read brings."""
-    runs: list[Locations] = []
-    first = last = next(iter(located.values()))
-    for entry_id, location in located.items():
-        if (
-            not runs
-            or location[:2] != first[:2]
-            or not 0 <= location.position - last.end <= GAP_BYTES_MAX
-            or location.end - first.position > RUN_BYTES_MAX
-        ):
-            runs.append({})
-            first = location
-        runs[-1][entry_id] = last = location
-    return runs
-
-
-def _checked(ledger_id: int, run: Locations, start: int, data: memoryview) -> list[Entry]:
-    """The payloads are views of the data. Raises BadEntry."""
-    entries = []
-    for entry_id, location in run.items():
-        entry = unpack_entry(data[location.position - start : location.end - start])
+def _checked(ledger_id: int, ids: Sequence[int], found: Sequence[memoryview]) -> list[Entry]:
+    """Raises BadEntry."""
+    entries = [unpack_entry(data) for data in found]
+    for entry_id, entry in zip(ids, entries, strict=True):
         if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
             raise BadEntry(f"another entry is at the location of {ledger_id}:{entry_id}")
-        entries.append(entry)
     return entries

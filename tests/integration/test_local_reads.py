@@ -1,15 +1,16 @@
 """Large entries read from the files of real bookies on this host: while those work on them, with
 damage, and when a bookie dies."""
 
+import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 
-from bookie_server.api.messages import IDENTITY_FILE
 from spark_ledger import LedgerClient
-from spark_ledger.bookies.local_files import HostFiles
+from spark_ledger.bookies import local_files
 from spark_ledger.client.connections import ledger_store
 from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig
@@ -44,23 +45,26 @@ class Reads:
     bytes: int = 0
     meanwhile: list[Callable[[], None]] = field(default_factory=list)
     """Each is done once, before one of the next reads."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @pytest.fixture
 def reads(monkeypatch) -> Reads:
-    found, read = Reads(), HostFiles.read
+    found, pread = Reads(), os.pread
 
-    async def counted(self, path, position, length, check):
-        if path.endswith(IDENTITY_FILE):
-            return await read(self, path, position, length, check)
-        if found.meanwhile:
-            found.meanwhile.pop()()
-        result = await read(self, path, position, length, check)
-        found.count += 1
-        found.bytes += length
+    def counted(file, length, position):
+        if length < 64 * KIB:  # which bookie's directory it is
+            return pread(file, length, position)
+        with found.lock:
+            if found.meanwhile:
+                found.meanwhile.pop()()
+        result = pread(file, length, position)
+        with found.lock:
+            found.count += 1
+            found.bytes += length
         return result
 
-    monkeypatch.setattr(HostFiles, "read", counted)
+    monkeypatch.setattr(local_files.os, "pread", counted)
     return found
 
 

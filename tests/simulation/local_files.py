@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from bookie_server.api.messages import IDENTITY_FILE
+from bookie_server.api.messages import IDENTITY_FILE, EntryLocation
 from bookie_server.disk import DiskFailed, NoSuchFile
 from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.ledger import reader
@@ -59,19 +59,31 @@ class SimFiles(HostFiles):
         self._refused = rng.random() < REFUSED
 
     async def read(
-        self, path: str, position: int, length: int, check: Callable[[memoryview], T]
+        self, locations: Sequence[EntryLocation], check: Callable[[list[memoryview]], T]
     ) -> T:
-        directory, _, name = path.rpartition("/")
-        for node, mounted, _ in self._mounted() if name == IDENTITY_FILE else ():
-            if mounted == directory:
-                return check(memoryview(node.bookie_id.encode()))
+        if all(each.file == IDENTITY_FILE for each in locations):
+            return check([memoryview(self._identity(each.directory)) for each in locations])
         if self._rng.random() < LATE:
             await asyncio.sleep(self._rng.uniform(*LATE_S))
+        return check([memoryview(await self._look(each)) for each in locations])
+
+    def _identity(self, directory: str) -> bytes:
+        for node, mounted, _ in self._mounted():
+            if mounted == directory:
+                return node.bookie_id.encode()
+        raise FileNotFoundError(directory)
+
+    async def _look(self, location: EntryLocation) -> bytes:
+        """Raises OSError."""
         for _, mounted, disk in self._mounted():
-            if path.startswith(f"{mounted}/"):
-                data = await _look(disk, path.removeprefix(f"{mounted}/"), position, length)
-                return check(memoryview(data))
-        raise FileNotFoundError(path)
+            if mounted == location.directory:
+                try:
+                    return await disk.look(location.file, location.position, location.entry_bytes)
+                except NoSuchFile as error:
+                    raise FileNotFoundError(str(error)) from error
+                except DiskFailed as error:
+                    raise OSError(str(error)) from error
+        raise FileNotFoundError(location.directory)
 
     def _mounted(self) -> "Iterator[tuple[BookieNode, str, SimDisk]]":
         if self._refused:
@@ -80,16 +92,6 @@ class SimFiles(HostFiles):
             for number, disk in enumerate(node.ledger_disks):
                 if number not in node._missing:
                     yield node, root(node.address, node._ledger_names[number]), disk
-
-
-async def _look(disk: SimDisk, path: str, position: int, length: int) -> bytes:
-    """Raises OSError."""
-    try:
-        return await disk.look(path, position, length)
-    except NoSuchFile as error:
-        raise FileNotFoundError(str(error)) from error
-    except DiskFailed as error:
-        raise OSError(str(error)) from error
 
 
 class NearClient(SimClient):

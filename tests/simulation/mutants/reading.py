@@ -65,9 +65,8 @@ def unchecked_entry(unpack_entry: Any) -> Any:
 
 
 def unchecked_at_its_location(_checked: Any) -> Any:
-    def unchecked(_: int, run: Any, start: int, data: memoryview) -> list[Entry]:
-        parts = [data[at.position - start : at.end - start] for at in run.values()]
-        return [Entry(unpack_header(part), part[HEADER_BYTES:]) for part in parts]
+    def unchecked(_ledger_id: int, _ids: Any, found: list[memoryview]) -> list[Entry]:
+        return [Entry(unpack_header(data), data[HEADER_BYTES:]) for data in found]
 
     return unchecked
 

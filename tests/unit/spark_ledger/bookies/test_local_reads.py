@@ -1,7 +1,5 @@
 """What a client makes of locations in files of this host. Files are a dict; time is a number."""
 
-import asyncio
-
 import pytest
 
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
@@ -14,7 +12,6 @@ from bookie_server.api.messages import (
     ReadResponse,
 )
 from bookie_server.api.status import Status, StopReason
-from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.bookies.local_reads import RETRY_S, LocalReads
 from tests.unit.spark_ledger.ledger.fakes import simulated
 
@@ -35,12 +32,15 @@ class Files:
         self.contents = {f"{FOLDER}/{FILE}": log, f"{FOLDER}/{IDENTITY_FILE}": identity}
         self.reads = []
 
-    async def read(self, path, position, length, check):
-        if not path.endswith(IDENTITY_FILE):
-            self.reads.append((position, length))
+    async def read(self, locations, check):
+        self.reads += [[each[2:] for each in locations]] * (locations[0].file != IDENTITY_FILE)
+        return check([self.there(each) for each in locations])
+
+    def there(self, location):
+        path = f"{location.directory}/{location.file}"
         if path not in self.contents:
             raise FileNotFoundError(path)
-        return check(memoryview(self.contents[path])[position : position + length])
+        return memoryview(self.contents[path])[location.position : location.end]
 
 
 class Asking:
@@ -80,24 +80,14 @@ def payloads(response):
 
 
 @simulated
-async def test_entries_that_lie_together_are_read_at_once_and_each_is_checked():
+async def test_the_entries_of_an_answer_are_read_at_once_and_each_is_checked():
     one, two = entry(0), entry(1, b"another")
-    files = Files(log=b"....." + one + b"gap" + two)
-    answer = located((5, len(one)), (5 + len(one) + 3, len(two)))
-    got = await Asking(files).read(answer=answer)
-    assert files.reads == [(5, len(one) + 3 + len(two))]
+    files = Files(log=b"....." + one + bytes(9000) + two)
+    spans = [(5, len(one)), (5 + len(one) + 9000, len(two))]
+    got = await Asking(files).read(answer=located(*spans))
+    assert files.reads == [spans]
     assert payloads(got) == [b"x" * 300, b"another"]
     assert got.last_add_confirmed == 2
-
-
-@simulated
-async def test_entries_that_lie_apart_are_read_apart():
-    one, two = entry(0), entry(1)
-    files = Files(log=one + bytes(9000) + two)
-    answer = located((0, len(one)), (len(one) + 9000, len(two)))
-    got = await Asking(files).read(answer=answer)
-    assert len(files.reads) == 2
-    assert [each.checked.header.entry_id for each in got.results] == [0, 1]
 
 
 @simulated
@@ -240,17 +230,3 @@ async def test_what_a_bookie_was_asked_for_is_not_read_at_an_earlier_location():
     assert asking.map == {}
     await asking.read(1, 1)
     assert asking.asked == [True, True]
-
-
-def test_files_of_the_host_are_read_in_threads_where_they_are_and_end(tmp_path):
-    (tmp_path / "log").write_bytes(b"0123456789")
-
-    async def read():
-        files = HostFiles()
-        assert await files.read(str(tmp_path / "log"), 2, 3, bytes) == b"234"
-        assert await files.read(str(tmp_path / "log"), 8, 5, bytes) == b"89"
-        with pytest.raises(FileNotFoundError):
-            await files.read(str(tmp_path / "gone"), 0, 1, bytes)
-        files.close()
-
-    asyncio.run(read())

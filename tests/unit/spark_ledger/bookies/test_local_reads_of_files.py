@@ -475,19 +475,21 @@ def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
 
     async def test(rig: Rig) -> None:
         files = local_files.HostFiles()
+        there = m.EntryLocation(str(rig.bookie.folder), FILE, 0, 2)
         for _ in range(2 * local_files.THREADS):
-            assert await files.read(str(rig.bookie.file), 0, 2, bytes) == b"\0\0"
+            assert await files.read([there], lambda found: bytes(found[0])) == b"\0\0"
         assert threads() == local_files.THREADS
         files.close()
         assert await asyncio.to_thread(eventually, lambda: threads() == 0)
         with pytest.raises(OSError, match="closed"):
-            await files.read(str(rig.bookie.file), 0, 2, bytes)
+            await files.read([there], len)
 
     on_this_host(test, tmp_path)
 
 
 HANGS_AT_EXIT = """
 import asyncio, os, threading
+from bookie_server.api.messages import EntryLocation
 from spark_ledger.bookies.local_files import HostFiles
 
 os.pread = lambda *_: threading.Event().wait()
@@ -495,7 +497,7 @@ os.pread = lambda *_: threading.Event().wait()
 
 async def read():
     async with asyncio.timeout(0.1):
-        await HostFiles().read(__file__, 0, 1, bytes)
+        await HostFiles().read([EntryLocation("", __file__, 0, 1)], len)
 
 
 try:
