@@ -60,16 +60,22 @@ class _OneAdd:
 
 
 class BookieClient:
-    """Speaks to all bookies of a cluster over one Network."""
+    """Speaks to all bookies of a cluster over one Network, and reads `files` of those that are on
+    this host."""
 
-    def __init__(self, network: Network, directory: BookieDirectory, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        network: Network,
+        directory: BookieDirectory,
+        config: ClientConfig,
+        files: HostFiles | None = None,
+    ) -> None:
         self._network = network
         self._directory = directory
         self._config = config
         self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
-        self._is_here = getattr(network, "is_here", _nowhere)
-        self._files: HostFiles = getattr(network, "local_files", None) or HostFiles()
+        self._files = files or HostFiles()
         self._local_reads = LocalReads(lambda: asyncio.get_running_loop().time(), self._files)
         self.quarantine = Quarantine(
             config.quarantine_failures,
@@ -145,7 +151,7 @@ class BookieClient:
     def reads_files_of(self, bookie_id: str) -> bool:
         """Whether the bookie is on this host and its files may be readable, as far as is known."""
         address = self._directory.address(bookie_id)
-        here = address is not None and self._is_here(address)
+        here = address is not None and self._network.is_here(address)
         return here and self._local_reads.may_read(bookie_id)
 
     async def read_stream(
@@ -271,8 +277,3 @@ class BookieClient:
         else:
             self.quarantine.answered(bookie_id)
         return response
-
-
-def _nowhere(_: str) -> bool:
-    """LocalNetwork.is_here of a network that cannot tell."""
-    return False

@@ -47,13 +47,8 @@ class Network(Protocol):
     def stream(self, address: str, method: str) -> Stream:
         """Begin a stream of `method`; nothing is sent before the first message is."""
 
+    def is_here(self, address: str) -> bool:
+        """Whether the bookie at the address is on this host, as far as is known by now."""
+
     async def close(self) -> None:
         """Give connections back; calls under way fail."""
-
-
-class LocalNetwork(Network, Protocol):
-    """One that can tell which bookies run on this host. Their files are read through its
-    `local_files`, if it has one, a local_files.HostFiles."""
-
-    def is_here(self, address: str) -> bool:
-        """Whether the bookie at the address does, as far as is known by now."""

@@ -95,7 +95,7 @@ class SimFiles(HostFiles):
 
 
 class NearClient(SimClient):
-    """spark_ledger.bookies.network.LocalNetwork for a caller on the hosts of all bookies."""
+    """spark_ledger.bookies.network.Network for a caller on the hosts of all bookies."""
 
     def __init__(self, network: SimNetwork, caller: str, files: SimFiles) -> None:
         super().__init__(network, caller)

@@ -176,6 +176,16 @@ def test_a_request_for_neighbours_has_the_bytes_that_it_always_had():
     assert apart == whole + b"\x42\x04\x01\x01\x03\x03"
 
 
+def test_locations_have_the_bytes_that_clients_and_bookies_of_earlier_versions_know():
+    asked = m.ReadRequest("b", 7, 0, 1, 100, locations=True, ahead=[(3, 4)])
+    assert codec.encode(asked).hex() == "0a0162100720012864480152020102"
+    at = m.EntryLocation("/d", "1.log", 300, 40)
+    located = m.EntryResult(Status.OK, location=at)
+    response = m.ReadResponse(Status.OK, [located], 5, StopReason.END_OF_RANGE, ahead=[at])
+    of_entry = "0a022f641205312e6c6f6718ac022028"
+    assert codec.encode(response).hex() == f"200a2a121a10{of_entry}3a10{of_entry}"
+
+
 def test_fields_of_a_later_version_are_skipped():
     later = codec.encode(read_request()) + bytes([15 << 3 | 0, 5, 14 << 3 | 2, 2, 1, 1])
     later += bytes([13 << 3 | 5, 0, 0, 0, 0, 12 << 3 | 1]) + bytes(8)

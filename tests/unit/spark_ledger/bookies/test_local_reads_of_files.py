@@ -384,7 +384,7 @@ def test_who_fences_or_has_no_map_never_asks_for_locations(tmp_path):
 
 def test_a_bookie_elsewhere_is_never_asked_for_locations(tmp_path):
     async def test(rig: Rig) -> None:
-        rig.client._is_here = lambda address: False
+        rig.bookie.is_here = lambda address: False
         await rig.read()
         assert rig.bookie.asked == [False]
 

@@ -18,7 +18,7 @@ def reads(cluster: FakeCluster, *names: str) -> list[m.ReadRequest]:
 
 
 async def on_the_bookies_host(monkeypatch) -> tuple[FakeCluster, LedgerStore]:
-    monkeypatch.setattr(FakeNetwork, "is_here", lambda self, address: True, raising=False)
+    monkeypatch.setattr(FakeNetwork, "is_here", lambda self, address: True)
     return await cluster_of(3)
 
 
