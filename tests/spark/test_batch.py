@@ -2,6 +2,7 @@
 
 import json
 import threading
+import warnings
 from datetime import UTC, datetime, timedelta
 
 import pyspark.sql.functions as F
@@ -195,7 +196,8 @@ def test_a_thread_of_a_session_writes_and_reads_as_its_session_does(spark, topic
 
     spark_ledger.register(spark)
     spark_ledger.register(spark)
-    thread = threading.Thread(target=spark_ledger.in_session(spark, copy))
+    with warnings.catch_warnings(action="error"):
+        thread = threading.Thread(target=spark_ledger.in_session(spark, copy))
     thread.start()
     thread.join()
     assert numbers == [[0, 1, 2, 3, 4]]
