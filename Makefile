@@ -32,7 +32,7 @@ simulate: ; $(HAVE_PYTHON)
 	@$(VENV_PYTHON) -m tests.simulation.exhaustive commits cleaning live runs
 
 # What works with Spark 4.1, on it, in an environment of its own.
-SPARK41_TESTS := tests/spark41 $(addprefix tests/spark/test_,batch.py sink_stream.py stream.py source_stream.py typed_values.py sql.py listings.py)
+SPARK41_TESTS := tests/spark41 $(addprefix tests/spark/test_,batch.py sink.py sink_stream.py replays.py stream.py source_stream.py typed_values.py sql.py listings.py)
 spark41: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py spark41 dev
 	@PYTHONPATH=. .venv-spark41/bin/python -m pytest -q -n 2 --dist loadfile -m "not spark42" $(SPARK41_TESTS) $(ARGS)
