@@ -12,7 +12,7 @@ until they end, never raised; a listener that fails is reported and harms nobody
 import asyncio
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from spark_ledger.metadata import paths
@@ -272,6 +272,9 @@ def _decode(value: bytes, bookie_id: str) -> BookieInfo:
     )
 
 
-def _places(*groups: Registrations) -> list[list[BookieInfo]]:
+def _places(*groups: Registrations) -> list[list[tuple[str, ...]]]:
     """The registrations without what changes all the time."""
-    return [[replace(group[bookie], free_bytes=0) for bookie in sorted(group)] for group in groups]
+    return [
+        [(one.id, one.address, one.rack, one.reason, one.frames) for _, one in sorted(group.items())]
+        for group in groups
+    ]
