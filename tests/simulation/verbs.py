@@ -8,8 +8,9 @@ EXCEPTIONS with the reason why no seed calls it. Production code is whole again 
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -95,17 +96,19 @@ def counted(ghost: Ghost) -> Iterator[None]:
     met = ghost.met
     changed: list[tuple[Any, str, Any]] = []
     try:
-        for owner, attribute, function in verbs():
-            name = f"verb: {Verb(owner, attribute, function).name}"
-            for place in [owner] if inspect.isclass(owner) else _users(attribute, function):
-                original = place.__dict__[attribute]
+        modules = _our_modules(len(sys.modules))
+        for owner, attribute, name in _NAMED:
+            original = owner.__dict__[attribute]
+            counting = _like(original, _counting(met, name, getattr(original, "__func__", original)))
+            is_class = inspect.isclass(owner)
+            for place in [owner] if is_class else _users(modules, attribute, original):
                 changed.append((place, attribute, original))
-                setattr(place, attribute, _like(original, _counting(met, name, function)))
+                setattr(place, attribute, counting)
         original = bookie.Bookie.__dict__["handle"]
         changed.append((bookie.Bookie, "handle", original))
         bookie.Bookie.handle = _counting_requests(met, original)  # type: ignore[method-assign]
         serve, ((asked, _),) = read_stream.serve_stream, messages.STREAMS.values()
-        for place in _users("serve_stream", serve):
+        for place in _users(modules, "serve_stream", serve):
             changed.append((place, "serve_stream", serve))
             place.serve_stream = _counting(met, f"verb: {asked.__name__}", serve)
         yield
@@ -127,14 +130,18 @@ def _of_module(module: ModuleType) -> Iterator[Verb]:
             yield Verb(module, name, found)
 
 
-def _users(attribute: str, function: Callable[..., Any]) -> list[ModuleType]:
+@lru_cache(maxsize=1)
+def _our_modules(imported: int) -> list[ModuleType]:
+    """Of the product and the simulation, as long as so many modules are imported."""
+    ours = ("spark_ledger.", "bookie_server.", "tests.simulation.")
+    return [module for name, module in list(sys.modules.items()) if name.startswith(ours)]
+
+
+def _users(
+    modules: Sequence[ModuleType], attribute: str, function: Callable[..., Any]
+) -> list[ModuleType]:
     """The modules that know the function by its name."""
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith(("spark_ledger.", "bookie_server.", "tests.simulation."))
-        and vars(module).get(attribute) is function
-    ]
+    return [module for module in modules if module.__dict__.get(attribute) is function]
 
 
 def _counting(met: dict[str, int], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,3 +165,7 @@ def _like(original: Any, function: Callable[..., Any]) -> Any:
     """A class or static method stays one."""
     kind = type(original)
     return kind(function) if kind in (classmethod, staticmethod) else function
+
+
+_NAMED = [(verb.owner, verb.attribute, f"verb: {verb.name}") for verb in verbs()]
+"""Where each is, and how it is counted."""
