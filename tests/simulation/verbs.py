@@ -77,7 +77,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",
-    "topic.parts.commit_part": "of Spark's foreach (test_parts.py)",
+    "topic.parts.commit_part": "of Spark's foreach: at points (points/background.py)",
     "topic.parts.next_version": "as that",
     "topic.schema_registry.not_registered": "the text of an error",
 }
