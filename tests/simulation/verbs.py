@@ -48,9 +48,7 @@ REPLACED: Mapping[str, str] = {
     "bookie_server.self_test": "of the program, about the real disk",
     "bookie_server.service": "a port: the simulated network calls the handler",
     "bookie_server.twin": "of the program: another process on the same directories",
-    "spark_ledger.bookies.best_network": "chooses between real networks: network.py",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
-    "spark_ledger.bookies.grpc_network": "a real network: network.py",
     "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
     "spark_ledger.ledger.connect": "connects to real servers: world.py",
 }
@@ -64,11 +62,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.PlacedLog.abandon": "as that",
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
-    "bookie_server.Reclaim.run_once": "one pass, in tests/storage",
-    "bookie_server.WatchedDisk.total_bytes": "of a registration, which registering.py makes",
     "bookie_server.disk_monitor.degraded_reason": "of a registration, which registering.py makes",
-    "bookie_server.entry_log.encode_record_header": "one of many headers, in unit tests",
-    "bookies.BookieDirectory.frames_at": "of the real networks",
+    "bookie_server.handler.answer": "of the gRPC port: the simulated network calls answer_counted",
     "bookies.bookie_info.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
