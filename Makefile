@@ -4,8 +4,10 @@
 #   make notebook notebooks/01_flights.py: to a topic, to Delta and back, killed on the way
 #   make spark41  what works with Spark 4.1, on Spark 4.1.1
 # And when there is time:
-#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; then every
-#                                        interleaving of the topic layer's small scopes
+#   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; every point at
+#                                        which a verb of the topic layer or an operation of a bookie
+#                                        may be cut short; every interleaving of the topic layer's
+#                                        small scopes
 PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
@@ -29,10 +31,12 @@ START ?= 0
 simulate: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --start $(START) --jobs 0 $(ARGS)
+	@$(VENV_PYTHON) -m tests.simulation points --jobs 0 --keep-going
+	@STORAGE_POINTS=all $(VENV_PYTHON) -m pytest -q -n auto tests/storage/test_points.py
 	@$(VENV_PYTHON) -m tests.simulation.exhaustive commits cleaning live runs
 
 # What works with Spark 4.1, on it, in an environment of its own.
-SPARK41_TESTS := tests/spark41 $(addprefix tests/spark/test_,batch.py sink_stream.py stream.py source_stream.py typed_values.py sql.py listings.py)
+SPARK41_TESTS := tests/spark41 $(addprefix tests/spark/test_,batch.py sink.py sink_stream.py replays.py stream.py source_stream.py typed_values.py sql.py listings.py)
 spark41: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py spark41 dev
 	@PYTHONPATH=. .venv-spark41/bin/python -m pytest -q -n 2 --dist loadfile -m "not spark42" $(SPARK41_TESTS) $(ARGS)

@@ -12,7 +12,7 @@ until they end, never raised; a listener that fails is reported and harms nobody
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -268,6 +268,9 @@ def reached_at(record: Mapping[str, Any]) -> str:
     return str(record.get("frames") or address)
 
 
-def _places(*groups: Registrations) -> list[list[BookieInfo]]:
+def _places(*groups: Registrations) -> list[list[tuple[str, ...]]]:
     """The registrations without what changes all the time."""
-    return [[replace(group[bookie], free_bytes=0) for bookie in sorted(group)] for group in groups]
+    return [
+        [(one.id, one.address, one.rack, one.reason) for _, one in sorted(group.items())]
+        for group in groups
+    ]

@@ -4,17 +4,18 @@ Always true: `ends` answers from memory (topic/follower.py says how old that may
 for the metadata store) and gives the very same object while nothing changed; `fresh_ends` begins
 with a sync, so a user reads what he wrote. A commit over several of the topics is in the ends of
 all or of none; an end never goes back, whether its rows are in a live segment or in a commit by
-now. A topic keeps the id it was found with; topics that a pattern matches later are found by
-looking again every RESCAN_S, in the background. One of them that is deleted before it was seen in
-`ends` was never there. Of one that is gone and is no loss it is looked for another of its name: at
-once, and every RESCAN_S from then on.
+now. A topic keeps the id it was found with. Topics that a pattern matches later are found by
+looking again every RESCAN_S, in the background; a poll whose last look is UNSEEN_RESCANS times as
+old waits for a new one, so that it has every topic that was there so long. One of them that is
+deleted before it was seen in `ends` was never there. Of one that is gone and is no loss it is
+looked for another of its name: at once, and in the same way from then on.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,10 @@ from spark_ledger.topic.topics import TopicInfo
 if TYPE_CHECKING:
     from spark_ledger.spark.typed_values import ValueReader
 
-RESCAN_S = 1.0
+RESCAN_S = 0.5
+UNSEEN_RESCANS = 2
+RESCAN_WAIT_S = 2.0
+"""How long a poll waits for a look at most; then it answers with the topics that it knows."""
 NOTHING_SEEN = -1
 
 _log = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ class TopicsRead:
         self._followers: dict[str, TopicFollower] | None = None
         self._view = View({}, {}, NOTHING_SEEN)
         self._scan: Future[list[TopicInfo]] | None = None
-        self._scanned_s = time.monotonic()
+        self._scanning_s = self._scanned_s = time.monotonic()  # when the last began, and one ended
         self.cluster.run(self._find())
 
     def follow(self) -> None:
@@ -167,20 +171,29 @@ class TopicsRead:
         self.infos = dict(sorted(self.infos.items()))
 
     def _look_for_topics(self) -> None:
-        """Take what was found; look again if it is time. Waits for the first fold of new ones.
-        Raises TopicRecreated."""
-        if self._scan is not None and self._scan.done():
-            scan, self._scan = self._scan, None
-            if scan.exception() is None:
-                self._take_found(scan.result())
+        """Take what was found; look again if it is time, and wait if the last look is too old (not
+        while the store is away). Waits for the first fold of new ones. Raises TopicRecreated."""
+        self._take_scan()
         if self.options.pattern is None and not self._left_out:
             return
         now_s = time.monotonic()
-        if self._scan is None and now_s - self._scanned_s >= RESCAN_S:
-            self._scanned_s = now_s
+        if self._scan is None and now_s - self._scanning_s >= RESCAN_S:
+            self._scanning_s = now_s
             named = self.options.pattern is None
             looking = self._namesakes(fresh=False) if named else self._matching(fresh=False)
             self._scan = background_loop().submit(looking)
+        unseen_s = now_s - self._scanned_s
+        if self._scan and unseen_s >= UNSEEN_RESCANS * RESCAN_S and not self.cluster.away:
+            wait([self._scan], RESCAN_WAIT_S)
+            self._take_scan()
+
+    def _take_scan(self) -> None:
+        if self._scan is None or not self._scan.done():
+            return
+        scan, self._scan = self._scan, None
+        if scan.exception() is None:
+            self._scanned_s = self._scanning_s
+            self._take_found(scan.result())
 
     def _take_found(self, found: Sequence[TopicInfo]) -> None:
         if self.options.pattern is None:

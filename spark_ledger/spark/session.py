@@ -38,14 +38,13 @@ def in_session(spark: SparkSession, work: Callable[..., Any]) -> Callable[..., A
     that its writes follow the rule of a query's batch. Raises OptionInvalid for what is no session.
     """
     check_session(spark)
-    if not isinstance(spark, SparkSession):  # of Spark Connect: the server has the session
-        found: Callable[..., Any] = inheritable_thread_target(spark)(work)
-        return found
 
     @wraps(work)
     def active(*arguments: Any, **named: Any) -> Any:
-        of_java = SparkSession._get_j_spark_session_class(spark._jvm)
-        of_java.setActiveSession(spark._jsparkSession)
+        if isinstance(spark, SparkSession):  # of Spark Connect the server has the session
+            of_java = SparkSession._get_j_spark_session_class(spark._jvm)
+            of_java.setActiveSession(spark._jsparkSession)
         return work(*arguments, **named)
 
-    return inheritable_thread_target(active)
+    found: Callable[..., Any] = inheritable_thread_target(spark)(active)
+    return found

@@ -135,18 +135,18 @@ class Janitor:
             )
 
     async def _all_intents(self) -> list[Intent]:
+        """One that has ended does not change, and is read once."""
         if await read(self.store, paths.INTENTS) is None:
             return []
-        found = await each(self._intent, await self.store.children(paths.INTENTS))
-        intents = [intent for intent in found if intent is not None]
+        found = {name: self._ended.get(name) for name in await self.store.children(paths.INTENTS)}
+        asked = [name for name, ended in found.items() if ended is None]
+        found.update(zip(asked, await each(self._intent, asked), strict=True))
+        intents = [intent for intent in found.values() if intent is not None]
         self._ended = {intent.id: intent for intent in intents if not intent.open}
         return intents
 
     async def _intent(self, intent_id: str) -> Intent | None:
-        """None: it was removed just now. One that has ended does not change."""
-        known = self._ended.get(intent_id)
-        if known is not None:
-            return known
+        """None: it was removed just now."""
         node = await read(self.store, paths.intent(intent_id))
         if node is None:
             return None

@@ -112,12 +112,11 @@ class LedgerInventory:
         """A block does not change, and a ledger that was there and is gone does not come back."""
         path, before = paths.intent_blocks(intent.id), self._blocks.get(intent.id, {})
 
-        async def ids_of(name: str) -> list[int]:
-            known = before.get(name)
-            return await self._block(f"{path}/{name}") if known is None else known
-
         names = await self.store.children(path)
-        blocks = dict(zip(names, await each(ids_of, names), strict=True))
+        new = [name for name in names if name not in before]
+        listed = await each(lambda name: self._block(f"{path}/{name}"), new)
+        came = dict(zip(new, listed, strict=True))
+        blocks = {name: before[name] if name in before else came[name] for name in names}
         found = await self._read_all([i for ids in blocks.values() for i in ids], intent.id)
         there = {one.id: None for one in found}
         self._blocks[intent.id] = {
@@ -150,7 +149,8 @@ class LedgerInventory:
         return tuple(i for ids in blocks for i in ids)
 
     async def _read_all(self, ids: Iterable[int], intent_id: str) -> list[LedgerSeen]:
-        async def one(ledger_id: int) -> LedgerSeen | None:
-            return self.closed.get(ledger_id) or await self.read(ledger_id, intent_id)
-
-        return [seen for seen in await each(one, ids) if seen is not None]
+        found = {ledger_id: self.closed.get(ledger_id) for ledger_id in ids}
+        asked = [ledger_id for ledger_id, known in found.items() if known is None]
+        answers = await each(lambda ledger_id: self.read(ledger_id, intent_id), asked)
+        found.update(zip(asked, answers, strict=True))
+        return [seen for seen in found.values() if seen is not None]

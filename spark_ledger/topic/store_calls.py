@@ -64,22 +64,24 @@ async def each(
 ) -> list[B]:
     """The results in order, so many under way at a time. What one raises ends the others, too."""
     some = list(items)
-    if len(some) == 1:
-        return [await do(some[0])]
-    turns = asyncio.Semaphore(at_once)
+    if len(some) <= 1:
+        return [await do(item) for item in some]
+    results: dict[int, B] = {}
+    turns = iter(enumerate(some))
 
-    async def one(item: A) -> B:
-        async with turns:
-            return await do(item)
+    async def take_turns() -> None:
+        for turn, item in turns:
+            results[turn] = await do(item)
 
-    tasks = [asyncio.ensure_future(one(item)) for item in some]
+    tasks = [asyncio.ensure_future(take_turns()) for _ in range(min(at_once, len(some)))]
     try:
-        return list(await asyncio.gather(*tasks))
+        await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+    return [results[turn] for turn in range(len(some))]
 
 
 @contextmanager

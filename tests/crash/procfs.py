@@ -6,10 +6,15 @@ from pathlib import Path
 
 def python_workers(root: int) -> list[int]:
     """Children of Spark's Python daemons among the descendants of a process, by pid."""
-    parents = {pid: parent for pid, parent in processes()}
+    parents = dict(processes())
     daemons = {pid for pid in parents if b".daemon\0pyspark." in command_line(pid)}
     forks = (pid for pid, parent in parents.items() if parent in daemons and pid in daemons)
     return sorted(pid for pid in forks if root in _ancestors(pid, parents))
+
+
+def descendants(root: int) -> list[int]:
+    parents = dict(processes())
+    return sorted(pid for pid in parents if root in _ancestors(pid, parents))
 
 
 def processes() -> Iterator[tuple[int, int]]:

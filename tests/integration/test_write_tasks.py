@@ -1,5 +1,6 @@
 """What a Python worker that writes keeps from task to task, and when it looks again."""
 
+import logging
 import traceback
 import uuid
 
@@ -16,9 +17,11 @@ from spark_ledger.spark.write_tasks import commit_rows, query_intent, write_rows
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind
 from spark_ledger.topic.intents import STALE
+from spark_ledger.topic.replay import OnReplay
 
 VALUE = StructType([StructField("value", StringType())])
 ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
+OTHERS = pa.record_batch({"value": ["y" * 100] * 500})
 
 
 @pytest.fixture
@@ -33,10 +36,11 @@ def write(job, *, again: bool = False):
     return intent, write_rows(job, Task(intent, 0, int(again), {}), [ROWS], version=0)
 
 
-def commit(job, run_id: str, version: int):
+def commit(job, run_id: str, version: int, rows=ROWS, on_replay: OnReplay | None = None):
     """A micro-batch of that run."""
     intent = query_intent(job, "query", run_id)
-    written = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=version)
+    task = Task(intent, 0, 0, {})
+    written = write_rows(job, task, [rows], version=version, on_replay=on_replay)
     return commit_rows(job, intent, version, [written], last=False)
 
 
@@ -104,6 +108,51 @@ def test_a_topic_deleted_under_a_query_is_named_and_a_restart_goes_on_in_one_mad
     assert "new checkpoint" not in shown, "what a reader does is not told beside it"
     commit(job, "run-2", 7)
     assert rows_of(job) == ROWS.num_rows
+
+
+@pytest.mark.parametrize("on_replay", [OnReplay.FAIL, OnReplay.SKIP, OnReplay.REPLACE])
+def test_a_batch_below_the_recorded_version_is_refused_before_a_row_is_taken(job, on_replay):
+    commit(job, "run", 7)
+    intent = query_intent(job, "query", "run-2")
+
+    def rows():
+        raise AssertionError("a row was taken")
+        yield ROWS
+
+    task = Task(intent, 0, 0, {})
+    with pytest.raises(errors.CheckpointBehind):
+        write_rows(job, task, rows(), version=6, on_replay=on_replay)
+
+
+@pytest.mark.parametrize(
+    ("version", "rows", "on_replay", "said"),
+    [
+        (6, OTHERS, OnReplay.IGNORE, "500 rows were not written: {6}, or a later one, is {in}"),
+        (7, ROWS, OnReplay.IGNORE, "1000 rows were not written: {7}, or a later one, is {in}"),
+        (7, OTHERS, OnReplay.SKIP, "500 rows were not written: {7} is {in} with other rows"),
+        (7, ROWS, OnReplay.SKIP, "1000 rows were not written again: {7} is {in}"),
+        (7, ROWS, OnReplay.FAIL, "1000 rows were not written again: {7} is {in}"),
+        (
+            *(6, OTHERS, OnReplay.APPEND),
+            "batch 6 of 'query' is {in} again, with 500 rows: the record goes back to it from 7",
+        ),
+    ],
+    ids=["earlier job", "job again", "other rows", "replay, skip", "replay", "appended"],
+)
+def test_what_becomes_of_a_batch_that_is_committed_already_is_told_by_a_warning(
+    job, caplog, version, rows, on_replay, said
+):
+    commit(job, "run", 7, ROWS, OnReplay.FAIL)
+    target = query_intent(job, "query", "run-2").target
+    with caplog.at_level(logging.WARNING, "spark_ledger"):
+        commit(job, "run-2", version, rows, on_replay)
+    words = {"in": f"committed to '{target}'"}
+    words |= {str(number): f"version {number} of 'query'" for number in (6, 7)}
+    for name, text in words.items():
+        said = said.replace(f"{{{name}}}", text)
+    assert [one.getMessage() for one in caplog.records] == [said]
+    added = rows.num_rows if on_replay is OnReplay.APPEND else 0
+    assert rows_of(job) == ROWS.num_rows + added
 
 
 def test_a_task_that_fails_leaves_no_ledger_open(job):

@@ -25,8 +25,12 @@ NAME = "repairer"
 PASS_S = 3.0
 IDLE_S = 20.0
 """A writer that stands still for so long loses its ledger in limbo: some that hang do."""
+PASS_S_MAX = 24.0
+"""Passes that change nothing come at longer and longer intervals."""
 REPAIRED_S = 200.0
 """Simulated seconds in which all that was closed must be whole and out of limbo."""
+REPAIRED_OVER_BUDGET_S = 20.0
+"""The same beyond the budget, where it may stay in limbo."""
 
 
 class LimboWork:
@@ -51,13 +55,17 @@ class LimboWork:
     async def ends(self) -> None:
         """Everything was audited: what is in limbo is repaired, and what was repaired is whole."""
         client = await self._world.client(NAME)
-        deadline = self._world.loop.now + REPAIRED_S
+        over_budget = self._world.ghost.over_budget
+        deadline = self._world.loop.now + (REPAIRED_OVER_BUDGET_S if over_budget else REPAIRED_S)
+        pause_s, before = PASS_S, [""]
         while left := self._left():
+            pause_s = min(2 * pause_s, PASS_S_MAX) if left == before else PASS_S
+            before = left
             if self._world.loop.now > deadline:
                 invariants.what_is_in_limbo_is_repaired(self._world.ghost, left, REPAIRED_S)
                 break
             await client.run(self._repair_all(client), "repairs")
-            await asyncio.sleep(PASS_S)
+            await asyncio.sleep(pause_s)
         for node in self._world.nodes:
             for ledger_id in self._world.ghost.bookie(node.bookie_id).cleared:
                 ledger = self._world.ghost.ledgers[ledger_id]

@@ -29,6 +29,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from itertools import repeat
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ class Handle:
         return f"<Handle {self._callback!r}>"
 
 
-def _nothing() -> None: ...
+def _nothing(*_: object) -> None: ...
 
 
 class Tasks:
@@ -327,14 +328,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Inside, this is the running loop. asyncio's own way to say so asks the kernel for the
         process' id each time, some 8,000 times a run."""
         global _running
-        told: dict[str, Any] = dict.fromkeys(_ASKED, lambda **_: self)
+        told: dict[str, Any] = dict.fromkeys(_ASKED, repeat(self).__next__)  # without a frame
+        told["_get_event_loop"] = lambda **_: self
         told["current_task"] = lambda loop=None: _CURRENT_TASK(self)
         asyncio._set_running_loop(self)
         self._running, _running = True, self
         _tell(told)
+        _ALL_TASKS.add = _nothing
         try:
             yield
         finally:
+            del _ALL_TASKS.add
             _tell({**_ASKED, "current_task": _CURRENT_TASK})
             self._running, _running = False, None
             asyncio._set_running_loop(None)
@@ -424,6 +428,9 @@ _ASKED: dict[str, Any] = {
     for name in ("get_running_loop", "_get_running_loop", "_get_event_loop")
 }
 _CURRENT_TASK: Any = asyncio.current_task
+_ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+"""asyncio's weak set of all tasks, in which a run keeps none: it has `Tasks`, and a weak reference
+for each task is the twentieth part of what a task costs."""
 
 
 def _tell(answers: dict[str, Any]) -> None:

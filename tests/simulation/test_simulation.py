@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_ledger import topic
 from spark_ledger.ledger.client import LedgerStore
 from tests.simulation import invariants, parallel, replay, verbs
 from tests.simulation.chaos import FAULTS
@@ -22,6 +23,7 @@ SEEDS = 250
 PROCESSES = 2
 FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
+CHECK = "ledger.LedgerStore.check_registered"
 JUDGED = [
     *(str(number) for number in range(1, 26)),
     *("29", "30", "31", "32", "33", "34", "35", "36", "37"),
@@ -75,7 +77,11 @@ def test_the_runs_were_not_too_tame(total):
 
 def test_every_public_verb_is_called_in_runs_or_is_an_exception_with_its_reason(total):
     assert verbs.missing(total.met) == []
-    assert sorted(verbs.EXCEPTIONS) == sorted(set(verbs.EXCEPTIONS) & set(verbs.names()))
+    names = verbs.names()
+    assert len(names) == len(set(names))
+    assert sorted({*verbs.EXCEPTIONS, *verbs.RARE} - set(names)) == []
+    known = [module.__name__ for package in verbs.PACKAGES for module in verbs.modules(package)]
+    assert sorted(set(verbs.REPLACED) - set(known)) == []
     called = [name for name in verbs.EXCEPTIONS if total.met.get(f"verb: {name}")]
     assert called == []  # it needs no exception
 
@@ -87,7 +93,41 @@ def test_a_new_verb_without_an_actor_that_calls_it_is_missed(monkeypatch):
     met = {f"verb: {name}": 1 for name in verbs.names()}
     assert verbs.missing(met) == []
     monkeypatch.setattr(LedgerStore, "split", split, raising=False)
-    assert verbs.missing(met) == ["LedgerStore.split"]
+    assert verbs.missing(met) == ["ledger.LedgerStore.split"]
+
+
+def test_the_verbs_of_a_new_module_are_missed_and_what_only_computes_has_none(
+    monkeypatch, tmp_path
+):
+    met = {f"verb: {name}": 1 for name in verbs.names()}
+    (tmp_path / "splitting.py").write_text(
+        "async def split(topic): ...\n"
+        "def halves(topic): ...\n"
+        "async def _look(topic): ...\n"
+        "class Splitter:\n"
+        "    async def once(self): ...\n"
+    )
+    (tmp_path / "halving.py").write_text("def half(rows): ...\n")
+    monkeypatch.setattr(topic, "__path__", [*topic.__path__, str(tmp_path)])
+    new = ("splitting.split", "splitting.halves", "Splitter.once")
+    try:
+        assert verbs.missing(met) == [f"topic.{name}" for name in new]
+    finally:
+        for name in ("splitting", "halving"):
+            sys.modules.pop(f"{topic.__name__}.{name}", None)
+            vars(topic).pop(name, None)
+
+
+def test_production_code_is_whole_again_after_its_verbs_were_counted_and_each_is_noted_once():
+    before = {verb.name: verb.function for verb in verbs.verbs()}
+    ghost = Ghost()
+    with verbs.counted(ghost):
+        assert LedgerStore.__dict__["check_registered"] is not before[CHECK]
+        for _ in range(2):
+            LedgerStore.check_registered(None, 3, "").close()
+            assert LedgerStore.__dict__["check_registered"] is before[CHECK]
+    assert {name for name in ghost.met} == {f"verb: {CHECK}"}
+    assert {verb.name: verb.function for verb in verbs.verbs()} == before
 
 
 def test_a_situation_that_was_not_met_is_told_with_its_sentence():

@@ -4,7 +4,7 @@ Spark notes a planned batch before its tasks run, so a replay has the same rows.
 was restored, or lost its newest files, has forgotten its newest plans: the numbers come again, with
 other rows. Always true: a plan has a number of its own and its rows follow from that, so two plans
 never have the same rows; who is told that a batch is done finds the rows of its plan in the topic
-(T2). A user who is refused puts the newest checkpoint back, or appends.
+(T1). A user who is refused puts the newest checkpoint back, or appends.
 """
 
 from dataclasses import dataclass, field

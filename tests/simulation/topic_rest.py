@@ -27,14 +27,15 @@ from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
 
-LEASE_S = 20.0
-PASS_S = 5.0
+LEASE_S = 0.4
+"""Nobody is alive to show a heartbeat: each pass finds the silence that the one before it began."""
+PASS_S = 0.8
 TOLD_S = 5.0
 """After which every watch on what changed is told."""
 CLEANED_S = 1500.0 + UNUSED_LEASES * LEASE_S
 """Simulated: of many who fell silent together a few at a time are taken as gone; a job that never
 showed that it lives has many leases of time."""
-JOBS_PASS_S = 100.0
+JOBS_PASS_S = 12.0
 """Between two passes when nobody but such jobs is waited for."""
 AT_REST = 3
 """So many passes that change nothing are the end."""

@@ -1,7 +1,11 @@
 """Batch reads and writes through a real cluster."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
+import warnings
 from datetime import UTC, datetime, timedelta
 
 import pyspark.sql.functions as F
@@ -195,7 +199,49 @@ def test_a_thread_of_a_session_writes_and_reads_as_its_session_does(spark, topic
 
     spark_ledger.register(spark)
     spark_ledger.register(spark)
-    thread = threading.Thread(target=spark_ledger.in_session(spark, copy))
+    with warnings.catch_warnings(action="error"):
+        thread = threading.Thread(target=spark_ledger.in_session(spark, copy))
     thread.start()
     thread.join()
     assert numbers == [[0, 1, 2, 3, 4]]
+
+
+IN_JUPYTER = """
+import sys
+import spark_ledger
+from pyspark.sql import SparkSession
+
+url, topic = sys.argv[1:]
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+
+def write_and_read():
+    rows = spark.range(5).selectExpr("string(id) AS value")
+    rows.write.format("ledger").option("serviceUrl", url).mode("append").save(topic)
+    return spark.read.format("ledger").option("serviceUrl", url).load(topic).count()
+
+try:
+    write_and_read()
+except Exception as error:
+    print("[DATA_SOURCE_NOT_FOUND]" in str(error))
+spark_ledger.register(spark)
+print(write_and_read())
+"""
+
+
+def test_a_session_whose_driver_python_is_jupyter_knows_the_format_once_it_is_registered(
+    cluster, topic, tmp_path
+):
+    jupyter = tmp_path / "jupyter"
+    jupyter.write_text("#!/bin/sh\nexit 1\n")
+    jupyter.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_JUPYTER, cluster.service_url, topic],
+        cwd=tmp_path,
+        env=os.environ | {"PYSPARK_DRIVER_PYTHON": str(jupyter), "SPARK_LOCAL_IP": "127.0.0.1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=240,
+    )
+    assert done.stdout.splitlines() == ["True", "5"]

@@ -1,11 +1,13 @@
 """A checkpoint that goes back: batches planned anew under numbers that the topic has already."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame
 
+import spark_ledger
 from tests.spark.topics import SparkTopics, files_of_numbers, forget_the_newest, stream_of_files
 
 DIFFERS, BEHIND = "[LEDGER_WRITE.REPLAY_DIFFERS]", "[LEDGER_WRITE.CHECKPOINT_BEHIND]"
@@ -168,3 +170,28 @@ def test_foreach_batch_with_txn_options_follows_the_same_rule(query, topics):
     assert query.numbers() == [*range(30)]
     write_with(onReplay="append")
     assert set(query.numbers()) == set(range(40))
+
+
+def test_a_thread_of_foreach_batch_that_knows_the_query_follows_its_rule(query, spark, topics):
+    said: list[str] = []
+
+    def write(rows: DataFrame, number: int) -> None:
+        def copy(more: DataFrame) -> None:
+            try:
+                topics.write(more, query.topic, txnAppId="copier", txnVersion=number)
+            except Exception as error:
+                said.append(str(error))
+
+        for more in (rows, rows, rows.limit(3)):
+            knows = spark_ledger.in_session(rows.sparkSession, copy)
+            thread = threading.Thread(target=knows, args=(more,))
+            thread.start()
+            thread.join()
+
+    query.feed(range(10))
+    stream = query.rows().writeStream.foreachBatch(write).trigger(availableNow=True)
+    stream.option("checkpointLocation", str(query.checkpoint)).start().awaitTermination(120)
+
+    (refused,) = said  # the second write is a replay, the third has other rows
+    assert DIFFERS in refused and "has 3 rows" in refused
+    assert query.numbers() == [*range(10)]

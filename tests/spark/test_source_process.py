@@ -1,6 +1,9 @@
 """The source's process as Spark talks to it, with a real cluster and no session of Spark."""
 
-from concurrent.futures import Future
+import asyncio
+import time
+from concurrent.futures import Future, wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +87,58 @@ def test_a_running_source_finds_topics_and_partitions_that_come(
     wait_until(lambda: len(poll(run, end).get(f"{topic}-a", {})) == 3 and poll(run, end) != end)
     wait_until(lambda: f"{topic}-b" in poll(run, end))
     assert sorted(read(run, start, end) + read(run, end, poll(run, end))) == list(range(9))
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """The source's clock stands. `later(seconds)`: it is so much later than at the beginning."""
+    began_s = time.monotonic()
+
+    def go_to(seconds: float) -> None:
+        clock = SimpleNamespace(monotonic=lambda: began_s + seconds)
+        monkeypatch.setattr("spark_ledger.spark.driver_state.time", clock)
+
+    go_to(0)
+    return go_to
+
+
+def test_the_first_poll_after_a_pause_has_the_topics_that_came_meanwhile(
+    by_hand, source, topic, later
+):
+    by_hand.write(f"{topic}-a", range(5))
+    run = source(subscribePattern=f"{topic}-[abc]")
+    end = poll(run, run.initialOffset())
+    for name, minute in (("b", 1), ("c", 2)):
+        by_hand.write(f"{topic}-{name}", range(5, 9))
+        later(60 * minute)
+        start, end = end, poll(run, end)
+        assert read(run, start, end) == list(range(5, 9))
+
+
+def test_polls_that_follow_one_another_do_not_wait_for_a_look_at_the_topics(
+    by_hand, source, topic, later, monkeypatch
+):
+    by_hand.write(f"{topic}-a", range(5))
+    run = source(subscribePattern=f"{topic}-[ab]")
+    end = poll(run, run.initialOffset())
+    looks = []
+
+    async def slow():
+        looks.append(time.monotonic())
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(run._topics._client.topics, "names", slow)
+    monkeypatch.setattr("spark_ledger.spark.driver_state.wait", None)
+    later(0.9)
+    assert poll(run, end) is end
+    assert poll(run, end) is end
+    wait_until(lambda: looks)
+    monkeypatch.setattr("spark_ledger.spark.driver_state.wait", wait)
+    monkeypatch.setattr("spark_ledger.spark.driver_state.RESCAN_WAIT_S", 0.05)
+    later(60)
+    assert poll(run, end) is end  # it waits so long, and not for the answer
+    assert len(looks) == 1
+    run._topics._scan.cancel()
 
 
 def test_looking_for_topics_that_a_pattern_matches_reads_none_that_is_known_or_does_not_match(
@@ -327,6 +382,20 @@ def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_m
     by_hand.write(topic, range(5, 9))
     with pytest.raises(TopicRecreated, match=f"of that name now has id {by_hand.info(topic).id}"):
         wait_until(lambda: poll(run, end) is not end, 10)
+
+
+def test_the_first_poll_after_a_pause_sees_that_a_topic_it_left_out_is_made_again(
+    by_hand, source, topic, later
+):
+    by_hand.write(topic, range(5))
+    run = source(subscribe=topic, failOnDataLoss="false")
+    end = poll(run, run.initialOffset())
+    delete(by_hand, topic)
+    run._topics.fresh_ends()
+    by_hand.write(topic, range(5, 9))
+    later(60)
+    with pytest.raises(TopicRecreated):
+        poll(run, end)
 
 
 def test_a_target_of_available_now_does_not_leave_out_a_topic_that_is_made_again(

@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from spark_ledger.spark.spark_version import arrow_schema
 from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
 from spark_ledger.topic.row_blocks import Block, Rows
 from tests.spark.scene import error_of
@@ -38,7 +38,7 @@ def through_a_topic(written, value_format):
     reader = ValueReader.of(value_format, offered, None)
 
     def pass_through(batches):
-        schema = to_arrow_schema(offered, timezone="UTC")
+        schema = arrow_schema(offered)
         for batch in batches:
             values = writer.values(batch, None)
             typed = isinstance(values, pa.RecordBatch)
@@ -76,7 +76,7 @@ def test_spark_reads_the_json_that_is_written_and_its_own_json_is_read(spark):
             )
 
     def parse(batches):
-        schema = to_arrow_schema(offered, timezone="UTC")
+        schema = arrow_schema(offered)
         for batch in batches:
             values = pa.RecordBatch.from_arrays([batch.column(0).cast(pa.binary())], ["value"])
             columns = reader.columns(Block.of(Rows(0, 0, 0, values)), "t")

@@ -8,13 +8,16 @@
 """
 
 import argparse
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from tests.simulation import replay
 from tests.simulation.asked import MUTANT_HELP, at_least
-from tests.simulation.points import deeds, owners
+from tests.simulation.points import background, deeds, owners
 from tests.simulation.points.enumerate import (
     Deed,
     Point,
@@ -26,7 +29,7 @@ from tests.simulation.points.enumerate import (
 from tests.simulation.points.fates import Fate
 from tests.simulation.warm import collect, freeze, quiet
 
-DEEDS: tuple[Deed, ...] = (*deeds.DEEDS, *owners.DEEDS)
+DEEDS: tuple[Deed, ...] = (*deeds.DEEDS, *owners.DEEDS, *background.DEEDS)
 
 
 def deed_named(name: str) -> Deed:
@@ -41,21 +44,60 @@ def deed_named(name: str) -> Deed:
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    freeze()
-    begun, done, failed = time.process_time(), 0, 0
+    begun = time.perf_counter()
+    done = failed = 0
+    cpu_s = 0.0
     try:
-        with quiet(), replay.mutated(options.mutant):
-            for point in _points(options):
-                done += 1
-                failed += not _holds(point)
-                collect(done)
-                if failed and not options.keep_going:
-                    break
+        with replay.mutated(options.mutant):
+            pass
+        named = [deed_named(options.deed)] if options.deed else DEEDS
+        for one in _of_all([(options, deed.name) for deed in named], options.jobs):
+            print("\n".join(one.told), flush=True)
+            done, failed, cpu_s = done + one.points, failed + one.failed, cpu_s + one.cpu_s
+            if failed and not options.keep_going:
+                break
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{done} points: {failed} failed, {time.process_time() - begun:.0f} s of processor time")
+    took_s = time.perf_counter() - begun
+    print(f"{done} points: {failed} failed, {cpu_s:.0f} s of processor time in {took_s:.0f} s")
     return 1 if failed else 0
+
+
+class Told(NamedTuple):
+    """What became of the points of one deed."""
+
+    told: list[str]
+    points: int
+    failed: int
+    cpu_s: float
+
+
+def _of_all(work: list[tuple[argparse.Namespace, str]], jobs: int) -> Iterator[Told]:
+    """In the order of deeds."""
+    if jobs == 1:
+        yield from map(_of_deed, work)
+        return
+    with multiprocessing.Pool(jobs or os.cpu_count() or 1) as pool:
+        yield from pool.imap(_of_deed, work)
+
+
+def _of_deed(work: tuple[argparse.Namespace, str]) -> Told:
+    options, name = work
+    freeze()
+    begun, done, failures = time.process_time(), 0, []
+    with quiet(), replay.mutated(options.mutant):
+        deed = deed_named(name)
+        calls = calls_of(deed)
+        for point in _points(options, deed, calls):
+            done += 1
+            failures += _failure(point)
+            collect(done)
+            if failures and not options.keep_going:
+                break
+    spent = time.process_time() - begun
+    told = f"{name}: {len(calls)} calls, {done} points, {len(failures)} failed, {spent:.0f} s"
+    return Told([*failures, told], done, len(failures), spent)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,28 +112,26 @@ def _parser() -> argparse.ArgumentParser:
         "--fate", default="", help="only this fate", choices=[f.value for f in Fate]
     )
     parser.add_argument("--step", type=at_least(1), default=1, help="every so many points")
+    parser.add_argument("--jobs", type=at_least(0), default=1, help="deeds at once; 0: one a core")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     parser.add_argument("--mutant", default="", help=MUTANT_HELP)
     return parser
 
 
-def _points(options: argparse.Namespace) -> Iterator[Point]:
+def _points(options: argparse.Namespace, deed: Deed, calls: Sequence[str]) -> Iterator[Point]:
     number = 0
-    for deed in [deed_named(options.deed)] if options.deed else DEEDS:
-        calls = calls_of(deed)
-        print(f"{deed.name}: {len(calls)} calls", flush=True)
-        for point in points_of(deed, calls):
-            asked = options.call in (None, point.call) and options.fate in ("", point.fate.value)
-            number += asked
-            if asked and number % options.step == 0:
-                yield point
+    for point in points_of(deed, calls):
+        asked = options.call in (None, point.call) and options.fate in ("", point.fate.value)
+        number += asked
+        if asked and number % options.step == 0:
+            yield point
 
 
-def _holds(point: Point) -> bool:
+def _failure(point: Point) -> list[str]:
+    """Nothing, or what it is and how it is done again."""
     try:
         run_point(point)
     except PointFailed as failure:
         where = f"--deed {point.deed.name!r} --call {point.call} --fate {point.fate.value!r}"
-        print(f"{failure}\nagain: python -m tests.simulation points {where}", flush=True)
-        return False
-    return True
+        return [f"{failure}\nagain: python -m tests.simulation points {where}"]
+    return []
