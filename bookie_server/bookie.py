@@ -266,22 +266,22 @@ class Bookie:
         self.replies.take(bytes_max, caller)  # nobody knows better before it is read
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
-            places = request.places and not request.fence
-            found = await self._look(request.ledger_id, ids, max(bytes_max, 1), places=places)
+            locate = request.locations and not request.fence
+            found = await self._look(request.ledger_id, ids, max(bytes_max, 1), locate=locate)
             response = self._read_response(request, ids, handle, found)
-            if not places or not request.ahead:
+            if not locate or not request.ahead:
                 return response
             ahead = ids_in(request.ahead, RESULTS_MAX)
-            return response._replace(ahead=await self._storage.places(request.ledger_id, ahead))
+            return response._replace(ahead=await self._storage.locations(request.ledger_id, ahead))
         finally:  # handler.reply_to counts its own bytes, with no await in between
             self.replies.give_back(bytes_max, caller)
 
-    async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, places: bool) -> Range:
+    async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, locate: bool) -> Range:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
         before: then it is looked up again. Raises DiskFailed."""
         while True:
             doubt = self._storage.limbo(ledger_id)
-            found = await self._storage.read(ledger_id, ids, max_bytes, places=places)
+            found = await self._storage.read(ledger_id, ids, max_bytes, locate=locate)
             now = self._storage.limbo(ledger_id)
             if worse(doubt, now) == now:
                 return found
@@ -299,8 +299,8 @@ class Bookie:
                 results.append(absent)
             elif isinstance(entry, Undeliverable):
                 results.append(_UNDELIVERABLE)
-            elif isinstance(entry, m.EntryPlace):
-                results.append(m.EntryResult(Status.OK, place=entry))
+            elif isinstance(entry, m.EntryLocation):
+                results.append(m.EntryResult(Status.OK, location=entry))
             else:
                 results.append(m.EntryResult(Status.OK, entry))
         whole = found.known_through >= request.spans[-1][1]

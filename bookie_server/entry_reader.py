@@ -9,8 +9,8 @@ Always true:
 - an entry is called undeliverable only when no place where it lies now delivers it: one whose log
   went while it was read may have been compacted, and is looked up once more; one that lies in
   several directories is read from each of them;
-- what is told by its place is unread and unchecked: whoever reads it there checks it, and asks
-  for its bytes where it is not what it should be;
+- an entry of which a client gets the location is unread and unchecked: the client checks what it
+  reads there, and asks for the bytes if that is not the entry;
 - read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
   only where it is reading just what the request needs. What it finds bad it leaves to who asks for
   it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds, neat
-from bookie_server.api.messages import EntryPlace
+from bookie_server.api.messages import EntryLocation
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed, NoSuchFile
 from bookie_server.entry_index import EntryIndex, Location
@@ -60,7 +60,7 @@ class Undeliverable(NamedTuple):
 
 
 Delivered = Buffer | Undeliverable
-Found = Delivered | EntryPlace
+Found = Delivered | EntryLocation
 
 
 class Range(NamedTuple):
@@ -133,10 +133,10 @@ class EntryReader:
     # -- what is read -------------------------------------------------------------------------
 
     async def read(
-        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
     ) -> Range:
-        """Those of the entries that are stored, each checked; with `places` the large ones that are
-        in no memory by where they lie. There is one id at least.
+        """Those of the entries that are stored, each checked; with `locate` the locations of large
+        ones that are in no memory. There is one id at least.
 
         Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
         index cannot be read.
@@ -146,15 +146,17 @@ class EntryReader:
             await ahead.arrives(entry_ids[0])
         while True:
             moves = self._moves
-            answer = await self._read(ledger_id, entry_ids, max_bytes, places)
+            answer = await self._read(ledger_id, entry_ids, max_bytes, locate)
             if moves == self._moves:
                 break
-        told = any(isinstance(entry, EntryPlace) for entry in answer.entries.values())
-        if isinstance(entry_ids, range) and not told:
+        located = any(isinstance(entry, EntryLocation) for entry in answer.entries.values())
+        if isinstance(entry_ids, range) and not located:
             self._go_ahead(ledger_id, entry_ids[0], answer.known_through)
         return answer
 
-    async def _read(self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, tell: bool) -> Range:
+    async def _read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, locate: bool
+    ) -> Range:
         found: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
         left, through = max_bytes, entry_ids[-1]
         missing = entry_ids if len(found) < len(entry_ids) else ()
@@ -165,23 +167,24 @@ class EntryReader:
         if missing and left > 0:
             places, through = await self._look_up(ledger_id, missing, left)
             places = [place for place in places if place.location.entry_id not in found]
-            if tell:
-                told = self._told(places)
-                found.update(told)
-                places = [place for place in places if place.location.entry_id not in told]
+            if locate:
+                located = self._located(places)
+                found.update(located)
+                places = [place for place in places if place.location.entry_id not in located]
             found.update(await self._fetch(ledger_id, places))
         return _cut(found, through, max_bytes)
 
-    async def places(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryPlace]:
-        """Where the entries lie, up to the first that `read` would not tell the place of. Raises
-        DiskFailed when an index cannot be read."""
+    async def locations(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryLocation]:
+        """Where the entries are, up to the first that has no location for clients or is in memory.
+        Raises DiskFailed when an index cannot be read."""
         places, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
-        told = self._told(places)
-        known = itertools.takewhile(
-            lambda entry_id: entry_id in told and not self._in_memory(ledger_id, entry_id),
-            entry_ids,
-        )
-        return [told[entry_id] for entry_id in known]
+        located = self._located(places)
+        found = []
+        for entry_id in entry_ids:
+            if entry_id not in located or self._in_memory(ledger_id, entry_id):
+                break
+            found.append(located[entry_id])
+        return found
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
@@ -298,13 +301,18 @@ class EntryReader:
         found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
         return [_Place(store, location) for store, location in found if location is not None]
 
-    def _told(self, places: Sequence[_Place]) -> dict[int, EntryPlace]:
-        """Those of the entries that their reader is to read himself."""
+    def _located(self, places: Sequence[_Place]) -> dict[int, EntryLocation]:
+        """Of those of the entries that a client on this host is to read itself."""
         least = self._place_bytes_min
         return {
-            place.location.entry_id: _told(place)
-            for place in places
-            if place.store.path and place.location.entry_bytes >= least > 0
+            at.entry_id: EntryLocation(
+                store.path,
+                store.logs.path(at.log_id),
+                at.position + RECORD_HEADER_BYTES,
+                at.entry_bytes,
+            )
+            for store, at in places
+            if store.path and at.entry_bytes >= least > 0
         }
 
     # -- what lies there ----------------------------------------------------------------------
@@ -418,14 +426,7 @@ async def _all(
 
 
 def _size(entry: Found) -> int:
-    return entry.entry_bytes if isinstance(entry, Undeliverable | EntryPlace) else len(entry)
-
-
-def _told(place: _Place) -> EntryPlace:
-    store, location = place
-    file = store.logs.path(location.log_id)
-    position = location.position + RECORD_HEADER_BYTES
-    return EntryPlace(store.path, file, position, location.entry_bytes)
+    return entry.entry_bytes if isinstance(entry, Undeliverable | EntryLocation) else len(entry)
 
 
 def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import EntryIds
-from bookie_server.api.messages import EntryPlace
+from bookie_server.api.messages import EntryLocation
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
@@ -381,15 +381,15 @@ class LedgerStorage:
         """As `stored`, of the write cache alone."""
         return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
 
-    async def places(self, ledger_id: int, entry_ids: EntryIds) -> Sequence[EntryPlace]:
-        """See EntryReader.places."""
-        return await self._reader.places(ledger_id, entry_ids)
+    async def locations(self, ledger_id: int, entry_ids: EntryIds) -> Sequence[EntryLocation]:
+        """See EntryReader.locations."""
+        return await self._reader.locations(ledger_id, entry_ids)
 
     async def read(
-        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, places: bool = False
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
     ) -> Range:
         """See EntryReader.read."""
-        return await self._reader.read(ledger_id, entry_ids, max_bytes, places=places)
+        return await self._reader.read(ledger_id, entry_ids, max_bytes, locate=locate)
 
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ookie_server/api/bookie.proto\x12\x16spark_ledger.bookie.v1\"5\n\x03\x41\x64\x64\x12\x10\n\x08recovery\x18\x01 \x01(\x08\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x03 \x01(\x0c\"J\n\nAddRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12)\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x1b.spark_ledger.bookie.v1.Add\"c\n\tAddResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x0b\x41\x64\x64Response\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.spark_ledger.bookie.v1.AddResult\"\xbd\x01\n\x0bReadRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x06 \x01(\x08\x12\r\n\x05token\x18\x07 \x01(\x0c\x12\x0f\n\x07\x66urther\x18\x08 \x03(\x04\x12\x0e\n\x06places\x18\t \x01(\x08\x12\r\n\x05\x61head\x18\n \x03(\x04\"T\n\nEntryPlace\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\r\"\x7f\n\x0b\x45ntryResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x31\n\x05place\x18\x03 \x01(\x0b\x32\".spark_ledger.bookie.v1.EntryPlace\"\x9d\x02\n\x0cReadResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x34\n\x07results\x18\x05 \x03(\x0b\x32#.spark_ledger.bookie.v1.EntryResult\x12\x30\n\x04stop\x18\x06 \x01(\x0e\x32\".spark_ledger.bookie.v1.StopReason\x12\x31\n\x05\x61head\x18\x07 \x03(\x0b\x32\".spark_ledger.bookie.v1.EntryPlace\"\\\n\x11ReadStreamRequest\x12\x31\n\x04read\x18\x01 \x01(\x0b\x32#.spark_ledger.bookie.v1.ReadRequest\x12\x14\n\x0c\x63redit_bytes\x18\x02 \x01(\x04\"{\n\x0eReadLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x08\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x14\n\x0cprevious_lac\x18\x05 \x01(\x12\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\"\x95\x01\n\x0fReadLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\"b\n\x0fWriteLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x12\x12\r\n\x05token\x18\x04 \x01(\x0c\"j\n\x10WriteLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"i\n\x11\x43learLimboRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\r\n\x05\x63lear\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x04\"\x8d\x01\n\x12\x43learLimboResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05limbo\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\" \n\x0bInfoRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\"s\n\rDirectoryInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"\xb8\x02\n\x0cInfoResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x11\n\tbookie_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07ledgers\x18\x07 \x01(\x04\x12\x17\n\x0f\x65ntry_bytes_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12:\n\x0b\x64irectories\x18\n \x03(\x0b\x32%.spark_ledger.bookie.v1.DirectoryInfo\x12\x15\n\rlimbo_ledgers\x18\x0b \x01(\x04\x12\x0f\n\x07reclaim\x18\x0c \x01(\t*\xb1\x02\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\x11\n\rNO_SUCH_ENTRY\x10\x01\x12\x12\n\x0eNO_SUCH_LEDGER\x10\x02\x12\n\n\x06\x46\x45NCED\x10\x03\x12\x10\n\x0cUNAUTHORIZED\x10\x04\x12\x10\n\x0cWRONG_BOOKIE\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\r\n\tREAD_ONLY\x10\x07\x12\x0c\n\x08IO_ERROR\x10\x08\x12\t\n\x05LIMBO\x10\t\x12\x0e\n\nBAD_DIGEST\x10\n\x12\x15\n\x11\x43ONFLICTING_ENTRY\x10\x0b\x12\r\n\tTOO_LARGE\x10\x0c\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\r\x12\x12\n\x0eLEDGER_DELETED\x10\x0e\x12\x11\n\rSHUTTING_DOWN\x10\x0f\x12\x18\n\x14METADATA_UNAVAILABLE\x10\x10\x12\x0e\n\nLIMBO_TORN\x10\x11*.\n\nStopReason\x12\x10\n\x0c\x45ND_OF_RANGE\x10\x00\x12\x0e\n\nBYTE_LIMIT\x10\x01\x32\x81\x05\n\x06\x42ookie\x12N\n\x03\x41\x64\x64\x12\".spark_ledger.bookie.v1.AddRequest\x1a#.spark_ledger.bookie.v1.AddResponse\x12Q\n\x04Read\x12#.spark_ledger.bookie.v1.ReadRequest\x1a$.spark_ledger.bookie.v1.ReadResponse\x12\x61\n\nReadStream\x12).spark_ledger.bookie.v1.ReadStreamRequest\x1a$.spark_ledger.bookie.v1.ReadResponse(\x01\x30\x01\x12Z\n\x07ReadLac\x12&.spark_ledger.bookie.v1.ReadLacRequest\x1a\'.spark_ledger.bookie.v1.ReadLacResponse\x12]\n\x08WriteLac\x12\'.spark_ledger.bookie.v1.WriteLacRequest\x1a(.spark_ledger.bookie.v1.WriteLacResponse\x12\x63\n\nClearLimbo\x12).spark_ledger.bookie.v1.ClearLimboRequest\x1a*.spark_ledger.bookie.v1.ClearLimboResponse\x12Q\n\x04Info\x12#.spark_ledger.bookie.v1.InfoRequest\x1a$.spark_ledger.bookie.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x62ookie_server/api/bookie.proto\x12\x16spark_ledger.bookie.v1\"5\n\x03\x41\x64\x64\x12\x10\n\x08recovery\x18\x01 \x01(\x08\x12\r\n\x05token\x18\x02 \x01(\x0c\x12\r\n\x05\x65ntry\x18\x03 \x01(\x0c\"J\n\nAddRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12)\n\x04\x61\x64\x64s\x18\x02 \x03(\x0b\x32\x1b.spark_ledger.bookie.v1.Add\"c\n\tAddResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"A\n\x0b\x41\x64\x64Response\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.spark_ledger.bookie.v1.AddResult\"\xc0\x01\n\x0bReadRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_entry\x18\x03 \x01(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x11\n\tmax_bytes\x18\x05 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x06 \x01(\x08\x12\r\n\x05token\x18\x07 \x01(\x0c\x12\x0f\n\x07\x66urther\x18\x08 \x03(\x04\x12\x11\n\tlocations\x18\t \x01(\x08\x12\r\n\x05\x61head\x18\n \x03(\x04\"W\n\rEntryLocation\x12\x11\n\tdirectory\x18\x01 \x01(\t\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x10\n\x08position\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\r\"\x85\x01\n\x0b\x45ntryResult\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\r\n\x05\x65ntry\x18\x02 \x01(\x0c\x12\x37\n\x08location\x18\x03 \x01(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\"\xa0\x02\n\x0cReadResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x34\n\x07results\x18\x05 \x03(\x0b\x32#.spark_ledger.bookie.v1.EntryResult\x12\x30\n\x04stop\x18\x06 \x01(\x0e\x32\".spark_ledger.bookie.v1.StopReason\x12\x34\n\x05\x61head\x18\x07 \x03(\x0b\x32%.spark_ledger.bookie.v1.EntryLocation\"\\\n\x11ReadStreamRequest\x12\x31\n\x04read\x18\x01 \x01(\x0b\x32#.spark_ledger.bookie.v1.ReadRequest\x12\x14\n\x0c\x63redit_bytes\x18\x02 \x01(\x04\"{\n\x0eReadLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05\x66\x65nce\x18\x03 \x01(\x08\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x14\n\x0cprevious_lac\x18\x05 \x01(\x12\x12\x0f\n\x07wait_ms\x18\x06 \x01(\r\"\x95\x01\n\x0fReadLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x1a\n\x12last_add_confirmed\x18\x04 \x01(\x12\x12\x0e\n\x06\x66\x65nced\x18\x05 \x01(\x08\"b\n\x0fWriteLacRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\x1a\n\x12last_add_confirmed\x18\x03 \x01(\x12\x12\r\n\x05token\x18\x04 \x01(\x0c\"j\n\x10WriteLacResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"i\n\x11\x43learLimboRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\x12\x11\n\tledger_id\x18\x02 \x01(\x03\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\r\n\x05\x63lear\x18\x04 \x01(\x08\x12\x10\n\x08revision\x18\x05 \x01(\x04\"\x8d\x01\n\x12\x43learLimboResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x16\n\x0eretry_after_ms\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05limbo\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\" \n\x0bInfoRequest\x12\x11\n\tbookie_id\x18\x01 \x01(\t\"s\n\rDirectoryInfo\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x66ull\x18\x05 \x01(\x08\x12\x0f\n\x07\x66\x61ilure\x18\x06 \x01(\t\"\xb8\x02\n\x0cInfoResponse\x12.\n\x06status\x18\x01 \x01(\x0e\x32\x1e.spark_ledger.bookie.v1.Status\x12\x11\n\tbookie_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nfree_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07ledgers\x18\x07 \x01(\x04\x12\x17\n\x0f\x65ntry_bytes_max\x18\x08 \x01(\r\x12\x0f\n\x07version\x18\t \x01(\t\x12:\n\x0b\x64irectories\x18\n \x03(\x0b\x32%.spark_ledger.bookie.v1.DirectoryInfo\x12\x15\n\rlimbo_ledgers\x18\x0b \x01(\x04\x12\x0f\n\x07reclaim\x18\x0c \x01(\t*\xb1\x02\n\x06Status\x12\x06\n\x02OK\x10\x00\x12\x11\n\rNO_SUCH_ENTRY\x10\x01\x12\x12\n\x0eNO_SUCH_LEDGER\x10\x02\x12\n\n\x06\x46\x45NCED\x10\x03\x12\x10\n\x0cUNAUTHORIZED\x10\x04\x12\x10\n\x0cWRONG_BOOKIE\x10\x05\x12\x08\n\x04\x42USY\x10\x06\x12\r\n\tREAD_ONLY\x10\x07\x12\x0c\n\x08IO_ERROR\x10\x08\x12\t\n\x05LIMBO\x10\t\x12\x0e\n\nBAD_DIGEST\x10\n\x12\x15\n\x11\x43ONFLICTING_ENTRY\x10\x0b\x12\r\n\tTOO_LARGE\x10\x0c\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\r\x12\x12\n\x0eLEDGER_DELETED\x10\x0e\x12\x11\n\rSHUTTING_DOWN\x10\x0f\x12\x18\n\x14METADATA_UNAVAILABLE\x10\x10\x12\x0e\n\nLIMBO_TORN\x10\x11*.\n\nStopReason\x12\x10\n\x0c\x45ND_OF_RANGE\x10\x00\x12\x0e\n\nBYTE_LIMIT\x10\x01\x32\x81\x05\n\x06\x42ookie\x12N\n\x03\x41\x64\x64\x12\".spark_ledger.bookie.v1.AddRequest\x1a#.spark_ledger.bookie.v1.AddResponse\x12Q\n\x04Read\x12#.spark_ledger.bookie.v1.ReadRequest\x1a$.spark_ledger.bookie.v1.ReadResponse\x12\x61\n\nReadStream\x12).spark_ledger.bookie.v1.ReadStreamRequest\x1a$.spark_ledger.bookie.v1.ReadResponse(\x01\x30\x01\x12Z\n\x07ReadLac\x12&.spark_ledger.bookie.v1.ReadLacRequest\x1a\'.spark_ledger.bookie.v1.ReadLacResponse\x12]\n\x08WriteLac\x12\'.spark_ledger.bookie.v1.WriteLacRequest\x1a(.spark_ledger.bookie.v1.WriteLacResponse\x12\x63\n\nClearLimbo\x12).spark_ledger.bookie.v1.ClearLimboRequest\x1a*.spark_ledger.bookie.v1.ClearLimboResponse\x12Q\n\x04Info\x12#.spark_ledger.bookie.v1.InfoRequest\x1a$.spark_ledger.bookie.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bookie_server.api.bookie_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATUS']._serialized_start=2349
-  _globals['_STATUS']._serialized_end=2654
-  _globals['_STOPREASON']._serialized_start=2656
-  _globals['_STOPREASON']._serialized_end=2702
+  _globals['_STATUS']._serialized_start=2365
+  _globals['_STATUS']._serialized_end=2670
+  _globals['_STOPREASON']._serialized_start=2672
+  _globals['_STOPREASON']._serialized_end=2718
   _globals['_ADD']._serialized_start=58
   _globals['_ADD']._serialized_end=111
   _globals['_ADDREQUEST']._serialized_start=113
@@ -44,33 +44,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDRESPONSE']._serialized_start=290
   _globals['_ADDRESPONSE']._serialized_end=355
   _globals['_READREQUEST']._serialized_start=358
-  _globals['_READREQUEST']._serialized_end=547
-  _globals['_ENTRYPLACE']._serialized_start=549
-  _globals['_ENTRYPLACE']._serialized_end=633
-  _globals['_ENTRYRESULT']._serialized_start=635
-  _globals['_ENTRYRESULT']._serialized_end=762
-  _globals['_READRESPONSE']._serialized_start=765
-  _globals['_READRESPONSE']._serialized_end=1050
-  _globals['_READSTREAMREQUEST']._serialized_start=1052
-  _globals['_READSTREAMREQUEST']._serialized_end=1144
-  _globals['_READLACREQUEST']._serialized_start=1146
-  _globals['_READLACREQUEST']._serialized_end=1269
-  _globals['_READLACRESPONSE']._serialized_start=1272
-  _globals['_READLACRESPONSE']._serialized_end=1421
-  _globals['_WRITELACREQUEST']._serialized_start=1423
-  _globals['_WRITELACREQUEST']._serialized_end=1521
-  _globals['_WRITELACRESPONSE']._serialized_start=1523
-  _globals['_WRITELACRESPONSE']._serialized_end=1629
-  _globals['_CLEARLIMBOREQUEST']._serialized_start=1631
-  _globals['_CLEARLIMBOREQUEST']._serialized_end=1736
-  _globals['_CLEARLIMBORESPONSE']._serialized_start=1739
-  _globals['_CLEARLIMBORESPONSE']._serialized_end=1880
-  _globals['_INFOREQUEST']._serialized_start=1882
-  _globals['_INFOREQUEST']._serialized_end=1914
-  _globals['_DIRECTORYINFO']._serialized_start=1916
-  _globals['_DIRECTORYINFO']._serialized_end=2031
-  _globals['_INFORESPONSE']._serialized_start=2034
-  _globals['_INFORESPONSE']._serialized_end=2346
-  _globals['_BOOKIE']._serialized_start=2705
-  _globals['_BOOKIE']._serialized_end=3346
+  _globals['_READREQUEST']._serialized_end=550
+  _globals['_ENTRYLOCATION']._serialized_start=552
+  _globals['_ENTRYLOCATION']._serialized_end=639
+  _globals['_ENTRYRESULT']._serialized_start=642
+  _globals['_ENTRYRESULT']._serialized_end=775
+  _globals['_READRESPONSE']._serialized_start=778
+  _globals['_READRESPONSE']._serialized_end=1066
+  _globals['_READSTREAMREQUEST']._serialized_start=1068
+  _globals['_READSTREAMREQUEST']._serialized_end=1160
+  _globals['_READLACREQUEST']._serialized_start=1162
+  _globals['_READLACREQUEST']._serialized_end=1285
+  _globals['_READLACRESPONSE']._serialized_start=1288
+  _globals['_READLACRESPONSE']._serialized_end=1437
+  _globals['_WRITELACREQUEST']._serialized_start=1439
+  _globals['_WRITELACREQUEST']._serialized_end=1537
+  _globals['_WRITELACRESPONSE']._serialized_start=1539
+  _globals['_WRITELACRESPONSE']._serialized_end=1645
+  _globals['_CLEARLIMBOREQUEST']._serialized_start=1647
+  _globals['_CLEARLIMBOREQUEST']._serialized_end=1752
+  _globals['_CLEARLIMBORESPONSE']._serialized_start=1755
+  _globals['_CLEARLIMBORESPONSE']._serialized_end=1896
+  _globals['_INFOREQUEST']._serialized_start=1898
+  _globals['_INFOREQUEST']._serialized_end=1930
+  _globals['_DIRECTORYINFO']._serialized_start=1932
+  _globals['_DIRECTORYINFO']._serialized_end=2047
+  _globals['_INFORESPONSE']._serialized_start=2050
+  _globals['_INFORESPONSE']._serialized_end=2362
+  _globals['_BOOKIE']._serialized_start=2721
+  _globals['_BOOKIE']._serialized_end=3362
 # @@protoc_insertion_point(module_scope)

@@ -236,7 +236,7 @@ def _encode_read_request(request: m.ReadRequest) -> bytes:
             int_field(6, request.fence),
             bytes_field(7, request.token),
             bytes_field(8, _encode_further(request.last_entry, request.further)),
-            int_field(9, request.places),
+            int_field(9, request.locations),
             bytes_field(10, _encode_further(request.spans[-1][1], request.ahead)),
         )
     )
@@ -281,7 +281,7 @@ def _decode_read_request(data: memoryview) -> m.ReadRequest:
         fence=bool(values.get(6, 0)),
         token=bytes(values.get(7, b"")),
         further=further,
-        places=bool(values.get(9, 0)),
+        locations=bool(values.get(9, 0)),
         ahead=_decode_further(end, values[10]) if 10 in values else (),
     )
 
@@ -316,12 +316,12 @@ def _read_response_buffers(response: m.ReadResponse) -> Sequence[Buffer]:
     for result in response.results:
         prefix, length = int_field(1, result.status), len(result.entry)
         prefix += bytes_head(2, length) if length else b""
-        if result.place is not None:
-            prefix += bytes_field(3, _encode_place(result.place))
+        if result.location is not None:
+            prefix += bytes_field(3, _encode_location(result.location))
         out.append(bytes_head(5, len(prefix) + length) + prefix)
         out.append(result.entry)
-    places = (bytes_field(7, _encode_place(place)) for place in response.ahead)
-    out.append(int_field(6, response.stop) + b"".join(places))
+    ahead = (bytes_field(7, _encode_location(location)) for location in response.ahead)
+    out.append(int_field(6, response.stop) + b"".join(ahead))
     return out
 
 
@@ -332,7 +332,7 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
         if number == 5:
             results.append(_decode_entry_result(value))
         elif number == 7:
-            ahead.append(_decode_place(value))
+            ahead.append(_decode_location(value))
         elif number == 1:
             status = _STATUSES[value]
         elif number == 2:
@@ -347,26 +347,26 @@ def _decode_read_response(data: memoryview) -> m.ReadResponse:
 
 
 def _decode_entry_result(data: memoryview) -> m.EntryResult:
-    status, entry, place = Status.OK, memoryview(b""), None
+    status, entry, location = Status.OK, memoryview(b""), None
     for number, value in fields_of(data):
         if number == 1:
             status = _STATUSES[value]
         elif number == 2:
             entry = value
         elif number == 3:
-            place = _decode_place(value)
-    return m.EntryResult(status, entry, place)
+            location = _decode_location(value)
+    return m.EntryResult(status, entry, location)
 
 
-def _encode_place(place: m.EntryPlace) -> bytes:
-    path = bytes_field(1, place.directory.encode()) + bytes_field(2, place.file.encode())
-    return path + int_field(3, place.position) + int_field(4, place.entry_bytes)
+def _encode_location(at: m.EntryLocation) -> bytes:
+    path = bytes_field(1, at.directory.encode()) + bytes_field(2, at.file.encode())
+    return path + int_field(3, at.position) + int_field(4, at.entry_bytes)
 
 
-def _decode_place(data: memoryview) -> m.EntryPlace:
+def _decode_location(data: memoryview) -> m.EntryLocation:
     values = dict(fields_of(data))
     directory, file = (text(values.get(number, memoryview(b""))) for number in (1, 2))
-    return m.EntryPlace(directory, file, signed(values.get(3, 0)), values.get(4, 0))
+    return m.EntryLocation(directory, file, signed(values.get(3, 0)), values.get(4, 0))
 
 
 # -- the rest, through the generated code -----------------------------------------------------

@@ -54,17 +54,17 @@ class ReadRequest(NamedTuple):
     fence: bool = False
     token: bytes = b""
     further: Sequence[Span] = ()
-    places: bool = False
+    locations: bool = False
     ahead: Sequence[Span] = ()
 
     @property
     def spans(self) -> Sequence[Span]:
-        """All that is asked for; of `ahead`, which comes after it, only the places are."""
+        """All entries that are asked for; of those `ahead`, that follow, only the locations are."""
         return ((self.first_entry, self.last_entry), *self.further)
 
 
-class EntryPlace(NamedTuple):
-    """Where the bytes of an entry (header and payload) lie: in `file` below the ledger directory
+class EntryLocation(NamedTuple):
+    """Where the bytes of an entry (header and payload) are: in `file` below the ledger directory
     `directory` of the bookie's host, from `position` on."""
 
     directory: str
@@ -72,15 +72,19 @@ class EntryPlace(NamedTuple):
     position: int
     entry_bytes: int
 
+    @property
+    def end(self) -> int:
+        return self.position + self.entry_bytes
+
 
 class EntryResult(NamedTuple):
-    """Status of one entry of a read and, with OK, its bytes (header and payload), or its place
-    where the request allows that. `checked` is never sent: it is the entry for whoever has read
-    and checked it at its place."""
+    """Status of one entry of a read and, with OK, its bytes (header and payload), or its location
+    where the request allows that. `checked` is never sent: it is the entry that a client has read
+    at its location and checked."""
 
     status: Status
     entry: Buffer = b""
-    place: EntryPlace | None = None
+    location: EntryLocation | None = None
     checked: Entry | None = None
 
 
@@ -91,7 +95,7 @@ class ReadResponse(NamedTuple):
     stop: StopReason = StopReason.END_OF_RANGE
     retry_after_ms: int = 0
     reason: str = ""
-    ahead: Sequence[EntryPlace] = ()
+    ahead: Sequence[EntryLocation] = ()
 
 
 class ReadStreamRequest(NamedTuple):

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 
 from bookie_server.api import codec
 from bookie_server.api.entry import Buffer
-from bookie_server.api.entry_ids import Span
+from bookie_server.api.entry_ids import EntryIds, Span
 from bookie_server.api.messages import (
     Add,
     AddResponse,
@@ -36,7 +36,7 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import AddLane, NoAnswer
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.local_files import HostFiles
-from spark_ledger.bookies.local_reads import LocalReads
+from spark_ledger.bookies.local_reads import LocalReads, Locations
 from spark_ledger.bookies.network import CallFailed, Network
 from spark_ledger.bookies.quarantine import Quarantine
 from spark_ledger.bookies.read_stream import ReadStream
@@ -60,19 +60,23 @@ class _OneAdd:
 
 
 class BookieClient:
-    """Speaks to all bookies of a cluster over one Network."""
+    """Speaks to all bookies of a cluster over one Network, and reads `files` of those that are on
+    this host."""
 
-    def __init__(self, network: Network, directory: BookieDirectory, config: ClientConfig) -> None:
+    def __init__(
+        self,
+        network: Network,
+        directory: BookieDirectory,
+        config: ClientConfig,
+        files: HostFiles | None = None,
+    ) -> None:
         self._network = network
         self._directory = directory
         self._config = config
         self._lanes: dict[tuple[str, bool], AddLane] = {}
         self._closed = False
-        self._is_here = getattr(network, "is_here", _nowhere)
-        self._local_reads = LocalReads(
-            lambda: asyncio.get_running_loop().time(),
-            getattr(network, "local_files", None) or HostFiles(),
-        )
+        self._files = files or HostFiles()
+        self._local_reads = LocalReads(lambda: asyncio.get_running_loop().time(), self._files)
         self.quarantine = Quarantine(
             config.quarantine_failures,
             config.quarantine_window_s,
@@ -126,30 +130,29 @@ class BookieClient:
         fence: bool = False,
         token: bytes = b"",
         further: Sequence[Span] = (),
-        local: bool = False,
-        ahead: Sequence[Span] = (),
+        locations: Locations | None = None,
+        ahead: EntryIds = (),
     ) -> ReadResponse:
         """Entries first..last, both included, and those of `further` spans, which rise, as far as
-        `max_bytes` reach. With `local` those that lie on this host may be read there; `ahead` are
-        spans after all these of which later reads will be, so that one answer tells more places.
-        """
+        `max_bytes` reach. With `locations`, a map that the caller keeps from read to read, those
+        that are in files of this host are read there (LocalReads.read); `ahead` are entries after
+        all these that the caller will read later."""
         request = ReadRequest(
             bookie_id, ledger_id, first_entry, last_entry, max_bytes, fence, token, further
         )
-        if local and not fence and self.reads_files_of(bookie_id):
-            if (known := await self._local_reads.known(request)) is not None:
-                return known
-            asking = request._replace(places=True, ahead=ahead)
-            told = await self._ask(bookie_id, "Read", asking, ReadResponse)
-            if (response := await self._local_reads.carried_out(asking, told)) is not None:
-                return response
-        return await self._ask(bookie_id, "Read", request, ReadResponse)
+
+        async def ask(request: ReadRequest) -> ReadResponse:
+            return await self._ask(bookie_id, "Read", request, ReadResponse)
+
+        if locations is None or fence or not self.reads_files_of(bookie_id):
+            return await ask(request)
+        return await self._local_reads.read(request, locations, ahead, ask)
 
     def reads_files_of(self, bookie_id: str) -> bool:
         """Whether the bookie is on this host and its files may be readable, as far as is known."""
         address = self._directory.address(bookie_id)
-        here = address is not None and self._is_here(address)
-        return here and self._local_reads.may_be_read(bookie_id)
+        here = address is not None and self._network.is_here(address)
+        return here and self._local_reads.may_read(bookie_id)
 
     async def read_stream(
         self,
@@ -219,7 +222,7 @@ class BookieClient:
         self._closed = True
         for lane in self._lanes.values():
             lane.close()
-        self._local_reads.close()
+        self._files.close()
         await self._network.close()
 
     async def _ask(
@@ -274,8 +277,3 @@ class BookieClient:
         else:
             self.quarantine.answered(bookie_id)
         return response
-
-
-def _nowhere(_: str) -> bool:
-    """LocalNetwork.is_here of a network that cannot tell."""
-    return False

@@ -74,7 +74,7 @@ class FrameNetwork:
         return FrameStream(lambda: self._connected(address, self._connect_s), method)
 
     def is_here(self, address: str) -> bool:
-        """See LocalNetwork.is_here: the two ends of a connection have one address. What is no
+        """See Network.is_here: the two ends of a connection have one address. What is no
         number is not known before there is a connection."""
         peer = self._peers.get(address)
         if peer is not None and peer.wire is not None:

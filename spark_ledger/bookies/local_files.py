@@ -1,116 +1,114 @@
-"""Files of bookies on this host, read in threads.
+"""Files of this host, read in threads.
 
 Always true:
-- a disk that hangs holds THREADS threads up, no event loop and no exit of the process;
+- a disk that hangs holds up THREADS threads, but no event loop and no exit of the process;
 - no file stays open between two reads, so none keeps the space of a log that was removed;
-- whatever is wrong is an OSError, a path that is none or a process without threads, too; opening
-  waits for nobody, whatever lies there.
+- whatever goes wrong is an OSError, also an invalid path and a process that can start no thread;
+  opening never blocks, whatever is there (a pipe, say).
 """
 
 import asyncio
-import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from itertools import groupby
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from bookie_server.api.messages import IDENTITY_FILE
+from bookie_server.api.messages import EntryLocation
 
 THREADS = 8
-_IDENTITY_BYTES_MAX = 1024
+GAP_BYTES_MAX = 8192  # headers of records, and what fills a block up
+RUN_BYTES_MAX = 4 << 20
 T = TypeVar("T")
-
-
-class _Call(NamedTuple):
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[Any]
-    work: Callable[[], Any]
-
-
-_Calls = SimpleQueue[_Call | None]
+_Calls = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class HostFiles:
-    """network.LocalFiles; there is no thread before the first read."""
+    """No thread exists before the first read. Simulated clients have a subclass."""
 
     def __init__(self) -> None:
         self._calls: _Calls = SimpleQueue()
         self._threads = 0
         self._closed = False
 
-    async def identity(self, directory: str) -> bytes:
-        """See LocalFiles.identity."""
-        path = os.path.join(directory, IDENTITY_FILE)
-        return await self._run(lambda: bytes(_read(path, 0, _IDENTITY_BYTES_MAX)))
-
     async def read(
-        self, path: str, position: int, length: int, taken: Callable[[memoryview], T]
+        self, locations: Sequence[EntryLocation], check: Callable[[list[memoryview]], T]
     ) -> T:
-        """See LocalFiles.read."""
-        return await self._run(lambda: taken(_read(path, position, length)))
-
-    def close(self) -> None:
-        """See LocalFiles.close. What waits for a thread is read all the same."""
-        self._closed = True
-        for _ in range(self._threads):
-            self._calls.put(None)
-
-    async def _run(self, work: Callable[[], T]) -> T:
+        """What `check` returns for the bytes at each location (fewer where a file ends before),
+        computed in the thread that reads them. Raises OSError, and what `check` raises."""
         if self._closed:
             raise OSError("the client was closed")
         if self._threads < THREADS:
             self._add_thread()
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        self._calls.put(_Call(loop, done, work))
-        return await done
+        done: Future[T] = Future()
+        self._calls.put((done, lambda: check(_read(locations))))
+        return await asyncio.wrap_future(done)
+
+    def close(self) -> None:
+        """Refuse further reads; the threads end after those that wait already."""
+        self._closed = True
+        for _ in range(self._threads):
+            self._calls.put(None)
 
     def _add_thread(self) -> None:
         name = f"local-reads_{self._threads}"
-        thread = threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True)
         try:
-            thread.start()
+            threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True).start()
+            self._threads += 1
         except RuntimeError as error:
             if not self._threads:
-                raise OSError(f"no thread can be made: {error}") from error
-        else:
-            self._threads += 1
+                raise OSError(f"no thread can be started: {error}") from error
 
 
 def _work(calls: _Calls) -> None:
-    """A thread's life. One whose caller has given up before it was begun is not begun."""
+    """A thread's life. It skips calls whose callers have given up."""
     while (call := calls.get()) is not None:
-        if not call.done.cancelled():
-            tell: tuple[Any, ...]
+        done, work = call
+        if done.set_running_or_notify_cancel():
             try:
-                tell = (_tell, call.done, call.work())
+                done.set_result(work())
             except BaseException as error:
-                tell = (_tell_error, call.done, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                call.loop.call_soon_threadsafe(*tell)
-            del tell
-        del call  # nothing is kept while this waits
+                done.set_exception(error)
+        del call, done, work  # or the thread keeps a result while it waits
 
 
-def _tell(done: asyncio.Future[T], result: T) -> None:
-    if not done.done():
-        done.set_result(result)
+def _read(locations: Sequence[EntryLocation]) -> list[memoryview]:
+    """The bytes at each; neighbours in one file by one read."""
+    found = []
+    for path, those in groupby(locations, lambda at: os.path.join(at.directory, at.file)):
+        with _opened(path) as file:
+            for run in _runs(those):
+                start = run[0].position
+                data = memoryview(os.pread(file, run[-1].end - start, start))
+                found += [data[at.position - start : at.end - start] for at in run]
+    return found
 
 
-def _tell_error(done: asyncio.Future[Any], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)
+def _runs(locations: Iterable[EntryLocation]) -> list[list[EntryLocation]]:
+    runs: list[list[EntryLocation]] = []
+    for at in locations:
+        if (
+            not runs
+            or not 0 <= at.position - runs[-1][-1].end <= GAP_BYTES_MAX
+            or at.end - runs[-1][0].position > RUN_BYTES_MAX
+        ):
+            runs.append([])
+        runs[-1].append(at)
+    return runs
 
 
-def _read(path: str, position: int, length: int) -> memoryview:
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a zero byte in it
-        raise OSError(f"no path: {error}") from error
+        raise OSError(f"invalid path: {error}") from error
     try:
         if hasattr(os, "posix_fadvise"):  # or the kernel reads in small pieces
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-        return memoryview(os.pread(file, length, position))
+        yield file
     finally:
         os.close(file)

@@ -4,12 +4,10 @@ Always true: an exception says nothing about whether the bookie carried the requ
 a stream arrive in the order they were sent, or not at all, and then nothing after them does.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from bookie_server.api.entry import Buffer
-
-T = TypeVar("T")
 
 
 class CallFailed(Exception):
@@ -49,29 +47,8 @@ class Network(Protocol):
     def stream(self, address: str, method: str) -> Stream:
         """Begin a stream of `method`; nothing is sent before the first message is."""
 
+    def is_here(self, address: str) -> bool:
+        """Whether the bookie at the address is on this host, as far as is known by now."""
+
     async def close(self) -> None:
         """Give connections back; calls under way fail."""
-
-
-class LocalFiles(Protocol):
-    """Files in the ledger directories of bookies on this host."""
-
-    async def identity(self, directory: str) -> bytes:
-        """What the directory's identity file begins with. Raises OSError."""
-
-    async def read(
-        self, path: str, position: int, length: int, taken: Callable[[memoryview], T]
-    ) -> T:
-        """What `taken` makes of the bytes there, fewer where the file ends before; it is called
-        where they are read, not on the event loop. Raises OSError, and what `taken` raises."""
-
-    def close(self) -> None:
-        """What is being read is read to its end, for nobody."""
-
-
-class LocalNetwork(Network, Protocol):
-    """One that can tell which bookies run on this host. With a `local_files` of its own their files
-    are read through that, otherwise as local_files.HostFiles does."""
-
-    def is_here(self, address: str) -> bool:
-        """Whether the bookie at the address does, as far as is known by now."""

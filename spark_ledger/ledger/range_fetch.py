@@ -23,6 +23,7 @@ from bookie_server.api.entry import Entry
 from bookie_server.api.entry_ids import EntryIds, has, neat, spans_of
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
+from spark_ledger.bookies.local_reads import Locations
 from spark_ledger.ledger.answers import judge, say
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.quorum import Quorum
@@ -34,7 +35,7 @@ class Chunk:
     """Entries to fetch, and what of them is there. `version` is that of the record which names the
     ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
     for with every answer going that far. `block`: one replica whose files are read here serves all
-    chunks with that number; `later` are entries of such chunks that follow."""
+    chunks with that number; `later` are the entries of those that follow."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
@@ -109,6 +110,7 @@ class RangeFetch:
         self._token = token
         self._heard = heard
         self._turn = ledger_id
+        self._locations: dict[str, Locations] = {}  # by bookie
         self.avoided = ""
         """A bookie that is asked last for now, besides those in doubt."""
 
@@ -151,13 +153,14 @@ class RangeFetch:
         self, bookie_id: str, ids: EntryIds, bytes_max: int, later: EntryIds = ()
     ) -> ReadResponse:
         span, *further = spans_of(ids)
+        local = self._cluster.config.local_reads
         return await self._cluster.bookies.read(
             *(bookie_id, self._ledger_id, *span),
             max_bytes=bytes_max,
             token=self._token,
             further=further,
-            local=self._cluster.config.local_reads,
-            ahead=spans_of(later),
+            locations=self._locations.setdefault(bookie_id, {}) if local else None,
+            ahead=later,
         )
 
     def kept_in(self, slot: int, ids: EntryIds) -> EntryIds:

@@ -49,7 +49,7 @@ ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
-BLOCK = 64  # entry ids: one replica tells their places at once; a fair share of a ledger for each
+BLOCK = 64  # entry ids: one answer has the locations of all; a fair share of a ledger for each
 CHUNKS_AHEAD = 3
 
 

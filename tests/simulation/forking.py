@@ -47,7 +47,7 @@ FORKED: tuple[str, ...] = (
     "log of large entries compacted",
     "large entry flushed elsewhere, its directory was lost",
     "large entry on its way taken over by the journal",
-    "place told in vain",
+    "location given in vain",
     "states of a poll did not agree",
     "own: TxnConflict",
     "run: TxnConflict",

@@ -4,8 +4,8 @@ Always true:
 - a file shows what was written to it, synced or not, whoever wrote it and whether he lives: after a
   power cut what the disk kept, after rot what the disk has, EIO where the disk says so;
 - a name that is gone, or a directory that is lost or away, is FileNotFoundError;
-- a look takes as long as the disk takes, and some of them much longer, so that what was told may
-  have gone meanwhile; a few clients may look at nothing.
+- a look takes as long as the disk takes, and some of them much longer, so that a location may be
+  gone by then; a few clients may look at nothing.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from bookie_server.api.messages import IDENTITY_FILE, EntryLocation
 from bookie_server.disk import DiskFailed, NoSuchFile
+from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.ledger import reader
 from tests.simulation.disk import SimDisk
 from tests.simulation.network import SimClient, SimNetwork
@@ -33,7 +35,7 @@ T = TypeVar("T")
 @contextmanager
 def small_blocks() -> Iterator[None]:
     """Clients take any entry for one that is worth to be read in the files of a bookie, and ask for
-    the places of a few ahead of time."""
+    the locations of a few ahead of time."""
     before = reader.NEAR_ENTRY_BYTES, reader.BLOCK
     try:
         reader.NEAR_ENTRY_BYTES, reader.BLOCK = 1, BLOCK
@@ -47,33 +49,41 @@ def root(address: str, directory: str) -> str:
     return f"/{address}/{directory}"
 
 
-class SimFiles:
-    """spark_ledger.bookies.network.LocalFiles. All chance comes from `rng`."""
+class SimFiles(HostFiles):
+    """All chance comes from `rng`."""
 
     def __init__(self, nodes: "Sequence[BookieNode]", rng: random.Random) -> None:
+        super().__init__()
         self._nodes = nodes
         self._rng = rng
         self._refused = rng.random() < REFUSED
 
-    async def identity(self, directory: str) -> bytes:
-        for node, path, _ in self._mounted():
-            if path == directory:
+    async def read(
+        self, locations: Sequence[EntryLocation], check: Callable[[list[memoryview]], T]
+    ) -> T:
+        if all(each.file == IDENTITY_FILE for each in locations):
+            return check([memoryview(self._identity(each.directory)) for each in locations])
+        if self._rng.random() < LATE:
+            await asyncio.sleep(self._rng.uniform(*LATE_S))
+        return check([memoryview(await self._look(each)) for each in locations])
+
+    def _identity(self, directory: str) -> bytes:
+        for node, mounted, _ in self._mounted():
+            if mounted == directory:
                 return node.bookie_id.encode()
         raise FileNotFoundError(directory)
 
-    async def read(
-        self, path: str, position: int, length: int, taken: Callable[[memoryview], T]
-    ) -> T:
-        if self._rng.random() < LATE:
-            await asyncio.sleep(self._rng.uniform(*LATE_S))
-        for _, directory, disk in self._mounted():
-            if path.startswith(f"{directory}/"):
-                data = await _look(disk, path.removeprefix(f"{directory}/"), position, length)
-                return taken(memoryview(data))
-        raise FileNotFoundError(path)
-
-    def close(self) -> None:
-        """Nothing is kept."""
+    async def _look(self, location: EntryLocation) -> bytes:
+        """Raises OSError."""
+        for _, mounted, disk in self._mounted():
+            if mounted == location.directory:
+                try:
+                    return await disk.look(location.file, location.position, location.entry_bytes)
+                except NoSuchFile as error:
+                    raise FileNotFoundError(str(error)) from error
+                except DiskFailed as error:
+                    raise OSError(str(error)) from error
+        raise FileNotFoundError(location.directory)
 
     def _mounted(self) -> "Iterator[tuple[BookieNode, str, SimDisk]]":
         if self._refused:
@@ -84,18 +94,8 @@ class SimFiles:
                     yield node, root(node.address, node._ledger_names[number]), disk
 
 
-async def _look(disk: SimDisk, path: str, position: int, length: int) -> bytes:
-    """Raises OSError."""
-    try:
-        return await disk.look(path, position, length)
-    except NoSuchFile as error:
-        raise FileNotFoundError(str(error)) from error
-    except DiskFailed as error:
-        raise OSError(str(error)) from error
-
-
 class NearClient(SimClient):
-    """spark_ledger.bookies.network.LocalNetwork for a caller on the hosts of all bookies."""
+    """spark_ledger.bookies.network.Network for a caller on the hosts of all bookies."""
 
     def __init__(self, network: SimNetwork, caller: str, files: SimFiles) -> None:
         super().__init__(network, caller)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bookie_server.api.entry import Buffer
+from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation.garble import garble
 from tests.simulation.loop import Process, SimLoop, current_process
@@ -373,6 +374,9 @@ def _outside(loop: asyncio.AbstractEventLoop) -> Any:
 class SimClient:
     """spark_ledger.bookies.network.Network for one caller."""
 
+    local_files: HostFiles | None = None
+    """What it sees of the files of bookies on its host."""
+
     def __init__(self, network: SimNetwork, caller: str) -> None:
         self._network = network
         self._caller = caller
@@ -392,6 +396,9 @@ class SimClient:
         if self._closed or (process is not None and not process.alive):
             raise CallFailed("the network is closed")
         return self._network.stream(self._caller, address, method)
+
+    def is_here(self, address: str) -> bool:
+        return False
 
     async def close(self) -> None:
         """Calls made from now on fail."""

@@ -217,7 +217,7 @@ class Observers:
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
-            if said is Meaning.POSITIVE and result.place is None:  # or see `looked`
+            if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
                 invariants.one_content_for_one_entry(ghost, ledger, entry_id, identity, where)
@@ -303,8 +303,8 @@ class Observers:
     def looked(
         self, request: m.ReadRequest, response: m.ReadResponse | None, unasked: bool = False
     ) -> None:
-        """A client looked where the bookie told it that entries lie; None: in vain. With `unasked`
-        that was told ahead of time."""
+        """A client looked at the locations that the bookie gave; None: in vain. With `unasked` it
+        had them from an earlier answer."""
         self.situations.looked(response is not None, unasked)
         ledger, where = self.ghost.ledgers[request.ledger_id], f"in files of {request.bookie_id}"
         for result in response.results if response is not None else ():

@@ -65,10 +65,10 @@ SOMETIMES: tuple[tuple[str, str], ...] = (
     ("one of several directories lost", "a bookie went on with the others, or came back with them"),
     ("copies of a lost directory brought back", "and everything that belonged there was there"),
     ("entries that lie apart read at once", "a request for several was answered with several"),
-    ("entries read where a bookie told that they lie", "a client read and checked them there"),
-    ("entries read by places told ahead", "a client asked the bookie nothing for them"),
+    ("entries read at locations that a bookie gave", "a client read and checked them there"),
+    ("entries read at locations given ahead", "a client asked the bookie nothing for them"),
     (
-        "place told in vain",
+        "location given in vain",
         "the file was gone, bad or too slow, and the bookie was asked for the entries",
     ),
     ("bit rot met by a reader", "a read met an entry that its bookie had and cannot deliver"),
@@ -305,8 +305,8 @@ class Situations:
                 self.ghost.meet(f"bit rot met by {who}")
 
     def looked(self, found: bool, unasked: bool) -> None:
-        what = "entries read where a bookie told that they lie" if found else "place told in vain"
-        self.ghost.meet("entries read by places told ahead" if unasked else what)
+        what = "entries read at locations that a bookie gave" if found else "location given in vain"
+        self.ghost.meet("entries read at locations given ahead" if unasked else what)
 
     def read_lac(
         self,

@@ -143,25 +143,19 @@ def watch_copies(bookies: BookieClient, client: str, observers: Observers) -> No
     bookies.add = add  # type: ignore[method-assign]
 
 
-def watch_places(bookies: BookieClient, observers: Observers) -> None:
-    """Let the observers hear of what the client reads where bookies tell it that entries lie."""
+def watch_local_reads(bookies: BookieClient, observers: Observers) -> None:
+    """Let the observers hear of what the client reads at the locations that bookies give."""
     reads = bookies._local_reads
-    plain, unasked = reads.carried_out, reads.known
+    plain = reads._fill
 
-    async def carried_out(request: ReadRequest, told: ReadResponse) -> ReadResponse | None:
-        response = await plain(request, told)
-        if any(result.place is not None for result in told.results):
-            observers.looked(request, response)
+    async def fill(request: ReadRequest, located: ReadResponse, asked: bool) -> ReadResponse | None:
+        response = await plain(request, located, asked)
+        looked = any(result.location is not None for result in located.results)
+        if looked and (asked or response is not None):
+            observers.looked(request, response, not asked)
         return response
 
-    async def known(request: ReadRequest) -> ReadResponse | None:
-        response = await unasked(request)
-        if response is not None:
-            observers.looked(request, response, True)
-        return response
-
-    reads.carried_out = carried_out  # type: ignore[method-assign]
-    reads.known = known  # type: ignore[method-assign]
+    reads._fill = fill  # type: ignore[method-assign]
 
 
 def watch_session(session: SimSession, store: SimStore, observers: Observers) -> None:

@@ -40,7 +40,7 @@ from tests.simulation.watching import (
     WatchedLedgerStore,
     half_written,
     watch_copies,
-    watch_places,
+    watch_local_reads,
     watch_session,
 )
 
@@ -529,9 +529,11 @@ class Client:
         self.directory = BookieDirectory(self.session, world.config.directory_refresh_s)
         await self.directory.start()
         self.network = world.network_of(self.name)
-        self.bookies = BookieClient(self.network, self.directory, world.config)
+        self.bookies = BookieClient(
+            self.network, self.directory, world.config, self.network.local_files
+        )
         watch_copies(self.bookies, self.name, world.observers)
-        watch_places(self.bookies, world.observers)
+        watch_local_reads(self.bookies, world.observers)
         parts = self.session, self.bookies, self.directory, world.config, self.rng
         store = WatchedLedgerStore(*parts, world.placement)
         store.observers, store.client = world.observers, self.name

@@ -62,6 +62,9 @@ class NetworkDoor:
     def stream(self, address: str, method: str) -> Stream:
         raise CallFailed("nothing is streamed here")
 
+    def is_here(self, address: str) -> bool:
+        return False
+
     async def close(self) -> None: ...
 
 

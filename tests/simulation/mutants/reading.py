@@ -64,18 +64,19 @@ def unchecked_entry(unpack_entry: Any) -> Any:
     return unpacked
 
 
-def unchecked_at_its_place(_checked: Any) -> Any:
-    def unchecked(told: Any, data: memoryview) -> Entry:
-        return Entry(unpack_header(data), data[HEADER_BYTES : told.place.entry_bytes])
+def unchecked_at_its_location(_checked: Any) -> Any:
+    def unchecked(_ledger_id: int, _ids: Any, found: list[memoryview]) -> list[Entry]:
+        return [Entry(unpack_header(data), data[HEADER_BYTES:]) for data in found]
 
     return unchecked
 
 
-def bookie_not_asked(carried_out: Any) -> Any:
-    async def looked(self: Any, request: Any, response: Any) -> Any:
-        return await carried_out(self, request, response) or response
+def bookie_not_asked(fill: Any) -> Any:
+    async def filled(self: Any, request: Any, response: Any, asked: bool) -> Any:
+        whole = await fill(self, request, response, asked)
+        return response if whole is None and asked else whole
 
-    return looked
+    return filled
 
 
 def nothing_confirmed_is_the_end(wait_for_entry: Any) -> Any:
@@ -121,18 +122,18 @@ MUTANTS = (
     ),
     Mutant("entries not checked", "invariant 5", answers, "unpack_entry", unchecked_entry, GARBLED),
     Mutant(
-        "entries not checked at their places",
+        "entries not checked at their locations",
         "invariant 5",
         local_reads,
         "_checked",
-        unchecked_at_its_place,
+        unchecked_at_its_location,
         ROTTEN,
     ),
     Mutant(
         "bookie not asked for what cannot be read",
         "invariant 36",
         local_reads.LocalReads,
-        "carried_out",
+        "_fill",
         bookie_not_asked,
         NEAR,
     ),

@@ -241,18 +241,18 @@ def test_without_space_for_a_next_segment_recovery_adds_end_before_fences_do():
     on_a_node(test, replace(CONFIG, **space))
 
 
-def test_a_reply_counts_while_places_are_looked_up_for_it():
+def test_a_reply_counts_while_locations_are_looked_up_for_it():
     async def test(node):
         await node.add(entry(1, 0, bytes(20 * KIB)))
         seen = []
 
-        async def places(*_):
+        async def locations(*_):
             seen.append(node.bookie.replies.used)
             return []
 
-        node.bookie._storage.places = places
-        told = m.ReadRequest(ID, 1, 0, 0, 64 * KIB, places=True, ahead=((1, 2),))
-        assert (await node.bookie.handle(told)).status is OK
+        node.bookie._storage.locations = locations
+        asked = m.ReadRequest(ID, 1, 0, 0, 64 * KIB, locations=True, ahead=((1, 2),))
+        assert (await node.bookie.handle(asked)).status is OK
         assert seen == [64 * KIB]
         assert node.bookie.replies.used == 0
 

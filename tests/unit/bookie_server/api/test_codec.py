@@ -40,9 +40,9 @@ def read_response(lac=-1):
     results = [
         m.EntryResult(Status.OK, b"x" * 200),
         m.EntryResult(Status.NO_SUCH_ENTRY),
-        m.EntryResult(Status.OK, place=m.EntryPlace("/ü", "entrylog/1.log", 2**40, 2**31)),
+        m.EntryResult(Status.OK, location=m.EntryLocation("/ü", "entrylog/1.log", 2**40, 2**31)),
     ]
-    ahead = [m.EntryPlace("/ü", "entrylog/2.log", 2**41, n) for n in (1, 2**31)]
+    ahead = [m.EntryLocation("/ü", "entrylog/2.log", 2**41, n) for n in (1, 2**31)]
     return m.ReadResponse(Status.OK, results, lac, StopReason.BYTE_LIMIT, 3, "why", ahead)
 
 
@@ -51,8 +51,8 @@ REQUESTS = [
     m.AddRequest("", []),
     *[read_request(e, e, e) for e in [*EDGES, *NEGATIVES]],
     read_request(1, 3, 4)._replace(further=[(6, 6), (7, 9), (2**40, 2**63 - 1)]),
-    read_request()._replace(fence=False, places=True),
-    read_request()._replace(fence=False, places=True, ahead=[(10, 10), (12, 2**40)]),
+    read_request()._replace(fence=False, locations=True),
+    read_request()._replace(fence=False, locations=True, ahead=[(10, 10), (12, 2**40)]),
     read_request()._replace(further=[(20, 30)], ahead=[(32, 40), (2**40, 2**62)]),
     m.ReadStreamRequest(read_request(), 2**40),
     m.ReadLacRequest("b", 2**63 - 1, True, b"t", -1, 60_000),
@@ -91,8 +91,8 @@ def plain(value):
     if hasattr(value, "ListFields"):
         return {f.name: plain(getattr(value, f.name)) for f in value.DESCRIPTOR.fields}
     if isinstance(value, m.EntryResult):
-        place = value.place or m.EntryPlace("", "", 0, 0)
-        return {"status": value.status, "entry": bytes(value.entry), "place": plain(place)}
+        location = value.location or m.EntryLocation("", "", 0, 0)
+        return {"status": value.status, "entry": bytes(value.entry), "location": plain(location)}
     if hasattr(value, "_fields"):
         return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, bytes | bytearray | memoryview):
@@ -174,6 +174,16 @@ def test_a_request_for_neighbours_has_the_bytes_that_it_always_had():
     assert whole == b"\x0a\x01b\x10\x01\x18\x03\x20\x04\x28\x64"
     apart = codec.encode(m.ReadRequest("b", 1, 3, 4, 100, further=[(6, 6), (10, 12)]))
     assert apart == whole + b"\x42\x04\x01\x01\x03\x03"
+
+
+def test_locations_have_the_bytes_that_clients_and_bookies_of_earlier_versions_know():
+    asked = m.ReadRequest("b", 7, 0, 1, 100, locations=True, ahead=[(3, 4)])
+    assert codec.encode(asked).hex() == "0a0162100720012864480152020102"
+    at = m.EntryLocation("/d", "1.log", 300, 40)
+    located = m.EntryResult(Status.OK, location=at)
+    response = m.ReadResponse(Status.OK, [located], 5, StopReason.END_OF_RANGE, ahead=[at])
+    of_entry = "0a022f641205312e6c6f6718ac022028"
+    assert codec.encode(response).hex() == f"200a2a121a10{of_entry}3a10{of_entry}"
 
 
 def test_fields_of_a_later_version_are_skipped():

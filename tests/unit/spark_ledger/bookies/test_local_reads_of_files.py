@@ -63,9 +63,9 @@ class Bookie:
         self.folder = folder
         self.file = folder / FILE
         self.entries = {n: entry(n, LARGE if n else SMALL) for n in range(COUNT) if n != ABSENT}
-        self.places: dict[int, m.EntryPlace] = {}
+        self.locations: dict[int, m.EntryLocation] = {}
         self.asked: list[bool] = []
-        """Of each request, whether it was for places."""
+        """Of each request, whether it was for locations."""
         self.closed = False
         self.tells_ahead = True
         self.write()
@@ -77,8 +77,8 @@ class Bookie:
         data = bytes(BEFORE)
         for number, each in self.entries.items():
             if number:
-                place = m.EntryPlace(str(self.folder), FILE, len(data), len(each))
-                self.places.setdefault(number, place)
+                location = m.EntryLocation(str(self.folder), FILE, len(data), len(each))
+                self.locations.setdefault(number, location)
             data += each + bytes(GAP)
         self.file.write_bytes(data)
 
@@ -93,18 +93,18 @@ class Bookie:
         if self.closed:
             raise CallFailed("closed")
         read = codec.decode_request(method, b"".join(request))
-        self.asked.append(read.places)
-        results = [self.result(number, read.places) for number in ids_in(read.spans, COUNT)]
+        self.asked.append(read.locations)
+        results = [self.result(number, read.locations) for number in ids_in(read.spans, COUNT)]
         response = m.ReadResponse(Status.OK, results, LAC, StopReason.END_OF_RANGE)
         later = ids_in(read.ahead, COUNT) if self.tells_ahead else ()
-        known = itertools.takewhile(self.places.__contains__, later)
-        return codec.encode(response._replace(ahead=[self.places[number] for number in known]))
+        known = itertools.takewhile(self.locations.__contains__, later)
+        return codec.encode(response._replace(ahead=[self.locations[n] for n in known]))
 
-    def result(self, number: int, places: bool) -> m.EntryResult:
+    def result(self, number: int, locate: bool) -> m.EntryResult:
         if number not in self.entries:
             return m.EntryResult(Status.NO_SUCH_ENTRY)
-        if places and number in self.places:
-            return m.EntryResult(Status.OK, place=self.places[number])
+        if locate and number in self.locations:
+            return m.EntryResult(Status.OK, location=self.locations[number])
         return m.EntryResult(Status.OK, self.entries[number])
 
     async def close(self) -> None:
@@ -115,9 +115,12 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.bookie = Bookie(folder)
         self.client = BookieClient(self.bookie, self.bookie, ClientConfig())
+        self.locations: dict[int, m.EntryLocation] = {}
 
-    async def read(self, first: int = 0, last: int = COUNT - 1, **more) -> m.ReadResponse:
-        more = {"max_bytes": 1 << 20, "local": True, **more}
+    async def read(
+        self, first: int = 0, last: int = COUNT - 1, *, local: bool = True, **more
+    ) -> m.ReadResponse:
+        more = {"max_bytes": 1 << 20, "locations": self.locations if local else None, **more}
         return await self.client.read(BOOKIE, LEDGER, first, last, **more)
 
     async def asked(self) -> list[bool]:
@@ -131,7 +134,7 @@ def said(response: m.ReadResponse) -> tuple:
     """Everything that an answer says."""
     found = []
     for result in response.results:
-        assert result.place is None
+        assert result.location is None
         there = result.status is Status.OK
         one = (result.checked or unpack_entry(result.entry)) if there else None
         found.append((result.status, one and one.header, one and bytes(one.payload)))
@@ -172,7 +175,7 @@ def test_an_answer_out_of_the_files_is_the_one_that_the_bookie_would_send(tmp_pa
         assert rig.bookie.asked == [True, False]
         assert said(local) == said(wire)
         assert [r.checked is not None for r in local.results] == [
-            number in rig.bookie.places for number in range(COUNT)
+            number in rig.bookie.locations for number in range(COUNT)
         ]
         apart = {"further": [(2, 2), (4, 5)]}
         assert said(await rig.read(0, 0, **apart)) == said(
@@ -195,7 +198,7 @@ def test_neighbours_are_one_read_of_their_file(tmp_path, monkeypatch):
         await rig.read(1, 1)  # the directory is known then
         monkeypatch.setattr(local_files.os, "pread", counted)
         await rig.read()
-        first, last = rig.bookie.places[1], rig.bookie.places[COUNT - 1]
+        first, last = rig.bookie.locations[1], rig.bookie.locations[COUNT - 1]
         length = last.position + last.entry_bytes - first.position
         assert reads == [(first.position, length)]
 
@@ -267,13 +270,13 @@ def cut(bookie: Bookie) -> None:
 
 def damage(bookie: Bookie) -> None:
     data = bytearray(bookie.file.read_bytes())
-    data[bookie.places[COUNT - 1].position + 1000] ^= 1
+    data[bookie.locations[COUNT - 1].position + 1000] ^= 1
     bookie.file.write_bytes(data)
 
 
 def damaged_header(bookie: Bookie) -> None:
     data = bytearray(bookie.file.read_bytes())
-    data[bookie.places[2].position + 20] ^= 1
+    data[bookie.locations[2].position + 20] ^= 1
     bookie.file.write_bytes(data)
 
 
@@ -291,7 +294,7 @@ def lies(**wrong: object) -> Callable[[Bookie], None]:
     """What the bookie says is nowhere."""
 
     def lie(bookie: Bookie) -> None:
-        bookie.places[2] = bookie.places[2]._replace(**wrong)
+        bookie.locations[2] = bookie.locations[2]._replace(**wrong)
 
     return lie
 
@@ -316,7 +319,7 @@ def repaired(bookie: Bookie) -> None:
             path.rmdir()
         else:
             path.unlink(missing_ok=True)
-    bookie.places.clear()
+    bookie.locations.clear()
     bookie.write()
 
 
@@ -358,7 +361,7 @@ def test_files_that_went_wrong_after_a_directory_was_known_are_asked_of_the_book
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_reader_asks_for_places_only_if_its_setting_says_so(tmp_path, local):
+def test_a_reader_asks_for_locations_only_if_its_setting_says_so(tmp_path, local):
     async def test(rig: Rig) -> None:
         cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
         fetch = RangeFetch(cluster, Quorum(1, 1, 1), LEDGER, b"", lambda lac: None)
@@ -370,7 +373,7 @@ def test_a_reader_asks_for_places_only_if_its_setting_says_so(tmp_path, local):
     on_this_host(test, tmp_path)
 
 
-def test_who_fences_or_does_not_say_local_never_asks_for_places(tmp_path):
+def test_who_fences_or_has_no_map_never_asks_for_locations(tmp_path):
     async def test(rig: Rig) -> None:
         await rig.read(fence=True)
         await rig.client.read(BOOKIE, LEDGER, 0, 5, max_bytes=1 << 20)
@@ -379,9 +382,9 @@ def test_who_fences_or_does_not_say_local_never_asks_for_places(tmp_path):
     on_this_host(test, tmp_path)
 
 
-def test_a_bookie_elsewhere_is_never_asked_for_places(tmp_path):
+def test_a_bookie_elsewhere_is_never_asked_for_locations(tmp_path):
     async def test(rig: Rig) -> None:
-        rig.client._is_here = lambda address: False
+        rig.bookie.is_here = lambda address: False
         await rig.read()
         assert rig.bookie.asked == [False]
 
@@ -472,19 +475,21 @@ def test_files_that_were_closed_are_read_no_more_and_keep_no_thread(tmp_path):
 
     async def test(rig: Rig) -> None:
         files = local_files.HostFiles()
+        there = m.EntryLocation(str(rig.bookie.folder), FILE, 0, 2)
         for _ in range(2 * local_files.THREADS):
-            assert await files.read(str(rig.bookie.file), 0, 2, bytes) == b"\0\0"
+            assert await files.read([there], lambda found: bytes(found[0])) == b"\0\0"
         assert threads() == local_files.THREADS
         files.close()
         assert await asyncio.to_thread(eventually, lambda: threads() == 0)
         with pytest.raises(OSError, match="closed"):
-            await files.read(str(rig.bookie.file), 0, 2, bytes)
+            await files.read([there], len)
 
     on_this_host(test, tmp_path)
 
 
 HANGS_AT_EXIT = """
 import asyncio, os, threading
+from bookie_server.api.messages import EntryLocation
 from spark_ledger.bookies.local_files import HostFiles
 
 os.pread = lambda *_: threading.Event().wait()
@@ -492,7 +497,7 @@ os.pread = lambda *_: threading.Event().wait()
 
 async def read():
     async with asyncio.timeout(0.1):
-        await HostFiles().read(__file__, 0, 1, bytes)
+        await HostFiles().read([EntryLocation("", __file__, 0, 1)], len)
 
 
 try:

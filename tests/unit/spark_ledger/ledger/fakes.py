@@ -186,6 +186,9 @@ class FakeNetwork:
     def stream(self, address: str, method: str) -> "FakeStream":
         return FakeStream(self, address)
 
+    def is_here(self, address: str) -> bool:
+        return False
+
     async def close(self) -> None:
         self._closed = True
         for call in self._under_way:

@@ -1,4 +1,4 @@
-"""Large entries that the reader reads himself: one replica tells the places of a block."""
+"""Large entries that a client reads itself: one replica gives the locations of a block."""
 
 import pytest
 
@@ -14,7 +14,7 @@ COUNT = 3 * BLOCK + 10
 
 @pytest.fixture
 def asks(monkeypatch):
-    """Of each question: the bookie, the entries, and those of which it may tell the places."""
+    """Of each question: the bookie, the entries, and those of which it may give the locations."""
     asked = []
     ask = RangeFetch.ask
 
@@ -74,7 +74,7 @@ def test_with_a_question_go_all_entries_of_its_block_that_are_still_to_be_read(a
 
 
 @pytest.mark.usefixtures("near")
-def test_of_striped_entries_a_replica_is_asked_for_the_places_of_its_own(asks):
+def test_of_striped_entries_a_replica_is_asked_for_the_locations_of_its_own(asks):
     @simulated
     async def test():
         cluster, ledgers = await cluster_of(3, read_request_bytes=4 * ENTRY, read_ahead_bytes=4000)

@@ -1,4 +1,4 @@
-"""Who asks for places is told where large entries lie, instead of being sent them."""
+"""A client that asks for locations gets those of large entries instead of the entries."""
 
 import asyncio
 import os
@@ -49,20 +49,20 @@ async def stored(r: Reading, *numbers: int, large: bool = True, at: int = 0):
 
 
 async def told(r: Reading, ids=IDS, max_bytes: int = 1 << 20) -> dict:
-    return (await r.reader.read(1, ids, max_bytes, places=True)).entries
+    return (await r.reader.read(1, ids, max_bytes, locate=True)).entries
 
 
-def lies_at(r: Reading, place: m.EntryPlace) -> bytes:
-    """What the disk has where a reader is told to look."""
-    assert (type(place), place.directory) == (m.EntryPlace, HERE)
-    content: bytes = r.disk.content(place.file)
-    return bytes(content[place.position : place.position + place.entry_bytes])
+def lies_at(r: Reading, location: m.EntryLocation) -> bytes:
+    """What the disk has where a client is to look."""
+    assert (type(location), location.directory) == (m.EntryLocation, HERE)
+    content: bytes = r.disk.content(location.file)
+    return bytes(content[location.position : location.position + location.entry_bytes])
 
 
 # -- of the reader of entries -----------------------------------------------------------------
 
 
-def test_a_place_is_where_the_bytes_of_the_entry_lie():
+def test_a_location_is_where_the_bytes_of_the_entry_are():
     async def test(r: Reading) -> None:
         await stored(r, *IDS)
         found = await told(r)
@@ -72,7 +72,7 @@ def test_a_place_is_where_the_bytes_of_the_entry_lie():
     reading(test, TELLING)
 
 
-def test_the_bytes_are_sent_to_whoever_does_not_ask_for_places():
+def test_the_bytes_are_sent_to_a_client_that_does_not_ask_for_locations():
     async def test(r: Reading) -> None:
         await stored(r, 0, 1)
         assert await r.read(0, 1) == {0: of(0), 1: of(1)}
@@ -118,7 +118,7 @@ def test_only_entries_of_directories_that_have_a_path_are_told_of():
     reading(test, TELLING)
 
 
-def test_of_two_directories_that_hold_an_entry_the_place_in_the_later_is_told():
+def test_of_two_directories_that_hold_an_entry_the_location_in_the_later_is_told():
     async def test(r: Reading) -> None:
         r.stores.append(await r.store(SimDisk(random.Random(1))))
         r.stores[1].path = THERE
@@ -129,7 +129,7 @@ def test_of_two_directories_that_hold_an_entry_the_place_in_the_later_is_told():
     reading(test, TELLING)
 
 
-def test_an_entry_in_the_write_cache_is_sent_whatever_an_older_place_says():
+def test_an_entry_in_the_write_cache_is_sent_whatever_an_older_location_says():
     async def test(r: Reading) -> None:
         await stored(r, 0, 1)
         newer = entry(1, 0, b"newer" * KIB)
@@ -145,11 +145,11 @@ def test_what_is_told_counts_towards_the_bytes_of_an_answer_as_if_it_were_sent()
     async def test(r: Reading) -> None:
         await stored(r, *IDS)
         for max_bytes, count in ((1, 1), (LEAST, 1), (LEAST + 1, 2), (3 * LEAST, 3)):
-            answer = await r.reader.read(1, IDS, max_bytes, places=True)
+            answer = await r.reader.read(1, IDS, max_bytes, locate=True)
             assert (list(answer.entries), answer.known_through) == ([*IDS[:count]], count - 1)
         r.cache.active.put(1, 8, of(8))
         await stored(r, 9, 10)
-        answer = await r.reader.read(1, range(8, 11), 2 * LEAST, places=True)
+        answer = await r.reader.read(1, range(8, 11), 2 * LEAST, locate=True)
         assert (list(answer.entries), answer.known_through) == ([8, 9], 9)
 
     reading(test, replace(TELLING, read_cache_bytes=0))
@@ -171,11 +171,11 @@ def test_nothing_is_read_ahead_of_a_reader_who_reads_himself():
 
 
 async def ahead(r: Reading, ids=IDS) -> list[bytes]:
-    """The bytes at the places of those that are told ahead."""
-    return [lies_at(r, place) for place in await r.reader.places(1, ids)]
+    """The bytes at the locations that are told ahead."""
+    return [lies_at(r, location) for location in await r.reader.locations(1, ids)]
 
 
-def test_places_are_told_ahead_of_all_that_lie_in_logs_without_reading_them():
+def test_locations_are_told_ahead_of_all_that_lie_in_logs_without_reading_them():
     async def test(r: Reading) -> None:
         await stored(r, *IDS)
         assert await ahead(r) == [of(number) for number in IDS]
@@ -186,7 +186,7 @@ def test_places_are_told_ahead_of_all_that_lie_in_logs_without_reading_them():
 
 
 @pytest.mark.parametrize("what", ["small", "absent", "cached", "just read"])
-def test_places_are_told_ahead_up_to_the_first_that_has_none(what):
+def test_locations_are_told_ahead_up_to_the_first_that_has_none(what):
     async def test(r: Reading) -> None:
         await stored(r, 0, 1, 2, 4, 5)
         if what == "small":
@@ -266,59 +266,58 @@ def on_a_node(
     run(main())
 
 
-def places(response: m.ReadResponse) -> list[int]:
-    return [at for at, result in enumerate(response.results) if result.place is not None]
+def located(response: m.ReadResponse) -> list[int]:
+    return [at for at, result in enumerate(response.results) if result.location is not None]
 
 
-def test_a_bookie_tells_places_only_where_they_are_asked_for_and_never_with_a_fence():
+def test_a_bookie_gives_locations_only_where_they_are_asked_for_and_never_with_a_fence():
     async def test(node: Telling) -> None:
-        assert places(await node.read(1, 0, 2, places=True)) == [0, 1, 2]
-        for asked in ({"fence": True, "places": True}, {"fence": True}, {}):
+        assert located(await node.read(1, 0, 2, locations=True)) == [0, 1, 2]
+        for asked in ({"fence": True, "locations": True}, {"fence": True}, {}):
             response = await node.read(1, 0, 2, **asked)
             assert [bytes(result.entry) for result in response.results] == [of(n) for n in range(3)]
-            assert places(response) == []
+            assert located(response) == []
 
     on_a_node(test, of(0), of(1), of(2))
 
 
-def test_a_bookie_tells_places_ahead_only_to_who_asks_for_places_and_sends_none_of_those():
+def test_a_bookie_gives_locations_ahead_only_to_who_asks_for_locations_and_sends_none_of_those():
     async def test(node: Telling) -> None:
         asked = {"ahead": [(2, 3), (5, 6)]}
-        response = await node.read(1, 0, 0, places=True, **asked)
-        assert [result.place is not None for result in response.results] == [True]
-        alone = await node.read(1, 2, 3, places=True, further=[(5, 6)])
-        assert response.ahead == [result.place for result in alone.results]
+        response = await node.read(1, 0, 0, locations=True, **asked)
+        assert [result.location is not None for result in response.results] == [True]
+        alone = await node.read(1, 2, 3, locations=True, further=[(5, 6)])
+        assert response.ahead == [result.location for result in alone.results]
         assert response.stop is StopReason.END_OF_RANGE
-        for more in ({}, {"places": True, "fence": True}):
+        for more in ({}, {"locations": True, "fence": True}):
             response = await node.read(1, 0, 0, **asked, **more)
             assert (len(response.results), list(response.ahead)) == (1, [])
 
     on_a_node(test, *(of(number) for number in range(8)))
 
 
-def test_a_bookie_whose_setting_is_nothing_tells_no_place():
+def test_a_bookie_whose_setting_is_nothing_gives_no_location():
     async def test(node: Telling) -> None:
-        assert places(await node.read(1, 0, 0, places=True)) == []
+        assert located(await node.read(1, 0, 0, locations=True)) == []
 
     on_a_node(test, of(0), least=0)
 
 
-def test_an_answer_with_places_says_of_every_entry_what_one_without_says():
+def test_an_answer_with_locations_says_of_every_entry_what_one_without_says():
     async def test(node: Telling) -> None:
         await node.add_all(of(7))  # in memory
         for asked in ({}, {"further": [(3, 3), (5, 9)]}, {"max_bytes": 3 * LEAST}):
             last = 0 if "further" in asked else 9
             plain = await node.read(1, 0, last, **asked)
-            answer = await node.read(1, 0, last, places=True, **asked)
+            answer = await node.read(1, 0, last, locations=True, **asked)
             assert [r.status for r in answer.results] == [r.status for r in plain.results]
             assert (answer.stop, answer.last_add_confirmed) == (
                 plain.stop,
                 plain.last_add_confirmed,
             )
             for result, by_wire in zip(answer.results, plain.results, strict=True):
-                if (place := result.place) is not None:
-                    content = node.ledger_disk.content(place.file)
-                    found = content[place.position : place.position + place.entry_bytes]
+                if (at := result.location) is not None:
+                    found = node.ledger_disk.content(at.file)[at.position : at.end]
                     assert bytes(found) == bytes(by_wire.entry)
                     assert not result.entry
                 else:
@@ -328,29 +327,29 @@ def test_an_answer_with_places_says_of_every_entry_what_one_without_says():
     on_a_node(test, *(of(number, large=number != 3) for number in range(7) if number != 2))
 
 
-def test_what_is_not_there_is_denied_or_in_limbo_unknown_between_places():
+def test_what_is_not_there_is_denied_or_in_limbo_unknown_between_locations():
     async def test(node: Telling) -> None:
-        response = await node.read(1, 0, 2, places=True)
+        response = await node.read(1, 0, 2, locations=True)
         assert [r.status for r in response.results] == [OK, ABSENT, OK]
         node.bookie._storage.quarantine(1, 1, "a test says so")
-        response = await node.read(1, 0, 2, places=True)
+        response = await node.read(1, 0, 2, locations=True)
         assert [r.status for r in response.results] == [OK, Status.LIMBO, OK]
-        assert places(response) == [0, 2]
-        assert (await node.read(77, 0, 0, places=True)).status is Status.NO_SUCH_LEDGER
+        assert located(response) == [0, 2]
+        assert (await node.read(77, 0, 0, locations=True)).status is Status.NO_SUCH_LEDGER
 
     on_a_node(test, of(0), of(2))
 
 
-def test_a_small_entry_that_is_damaged_is_unknown_between_places():
+def test_a_small_entry_that_is_damaged_is_unknown_between_locations():
     async def test(node: Telling) -> None:
         small = of(1, large=False)
         for path in node.files(node.ledger_disk, "entrylog"):
             at = bytes(node.ledger_disk.content(path)).find(small)
             if at >= 0:
                 node.ledger_disk.flip_bit(path, 8 * (at + 100))
-        response = await node.read(1, 0, 2, places=True)
+        response = await node.read(1, 0, 2, locations=True)
         assert [r.status for r in response.results] == [OK, UNKNOWN, OK]
-        assert places(response) == [0, 2]
+        assert located(response) == [0, 2]
 
     on_a_node(test, of(0), of(1, large=False), of(2))
 
@@ -359,14 +358,14 @@ def test_an_answer_names_the_file_that_compaction_has_made_once_the_index_points
     count = CONFIG.entry_log_bytes_max // LEAST + 1  # the first log is full
 
     async def test(node: Telling) -> None:
-        (before,) = (await node.read(1, 0, 0, places=True)).results
+        (before,) = (await node.read(1, 0, 0, locations=True)).results
         await node.add_all(of(count))
         await asyncio.sleep(FLUSHED_S)
         await node.bookie.reclaim.compact(1.1)
-        (after,) = (await node.read(1, 0, 0, places=True)).results
-        assert before.place.file not in node.files(node.ledger_disk, "entrylog")
-        content = node.ledger_disk.content(after.place.file)
-        assert bytes(content[after.place.position :][: after.place.entry_bytes]) == of(0)
+        (after,) = (await node.read(1, 0, 0, locations=True)).results
+        assert before.location.file not in node.files(node.ledger_disk, "entrylog")
+        content = node.ledger_disk.content(after.location.file)
+        assert bytes(content[after.location.position :][: after.location.entry_bytes]) == of(0)
 
     on_a_node(test, *map(of, range(count)))
 

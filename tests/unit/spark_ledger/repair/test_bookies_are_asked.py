@@ -18,19 +18,19 @@ def reads(cluster: FakeCluster, *names: str) -> list[m.ReadRequest]:
 
 
 async def on_the_bookies_host(monkeypatch) -> tuple[FakeCluster, LedgerStore]:
-    monkeypatch.setattr(FakeNetwork, "is_here", lambda self, address: True, raising=False)
+    monkeypatch.setattr(FakeNetwork, "is_here", lambda self, address: True)
     return await cluster_of(3)
 
 
 @simulated
-async def test_who_recovers_a_ledger_asks_for_no_places(monkeypatch):
+async def test_who_recovers_a_ledger_asks_for_no_locations(monkeypatch):
     cluster, ledgers = await on_the_bookies_host(monkeypatch)
     ledger_id = (await ledger_of(ledgers, 20, close=False)).ledger_id
     reader = await (await cluster.client("another")).open(ledger_id, recover=True)
     asked = reads(cluster)
-    assert asked and not any(one.places for one in asked)
+    assert asked and not any(one.locations for one in asked)
     assert len([each async for each in reader.read(0, 19)]) == 20
-    assert any(one.places for one in reads(cluster)), "who reads does"
+    assert any(one.locations for one in reads(cluster)), "who reads does"
 
 
 @simulated
@@ -41,4 +41,4 @@ async def test_who_repairs_a_ledger_compares_what_the_bookie_sends(monkeypatch):
     reads(cluster)
     (result,) = await repair(ledgers, ledger_id, ["b"])
     assert (result.cleared, result.compared, result.copied) == (True, 20, 0)
-    assert [(one.last_entry, one.places) for one in reads(cluster)] == [(19, False)]
+    assert [(one.last_entry, one.locations) for one in reads(cluster)] == [(19, False)]

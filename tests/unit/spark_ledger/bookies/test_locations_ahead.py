@@ -1,4 +1,4 @@
-"""Entries whose places a bookie on this host tells before they are asked for: real files."""
+"""Entries whose locations a bookie on this host gives before they are asked for: real files."""
 
 import pytest
 
@@ -14,10 +14,10 @@ from tests.unit.spark_ledger.bookies.test_local_reads_of_files import (
     on_this_host,
 )
 
-AHEAD = {"ahead": [(2, 2), (4, 5)]}
+AHEAD = {"ahead": (2, 4, 5)}
 
 
-def test_what_was_told_ahead_is_read_without_a_question(tmp_path):
+def test_what_was_located_ahead_is_read_without_a_question(tmp_path):
     async def test(rig: Rig) -> None:
         await rig.read(1, 1, **AHEAD)
         found = [*(await rig.read(2, 2, further=[(4, 4)])).results, *(await rig.read(5, 5)).results]
@@ -26,12 +26,12 @@ def test_what_was_told_ahead_is_read_without_a_question(tmp_path):
         ]
         assert rig.bookie.asked == [True]
         await rig.read(2, 2)
-        assert rig.bookie.asked == [True, True], "a place is believed once"
+        assert rig.bookie.asked == [True, True], "a location is used once"
 
     on_this_host(test, tmp_path)
 
 
-def test_what_is_read_by_places_told_ahead_ends_where_its_bytes_do(tmp_path):
+def test_what_is_read_at_locations_given_ahead_ends_where_its_bytes_do(tmp_path):
     async def test(rig: Rig) -> None:
         await rig.read(1, 1, **AHEAD)
         short = await rig.read(4, 5, max_bytes=1)
@@ -43,7 +43,7 @@ def test_what_is_read_by_places_told_ahead_ends_where_its_bytes_do(tmp_path):
     on_this_host(test, tmp_path)
 
 
-def test_a_read_of_which_one_place_is_not_known_is_asked_of_the_bookie(tmp_path):
+def test_a_read_of_which_one_location_is_not_known_is_asked_of_the_bookie(tmp_path):
     async def test(rig: Rig) -> None:
         await rig.read(1, 1, **AHEAD)
         await rig.read(2, 4)
@@ -52,7 +52,7 @@ def test_a_read_of_which_one_place_is_not_known_is_asked_of_the_bookie(tmp_path)
     on_this_host(test, tmp_path)
 
 
-def test_a_bookie_that_tells_nothing_ahead_is_asked_each_time(tmp_path):
+def test_a_bookie_that_locates_nothing_ahead_is_asked_each_time(tmp_path):
     async def test(rig: Rig) -> None:
         rig.bookie.tells_ahead = False
         await rig.read(1, 1, **AHEAD)
@@ -65,8 +65,8 @@ def test_a_bookie_that_tells_nothing_ahead_is_asked_each_time(tmp_path):
 def moved(bookie: Bookie) -> None:
     """Compacted: its log is gone, and it lies in another one."""
     bookie.file.rename(bookie.file.with_name("0000000002.log"))
-    for number, place in bookie.places.items():
-        bookie.places[number] = place._replace(file="entrylog/0000000002.log")
+    for number, location in bookie.locations.items():
+        bookie.locations[number] = location._replace(file="entrylog/0000000002.log")
 
 
 async def payloads(rig: Rig) -> list[bytes]:
@@ -80,7 +80,7 @@ def stored(rig: Rig) -> list[bytes]:
 
 
 @pytest.mark.parametrize("harm", [h for h in HARMS if "identity" not in h.__name__])
-def test_a_file_that_went_wrong_after_it_was_told_ahead_is_left_alone(tmp_path, harm):
+def test_a_file_that_went_wrong_after_it_was_located_ahead_is_left_alone(tmp_path, harm):
     async def test(rig: Rig) -> None:
         await rig.read(1, 1, **AHEAD)
         harm(rig.bookie)
@@ -96,15 +96,15 @@ def test_a_file_that_went_wrong_after_it_was_told_ahead_is_left_alone(tmp_path, 
 @pytest.mark.parametrize("told", [moved, *(lies(**wrong) for wrong in LIES)],
     ids=["moved", *map(str, LIES)],
 )  # fmt: skip
-def test_where_an_entry_does_not_lie_as_told_ahead_the_bookie_is_asked_where_it_lies(
+def test_where_an_entry_is_not_at_the_location_given_ahead_the_bookie_is_asked_for_it_again(
     tmp_path, told
 ):
     async def test(rig: Rig) -> None:
-        places = dict(rig.bookie.places)
+        locations = dict(rig.bookie.locations)
         if told is not moved:
             told(rig.bookie)
         await rig.read(1, 1, **AHEAD)
-        rig.bookie.places = places
+        rig.bookie.locations = locations
         if told is moved:
             moved(rig.bookie)
         assert await payloads(rig) == stored(rig)
