@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bookie_server import __version__, disk_monitor
+from bookie_server import __version__, checkpoint, disk_monitor
 from bookie_server.adder import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
@@ -119,7 +119,7 @@ class Bookie:
         ]
         names = directories.failed_names
         lost = {names.get(each, each): why for each, why in directories.failed.items()}
-        disks = DiskMonitor(watched, config, lost)
+        disks = DiskMonitor(watched, config, lost, small=(f"{checkpoint.FOLDER}/",))
         await disks.look()  # first: replay may need the reserve
         storage = await open_storage(
             directories._replace(

@@ -22,14 +22,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from bookie_server import checkpoint, identity
+from bookie_server import identity
 from bookie_server.api.entry import Buffer
 from bookie_server.disk import Disk, DiskFailed, DiskFull, File
 from bookie_server.reserve import Reserve
 from bookie_server.storage_config import MIB, StorageConfig
 
 FULL_CHECK_S = 1.0  # pause between two looks while a directory is full: back soon, stop in time
-_SMALL = f"{checkpoint.FOLDER}/"  # written by each flush, and of a few bytes: no reason to look
 SPARE_BYTES = 8 * MIB  # what index and checkpoint take beside the entries of a flush
 UNASKED_BYTES = 16 << 20
 """What a file takes without asking again, where there is space for many such files."""
@@ -159,7 +158,8 @@ class Watched(NamedTuple):
 class DiskMonitor:
     """Watches the directories of one node: `look` once at start, then `run` as a task.
 
-    `lost`: ledger directories that are not there at all, by name: why.
+    `lost`: ledger directories that are not there at all, by name: why. `small`: how the paths of
+    files begin that are of a few bytes and often made anew: these are no reason to look.
     `listeners` are called after a look that changed more than the free bytes.
     """
 
@@ -168,8 +168,10 @@ class DiskMonitor:
         directories: Sequence[Watched],
         config: StorageConfig,
         lost: Mapping[str, str] | None = None,
+        small: tuple[str, ...] = (),
     ) -> None:
         self._config = config
+        self._small = small
         self._lost = [
             DirectoryState(name, Role.LEDGER, Space(0, 0), failure=why)
             for name, why in (lost or {}).items()
@@ -204,7 +206,7 @@ class DiskMonitor:
         return _WatchedDisk(disk, self._made, lambda needed: self.refused(directory_id, needed))
 
     def _made(self, path: str) -> None:
-        if not path.startswith(_SMALL):
+        if not path.startswith(self._small):
             self.poke()
 
     def poke(self) -> None:

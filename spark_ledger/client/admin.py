@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from spark_ledger import errors
 from spark_ledger.client.arguments import whole
 from spark_ledger.client.calls import Calls
-from spark_ledger.client.loop import background_loop
 from spark_ledger.config import resolve_service_url
+from spark_ledger.process import background_loop
 from spark_ledger.topic import blocking, compactor
 from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
 from spark_ledger.topic.compactor import Compacted

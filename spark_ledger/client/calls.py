@@ -10,8 +10,8 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
-from spark_ledger.client.loop import BackgroundLoop
 from spark_ledger.errors import ClientClosed
+from spark_ledger.process import BackgroundLoop
 
 T = TypeVar("T")
 

@@ -35,7 +35,6 @@ from spark_ledger.client.arguments import (
     whole_or,
 )
 from spark_ledger.client.calls import Calls
-from spark_ledger.client.loop import BackgroundLoop, background_loop
 from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
 from spark_ledger.ledger import reader as core_reader
@@ -43,6 +42,7 @@ from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.process import BackgroundLoop, background_loop
 
 BATCH_ENTRIES_MAX = 256
 APPENDS_PER_STEP = 256

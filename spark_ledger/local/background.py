@@ -19,11 +19,11 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spark_ledger.client.loop import background_loop
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
 from spark_ledger.local.maintenance import maintain
+from spark_ledger.process import background_loop
 from spark_ledger.topic.merging import PASS_BYTES
 
 LOCK_FILE, STATE_FILE, LOG_FILE = "cluster.lock", "cluster.json", "cluster.log"

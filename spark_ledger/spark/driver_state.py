@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import StructType
 
-from spark_ledger.client.loop import background_loop
 from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated, Unavailable
+from spark_ledger.process import background_loop
 from spark_ledger.spark import collector, planning
 from spark_ledger.spark.collector import Moment
 from spark_ledger.spark.limits import CurveOf

@@ -7,16 +7,14 @@ both go on at once; what is fetched ahead is bounded by AHEAD_BYTES.
 import asyncio
 import os
 import random
-import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from spark_ledger.client.connections import ledger_store
-from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
+from spark_ledger.process import OncePerProcess, background_loop, ledger_store
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry_sender import EntrySender
 from spark_ledger.topic.intents import Intent
@@ -38,8 +36,7 @@ T = TypeVar("T")
 
 AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
-_connected: dict[tuple[str, float], "BlockingTopics"] = {}
-_connecting = threading.Lock()
+_connected: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess()
 
 
 def topics(
@@ -52,12 +49,11 @@ def topics(
     Raises errors.Unavailable, errors.BadConfig.
     """
     ledgers = ledger_store(service_url, _config(service_url, outage_timeout_s, begins=begins))
-    with _connecting:
-        found = _connected.get((service_url, outage_timeout_s))
-        if found is None or found.client.ledgers is not ledgers:
-            found = BlockingTopics(background_loop().run(_wire(ledgers)))
-            _connected[service_url, outage_timeout_s] = found
-        return found
+    return _connected.get(
+        (service_url, outage_timeout_s),
+        lambda: BlockingTopics(background_loop().run(_wire(ledgers))),
+        lambda found: found.client.ledgers is ledgers,
+    )
 
 
 def _config(service_url: str, outage_timeout_s: float, *, begins: bool) -> ClientConfig | None:
@@ -74,15 +70,6 @@ def _config(service_url: str, outage_timeout_s: float, *, begins: bool) -> Clien
 async def _wire(ledgers: LedgerStore) -> TopicClient:
     rng = random.Random(os.urandom(16))
     return TopicClient(ledgers, rng, lambda: time.time_ns() // 1_000_000)
-
-
-def _after_fork() -> None:
-    global _connecting
-    _connecting = threading.Lock()
-    _connected.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class BlockingTopics:

@@ -6,13 +6,11 @@ run: Spark makes a query's source anew as it likes.
 """
 
 import logging
-import os
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 
 from spark_ledger import errors
-from spark_ledger.client.loop import background_loop
+from spark_ledger.process import OncePerProcess, background_loop
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.cursor import Cursor
 from spark_ledger.topic.seek_target import End, SeekTarget
@@ -20,8 +18,8 @@ from spark_ledger.topic.topics import TopicInfo
 
 _log = logging.getLogger(__name__)
 
-_open: dict[tuple[str, str, str], "BlockingCursor"] = {}  # by topic id, subscription and run
-_opening = threading.Lock()
+_open: OncePerProcess[tuple[str, str, str], "BlockingCursor"] = OncePerProcess()
+"""By topic id, subscription and run."""
 
 
 def open_cursor(
@@ -35,36 +33,24 @@ def open_cursor(
     partitions: tuple[int, ...] | None = None,
 ) -> "BlockingCursor":
     """See Subscriptions.open; the same cursor again for the same run while it is not released."""
-    key = (topic.id, name, run_id)
-    with _opening:
-        found = _open.get(key)
-        if found is None or found.released:
-            opening = topics.client.subscriptions.open(
-                topic, name, query_id, run_id, start=start, partitions=partitions
+
+    def opened() -> BlockingCursor:
+        return BlockingCursor(
+            topics.run(
+                topics.client.subscriptions.open(
+                    topic, name, query_id, run_id, start=start, partitions=partitions
+                )
             )
-            _forget_ended()
-            found = _open[key] = BlockingCursor(topics.run(opening))
-        return found
+        )
+
+    _open.forget(lambda cursor: cursor.released)
+    return _open.get((topic.id, name, run_id), opened, lambda cursor: not cursor.released)
 
 
 def release_all() -> None:
     """Let go every subscription that this process has."""
-    for cursor in list(_open.values()):
+    for cursor in _open.values():
         cursor.release()
-
-
-def _forget_ended() -> None:
-    for key in [key for key, cursor in _open.items() if cursor.released]:
-        del _open[key]
-
-
-def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class BlockingCursor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.client.loop import background_loop
+from spark_ledger.process import background_loop
 from spark_ledger.topic.batch_encoder import GATHER_BYTES_MAX, BatchEncoder, EncodedEntry
 from spark_ledger.topic.entry_sender import (
     HELD_BYTES_MAX,

@@ -9,10 +9,9 @@ from pathlib import Path
 from bookie_server.api.status import Status
 from bookie_server.rocks_index import REBUILD
 from spark_ledger import LedgerClient
-from spark_ledger.client.connections import ledger_store
-from spark_ledger.client.loop import background_loop
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.repair.limbo import listed
 from tests.integration.test_cli import spark_ledger, succeeds
 from tests.processes import eventually

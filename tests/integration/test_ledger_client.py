@@ -23,7 +23,7 @@ while True:
 FORKS = """
 import os, sys, traceback
 from spark_ledger import LedgerClient
-from spark_ledger.client.connections import ledger_store
+from spark_ledger.process import ledger_store
 
 def reads_back(client, payload):
     with client.create_ledger(3, 3, 2) as writer:

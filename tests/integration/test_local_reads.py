@@ -11,11 +11,10 @@ import pytest
 
 from spark_ledger import LedgerClient
 from spark_ledger.bookies import local_files
-from spark_ledger.client.connections import ledger_store
-from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalCluster
+from spark_ledger.process import background_loop, ledger_store
 from tests.integration.test_hidden_damage import files, flip_in_the_entry_log, in_limbo
 from tests.processes import eventually
 

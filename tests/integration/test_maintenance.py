@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.client.connections import ledger_store
-from spark_ledger.client.loop import background_loop
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local.maintenance import maintain
+from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking, upkeep
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.merging import Merging

@@ -3,9 +3,8 @@
 import signal
 
 from spark_ledger import LedgerClient
-from spark_ledger.client.connections import ledger_store
-from spark_ledger.client.loop import background_loop
 from spark_ledger.config import ClientConfig
+from spark_ledger.process import background_loop, ledger_store
 from tests.integration.test_hidden_damage import (
     PAYLOADS,
     SETTINGS,

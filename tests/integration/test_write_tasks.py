@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
-from spark_ledger.client.loop import background_loop
+from spark_ledger.process import background_loop
 from spark_ledger.spark.options import stream_write_options
 from spark_ledger.spark.topic_writers import Task
 from spark_ledger.spark.write_job import WriteJob

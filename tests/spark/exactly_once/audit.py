@@ -16,10 +16,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from spark_ledger import errors
-from spark_ledger.client.loop import background_loop
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_listing import ledger_ids
 from spark_ledger.metadata.store import NoNode
+from spark_ledger.process import background_loop
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
 from spark_ledger.topic.intervals import BlobPointer

@@ -153,6 +153,7 @@ class Node:
         self.monitor = DiskMonitor(
             [Watched(name, f"/{name}", roles[name], disk) for name, disk in self.disks.items()],
             config,
+            small=(f"{checkpoint.FOLDER}/",),
         )
         self.monitor.attach(
             lambda name: self.dropped.get(name, ""),

@@ -2,12 +2,11 @@
 
 import pytest
 
-from spark_ledger import errors
-from spark_ledger.client import connections
+from spark_ledger import errors, process
 from spark_ledger.client.ledger_client import LedgerClient
-from spark_ledger.client.loop import background_loop
 from spark_ledger.config import DEFAULT_SERVICE_URL, ClientConfig, client_config
 from spark_ledger.ledger import connect
+from spark_ledger.process import background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
 SURROGATE = "\ud800"
@@ -66,9 +65,9 @@ def test_a_url_given_wins_over_the_settings_those_over_the_environment(connected
 
 
 def test_the_connection_of_a_process_is_made_where_the_settings_say(connected):
-    connections.ledger_store(config=ClientConfig(service_url="zk://settings:2/x"))
+    process.ledger_store(config=ClientConfig(service_url="zk://settings:2/x"))
     assert connected == ["zk://settings:2/x"]
-    connections._stores.clear()
+    process._stores.forget(lambda _: True)
 
 
 def test_quorums_that_are_not_given_are_those_of_the_settings(connected):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from spark_ledger.client.loop import background_loop
+from spark_ledger.process import background_loop
 
 
 def test_a_coroutine_runs_on_the_loop_and_its_result_comes_back():

@@ -8,7 +8,7 @@ import pytest
 from bookie_server.api.entry import unpack_entry
 from spark_ledger import errors
 from spark_ledger.client.ledger_client import LedgerReader, LedgerWriter
-from spark_ledger.client.loop import background_loop
+from spark_ledger.process import background_loop
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
 
 
