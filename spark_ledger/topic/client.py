@@ -45,7 +45,6 @@ from spark_ledger.topic.topics import TopicInfo, Topics
 if TYPE_CHECKING:
     from spark_ledger.topic.checkpointer import Checkpointer
     from spark_ledger.topic.commit import Committer
-    from spark_ledger.topic.janitor import Janitor
     from spark_ledger.topic.schema_registry import SchemaRegistry
     from spark_ledger.topic.subscriptions import Subscriptions
 
@@ -61,7 +60,7 @@ class TopicClient:
         self.cache = LedgerCache(ledgers, self.intents)
         self.blobs = Blobs(ledgers, self.cache)
         self.chunks = ChunkStore(ledgers)
-        self._rng = rng
+        self.rng = rng
         self._now_ms = now_ms
         self._logs: dict[str, TopicLog] = {}
         self._followers: dict[str, asyncio.Task[TopicFollower]] = {}
@@ -70,7 +69,7 @@ class TopicClient:
     def schemas(self) -> "SchemaRegistry":
         from spark_ledger.topic.schema_registry import SchemaRegistry
 
-        return SchemaRegistry(self.store, self._rng)
+        return SchemaRegistry(self.store, self.rng)
 
     @cached_property
     def checkpoints(self) -> "Checkpointer":
@@ -82,20 +81,14 @@ class TopicClient:
     def committer(self) -> "Committer":
         from spark_ledger.topic.commit import Committer
 
-        return Committer(self.store, self.log, self.blobs, self.chunks.load, self._rng)
-
-    @cached_property
-    def janitor(self) -> "Janitor":
-        from spark_ledger.topic.janitor import Janitor
-
-        return Janitor(self.store, self.ledgers, self._rng)
+        return Committer(self.store, self.log, self.blobs, self.chunks.load, self.rng)
 
     @cached_property
     def subscriptions(self) -> "Subscriptions":
         from spark_ledger.topic.subscriptions import Subscriptions
 
         return Subscriptions(
-            self.ledgers, self.intents, self.log, self._rng, read_chunks=self.chunks.load
+            self.ledgers, self.intents, self.log, self.rng, read_chunks=self.chunks.load
         )
 
     def log(self, topic_id: str) -> TopicLog:

@@ -28,7 +28,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.compactor import Compacted
 from spark_ledger.topic.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
 from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.janitor import CleanReport
+from spark_ledger.topic.janitor import CleanReport, Janitor
 from spark_ledger.topic.merging import PASS_BYTES, Merging, TopicHead
 from spark_ledger.topic.store_calls import each, reachable, read, store_now_ms
 from spark_ledger.topic.topics import TopicInfo
@@ -103,6 +103,7 @@ class Upkeep:
         self._client = client
         self._merging = Merging(client, pass_bytes=merge_bytes)
         self._intent: Intent | None = None
+        self._janitor = Janitor(client.store, client.ledgers, client.rng)
         self._expiry = IntentExpiry(client.store)
 
     async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
@@ -132,7 +133,7 @@ class Upkeep:
                 problems[name] = str(error)
 
         await each(one, topics, TOPICS_AT_ONCE)
-        clean = await self._client.janitor.clean(dry_run=dry_run, force=force)
+        clean = await self._janitor.clean(dry_run=dry_run, force=force)
         if dry_run:
             return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)
         with reachable("removing what ended long ago"):

@@ -9,6 +9,7 @@ import pytest
 from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit import CommitKind, TxnKey
+from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.message_batch import column_of
 from spark_ledger.topic.read_plan import Cutting, plan_read
 from spark_ledger.topic.routing import Routing
@@ -94,7 +95,9 @@ def test_the_janitor_takes_what_an_ended_run_left(topics):
     task.write(None, pa.array([b"left behind"], pa.binary()))
     ledger_id = task.finishing()().segments[0].ledger_id
 
-    report = topics.run(client.janitor.clean(condemn=[intent.id]))
+    report = topics.run(
+        Janitor(client.store, client.ledgers, client.rng).clean(condemn=[intent.id])
+    )
 
     assert ledger_id in report.deleted
     with pytest.raises(errors.NoSuchLedger):

@@ -6,6 +6,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.topic.actions import Append
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.janitor import Janitor
 from tests.simulation.exhaustive.topics.ledgers import segment
 from tests.simulation.exhaustive.topics.scope import Scope
 from tests.simulation.exhaustive.topics.stage import done
@@ -39,9 +40,10 @@ def _left(world: World) -> Iterator[str]:
 
     async def clean(client: TopicClient) -> list[int]:
         kept: list[int] = []
+        janitor = Janitor(client.store, client.ledgers, client.rng)
         for _ in range(HOURS):
             intents = await client.store.children(paths.INTENTS)
-            report = await client.janitor.clean(condemn=intents, force=True)
+            report = await janitor.clean(condemn=intents, force=True)
             kept = list(report.kept)
             await client.store.ask("later")  # type: ignore[attr-defined]
         return kept

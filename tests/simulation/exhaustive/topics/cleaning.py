@@ -8,6 +8,7 @@ from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.intents import IDS_PER_BLOCK, Intent
+from spark_ledger.topic.janitor import Janitor
 from tests.simulation.exhaustive.topics.ledgers import ModelLedgers
 from tests.simulation.exhaustive.topics.processes import Process, Program
 from tests.simulation.exhaustive.topics.scope import Actor, Scope, faults_told
@@ -46,9 +47,10 @@ def janitor(intent: Intent, condemning: tuple[bool, ...]) -> Program:
 
     async def program(process: Process) -> None:
         client = client_of(process)
+        cleaner = Janitor(client.store, client.ledgers, client.rng)
         for stale in condemning:
             try:
-                report = await client.janitor.clean(condemn=[intent.id] if stale else [])
+                report = await cleaner.clean(condemn=[intent.id] if stale else [])
             except errors.LedgerError as error:
                 process.note("failed", type(error).__name__)
                 return

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from bookie_server.storage_config import StorageConfig
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.intents import Intent
+from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.read_plan import plan_read
 from spark_ledger.topic.segments import Segment, merge_ranges
 from spark_ledger.topic.slice_reader import read_task
@@ -32,6 +34,11 @@ class Stage:
     world: World
     client: TopicClient
     topic: TopicInfo
+
+    @cached_property
+    def janitor(self) -> Janitor:
+        """Of that process."""
+        return Janitor(self.client.store, self.client.ledgers, self.client.rng)
 
     async def another(self) -> TopicClient:
         """The topic layer of another process."""

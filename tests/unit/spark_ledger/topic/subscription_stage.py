@@ -19,7 +19,7 @@ NAME = "s"
 def subscriptions_of(client, **options):
     """The subscriptions as that process sees them."""
     options.setdefault("read_chunks", client.chunks.load)
-    return Subscriptions(client.ledgers, client.intents, client.log, client._rng, **options)
+    return Subscriptions(client.ledgers, client.intents, client.log, client.rng, **options)
 
 
 async def cursor_ledgers(client, topic_id):

@@ -146,9 +146,9 @@ def test_what_it_read_from_is_dropped_and_goes_after_the_delete_delay():
         await stage.client.topics.change_policies("t", {"delete_delay_ms": 600_000})
 
         await compact(stage.client, "t")
-        early = await stage.client.janitor.clean()
+        early = await stage.janitor.clean()
         await asyncio.sleep(601)
-        late = await stage.client.janitor.clean()
+        late = await stage.janitor.clean()
 
         assert (early.deleted, list(late.deleted)) == ((), ledgers)
         assert [row["value"] for _, _, row in await seen(stage)] == [b"0", b"1"]
@@ -391,7 +391,7 @@ def test_of_a_task_that_is_tried_again_one_attempt_counts_and_the_other_leaves_n
         await compaction.aclose()
         await stage.client.cache.close()
         await other.cache.close()
-        cleaned = await stage.client.janitor.clean()
+        cleaned = await stage.janitor.clean()
 
         assert cleaned.deleted == tuple(one.ledger_id for one in failed.segments)
         assert await seen(stage) == before
@@ -409,9 +409,9 @@ def test_a_driver_that_dies_before_its_commit_leaves_nothing_and_the_next_one_go
         (task,) = await compaction.plan()
         (lost,) = await compactor.merge(dying, stage.topic, compaction.intent, task)
 
-        await stage.client.janitor.clean()
+        await stage.janitor.clean()
         await asyncio.sleep(LEASE_S + 1)
-        cleaned = await stage.client.janitor.clean()
+        cleaned = await stage.janitor.clean()
         done = await compact(stage.client, "t")
 
         assert cleaned.deleted == tuple(one.ledger_id for one in lost.segments)
@@ -448,7 +448,7 @@ def test_an_intent_that_was_condemned_meanwhile_changes_nothing():
         system = await stage.client.intents.open_system_intent("compact", "t")
         merged = await all_merged(stage, system, planned)
         await stage.client.cache.close()
-        await stage.client.janitor.clean(condemn=[system.id])
+        await stage.janitor.clean(condemn=[system.id])
 
         with pytest.raises(errors.LedgerFenced):
             await compactor.commit_round(stage.client, stage.topic, system, planned, merged)

@@ -103,12 +103,12 @@ def test_an_intent_stays_as_long_as_one_of_its_ledgers_is_there():
         await stage.client.topics.change_policies("t", {"delete_delay_ms": 1})
         await asyncio.sleep(KEPT_S)
         assert await removed(stage) == Expired()
-        assert (await stage.client.janitor.clean()).kept
+        assert (await stage.janitor.clean()).kept
 
         trimming = await stage.client.intents.open_system_intent("trim", "t")
         await stage.client.commit_actions(stage.topic.id, [Trim(((0, 1),))], trimming)
         await asyncio.sleep(1)
-        assert len((await stage.client.janitor.clean()).deleted) == 1
+        assert len((await stage.janitor.clean()).deleted) == 1
 
         assert await removed(stage) == Expired(1, 1)
         assert not there(stage, paths.intent(intent.id))
@@ -122,7 +122,7 @@ def test_of_a_query_the_intent_stays_when_it_has_ended_and_its_empty_blocks_go()
         await stage.written(old, [b"failed"])
         await stage.client.cache.close()
         new = await stage.intent("run-2")
-        await stage.client.janitor.clean()
+        await stage.janitor.clean()
         await asyncio.sleep(KEPT_S)
 
         assert await removed(stage) == Expired(0, 1)

@@ -20,7 +20,7 @@ TEXT = pa.schema([("a", pa.string())])
 
 
 def registry(client):
-    return SchemaRegistry(client.store, client._rng)
+    return SchemaRegistry(client.store, client.rng)
 
 
 def nodes(stage):

@@ -8,6 +8,7 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
 from spark_ledger.topic.intents import IDS_PER_BLOCK
+from spark_ledger.topic.janitor import Janitor
 from spark_ledger.topic.upkeep import LONG_LOG, Upkeep, elected
 from tests.unit.spark_ledger.topic.stage import play
 
@@ -177,7 +178,8 @@ def test_a_pass_does_not_read_again_what_cannot_change():
         at_work = await stage.intent()
         lost = await stage.written(at_work, [b"lost"])
         await stage.client.cache.close()
-        janitor = (await stage.another()).janitor
+        other = await stage.another()
+        janitor = Janitor(other.store, other.ledgers, other.rng)
         await janitor.clean()
         await janitor.clean()
         await stage.client.ledgers.delete(lost.segments[0].ledger_id)
