@@ -9,7 +9,7 @@ refused, so no query reads more at once than it was told to; a micro-batch takes
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyspark
@@ -18,9 +18,6 @@ from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import NewerSparkNeeded
-
-if TYPE_CHECKING:
-    from spark_ledger.spark.source import LedgerStreamReader
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -117,8 +114,8 @@ def planned(partition: InputPartition | None) -> Any:
     return None if partition is None else partition.value
 
 
-def stream_reader(reader: "LedgerStreamReader") -> DataSourceStreamReader:
-    """The reader as this Spark calls one."""
+def stream_reader(reader: DataSourceStreamReader) -> DataSourceStreamReader:
+    """The source's reader, of 4.2 (source.py), as this Spark calls one."""
     return reader if ADMISSION_CONTROL else UnlimitedStreamReader(reader)
 
 
@@ -130,7 +127,7 @@ class UnlimitedStreamReader(DataSourceStreamReader):
     then, and no rows before it are known to be done.
     """
 
-    def __init__(self, reader: "LedgerStreamReader") -> None:
+    def __init__(self, reader: DataSourceStreamReader) -> None:
         self._reader = reader
         self._at: dict[str, Any] | None = None
 
