@@ -160,7 +160,7 @@ class Adder:
         doubted = [handle for handle in handles.values() if handle.doubted]
         if doubted:
             normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
-            asked = [handle for handle in doubted if handle.state.ledger_id in normal]
+            asked = [handle for handle in doubted if handle.ledger_id in normal]
             await asyncio.gather(*map(self._ledgers.make_sure, asked))
         return handles
 
@@ -227,7 +227,7 @@ class Adder:
         ids = list(entries)
         if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
             return False
-        add, ledger_id = run[0].add, handle.state.ledger_id
+        add, ledger_id = run[0].add, handle.ledger_id
         if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
             return False
         handle.heard(max([item.header for item in run], key=_LAC))

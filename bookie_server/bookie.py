@@ -313,7 +313,7 @@ class Bookie:
 
     def _absence(self, handle: LedgerHandle) -> Status:
         """What an entry that is not stored is answered with: the node must know to say no."""
-        return absence(self._storage.limbo(handle.state.ledger_id))
+        return absence(self._storage.limbo(handle.ledger_id))
 
     # -- fence, last add confirmed --
 
@@ -322,8 +322,7 @@ class Bookie:
         lost = handle.fence_durable is not None and _has_failed(handle.fence_durable)
         if lost or not handle.state.fenced:  # lost: with a journal, and others go on
             state = self._storage.set_state(replace(handle.state, fenced=True))
-            handle.fence()  # not before: if nothing can note the fence, there is none
-            handle.state = state
+            handle.end_waiting()
             record = Record(Kind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
             handle.fence_durable = self._storage.append([record], Lane.RECOVERY)
         if handle.fence_durable is not None:  # None: fenced in an earlier run, durable since
@@ -356,8 +355,9 @@ class Bookie:
             return m.WriteLacResponse(Status.UNAUTHORIZED)
         if handle.state.deleted:
             return m.WriteLacResponse(Status.LEDGER_DELETED)
-        lac = handle.explicit_lac(request.last_add_confirmed)
-        state = handle.state = self._storage.set_state(lac)
+        lac = max(handle.state.explicit_lac, request.last_add_confirmed)
+        state = self._storage.set_state(replace(handle.state, explicit_lac=lac))
+        handle.heard_lac(lac)
         record = Record(Kind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
         await asyncio.shield(self._storage.append([record]))
         return m.WriteLacResponse(Status.OK)

@@ -2,11 +2,13 @@
 
 Always true: what a handle decides and what it changes happen in one step of the event loop, so
 an add is either before a fence or refused by it; the last add confirmed heard never goes back.
+Whether the ledger is fenced, deleted or in limbo is kept by the storage (ledger_states.py) alone:
+a handle has no copy of it.
 """
 
 import asyncio
 import contextlib
-from dataclasses import replace
+from collections.abc import Callable
 
 from bookie_server.api.entry import EntryHeader
 from bookie_server.api.status import Status
@@ -19,10 +21,19 @@ _TOKENS_REMEMBERED_MAX = 8
 
 
 class LedgerHandle:
-    """Made once per ledger and run of the node, after first contact."""
+    """Made once per ledger and run of the node, after first contact. `state_of` is what the storage
+    knows of a ledger: this one is known there until the handle is forgotten."""
 
-    def __init__(self, state: LedgerState, last_entry: int, last_add_confirmed: int) -> None:
-        self.state = state
+    def __init__(
+        self,
+        ledger_id: int,
+        state_of: Callable[[int], LedgerState | None],
+        last_entry: int,
+        last_add_confirmed: int,
+    ) -> None:
+        self.ledger_id = ledger_id
+        self._state_of = state_of
+        state = self.state
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
         self.doubted = False
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
@@ -35,15 +46,21 @@ class LedgerHandle:
         self._quiet_for_good = state.fenced or state.deleted
         self._checked: dict[tuple[str, bytes], bool] = {}
 
+    @property
+    def state(self) -> LedgerState:
+        state = self._state_of(self.ledger_id)
+        assert state is not None, f"ledger {self.ledger_id} was forgotten"
+        return state
+
     def allows(self, use: str, token: bytes) -> bool:
         """Whether the token may be used for "read", "add" or "recover"."""
-        if self.state.verifiers is None:
+        if (verifiers := self.state.verifiers) is None:
             return True
         key = (use, token)
         if key not in self._checked:
             if len(self._checked) >= _TOKENS_REMEMBERED_MAX:
                 self._checked.clear()
-            self._checked[key] = tokens.allows(self.state.verifiers, use, token)
+            self._checked[key] = tokens.allows(verifiers, use, token)
         return self._checked[key]
 
     def refusal_of_add(self, token: bytes, recovery: bool) -> Status | None:
@@ -54,9 +71,10 @@ class LedgerHandle:
             return Status.BUSY  # again, please: it is met anew
         if recovery:
             return None
-        if self.state.deleted:
+        state = self.state
+        if state.deleted:
             return Status.LEDGER_DELETED
-        if self.state.fenced:
+        if state.fenced:
             return Status.FENCED
         return Status.METADATA_UNAVAILABLE if self.doubted else None
 
@@ -70,28 +88,11 @@ class LedgerHandle:
             self.last_add_confirmed = last_add_confirmed
             self._wake()
 
-    def explicit_lac(self, last_add_confirmed: int) -> LedgerState:
-        """The state after WriteLac."""
-        lac = max(self.state.explicit_lac, last_add_confirmed)
-        self.state = replace(self.state, explicit_lac=lac)
-        self.heard_lac(lac)
-        return self.state
-
-    def fence(self) -> LedgerState:
-        """From this moment on normal adds are refused; nobody is told before it is durable."""
-        self.state = replace(self.state, fenced=True)
-        self.end_waiting()
-        return self.state
-
-    def bury(self, state: LedgerState) -> None:
-        """The ledger was deleted, as `state` says: normal adds are refused, and nobody is kept
-        waiting for news of it."""
-        assert state.deleted
-        self.state = state
-        self.end_waiting()
-
     def forget(self) -> None:
-        """The node knows nothing of the ledger any more; nothing is taken by this handle."""
+        """The node knows nothing of the ledger from the end of this step on. This handle takes
+        nothing more, and tells requests that still have it what was known last."""
+        last = self.state
+        self._state_of = lambda _: last
         self.forgotten = True
         self.end_waiting()
 

@@ -100,7 +100,7 @@ class LedgerHandles:
         """Read the ledger's record, once however many ask: if it could be read, nothing is doubted
         any more when this returns, and a fence that was forgotten is durable again. Raises
         JournalFailed."""
-        ledger_id = handle.state.ledger_id
+        ledger_id = handle.ledger_id
         task = self._asking.get(ledger_id)
         if task is None:
             task = self._asking[ledger_id] = asyncio.ensure_future(self._make_sure(handle))
@@ -109,11 +109,11 @@ class LedgerHandles:
 
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
-            found = await self._record(handle.state.ledger_id)
+            found = await self._record(handle.ledger_id)
         except Refused:  # without a record too: tombstones.py says when a ledger was deleted
             return
         if found.state is not RecordState.OPEN:
-            await self.doubt([(handle.state.ledger_id, "", True)])
+            await self.doubt([(handle.ledger_id, "", True)])
         handle.doubted = False
 
     def adds(self, ledger_id: int) -> int:
@@ -152,13 +152,12 @@ class LedgerHandles:
         """
         records = []
         for ledger_id in ledger_ids:
-            handle = self._handles.get(ledger_id)
-            known = handle.state if handle is not None else self._storage.state(ledger_id)
+            known = self._storage.state(ledger_id)
             if known is None:  # it was forgotten while the metadata was asked
                 continue
             state = self._storage.set_state(replace(known, deleted=True))
-            if handle is not None:
-                handle.bury(state)
+            if (handle := self._handles.get(ledger_id)) is not None:
+                handle.end_waiting()
             records.append(_ledger_record(state))
         if records:
             await asyncio.shield(self._storage.append(records))
@@ -230,8 +229,6 @@ class LedgerHandles:
         if (known := self._storage.state(ledger_id)) is None:
             return
         state = self._storage.set_state(known)
-        if (handle := self._handles.get(ledger_id)) is not None:
-            handle.state = state
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
     async def doubt(self, judged: Sequence[tuple[int, str, bool]]) -> None:
@@ -271,13 +268,10 @@ class LedgerHandles:
             return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
         ledger_id, state = state.ledger_id, self._storage.set_state(state)
         done = self._storage.append([_ledger_record(state)])
-        handle = self._handles.get(ledger_id)
-        if handle is not None and state.fenced and not handle.state.fenced:
-            handle.fence()
-            handle.fence_durable = done
-        if handle is not None:
-            handle.state = state
         if state.fenced and not (known and known.fenced):
+            if (handle := self._handles.get(ledger_id)) is not None:
+                handle.end_waiting()
+                handle.fence_durable = done
             self._fence_until(ledger_id, done)
         return [asyncio.shield(done)]
 
@@ -302,19 +296,19 @@ class LedgerHandles:
         travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whoever began it
         state = self._storage.state(ledger_id)
         first = state is None or not state.met
-        if state is None or not state.met:
-            state = await self._first_contact(ledger_id, state)
+        if first:
+            await self._first_contact(ledger_id, state)
         try:
             last, lac = await self._last(ledger_id)
         except DiskFailed as error:
             raise Refused(Status.IO_ERROR, str(error)) from error
-        state = self._storage.state(ledger_id) or state  # it may have been buried meanwhile
-        handle = self._handles[ledger_id] = LedgerHandle(state, last, lac)
+        handle = LedgerHandle(ledger_id, self._storage.state, last, lac)
+        self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
         handle.doubted = bool(self.every().limbo) and not first
         return handle
 
-    async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> LedgerState:
+    async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:
         """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
         doubted = bool(self.every().limbo)
         found = await self._record(ledger_id)
@@ -333,7 +327,6 @@ class LedgerHandles:
         done = self._storage.append([_ledger_record(state)])
         if state.fenced:
             self._fence_until(ledger_id, done)
-        return state
 
     async def _record(self, ledger_id: int) -> LedgerRecord:
         """The ledger's record, after a sync. Raises Refused."""

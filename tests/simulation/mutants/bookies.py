@@ -85,7 +85,8 @@ def forgets_entries(apply: Any) -> Any:
 def replies_before_fence_is_durable(fence: Any) -> Any:
     async def fenced(self: Any, handle: Any) -> None:
         if not handle.state.fenced:
-            state = handle.state = self._storage.set_state(handle.fence())
+            state = self._storage.set_state(replace(handle.state, fenced=True))
+            handle.end_waiting()
             self._storage.append([bookie.Record(bookie.Kind.FENCE, state.ledger_id, -1, b"", 0)])
 
     return fenced
@@ -115,7 +116,8 @@ def one_handle_for_each_request(meet: Any) -> Any:
         if handle is None:
             before = self._storage.state(ledger_id)
             handle = await self._meet(ledger_id)
-            handle.state = before or replace(handle.state, fenced=False)
+            stale = before or replace(handle.state, fenced=False)
+            handle._state_of = lambda _: stale
         return handle
 
     return meet_alone

@@ -47,7 +47,7 @@ def test_what_ends_a_poll_is_not_missed_while_it_looks_at_old_news(event):
         await asyncio.sleep(1)
         handle = await node.bookie._ledgers.meet(1)
         handle.heard_lac(1)  # and in the same step of the loop:
-        handle.fence() if event == "fence" else node.bookie._ledgers.wake_all()
+        handle.end_waiting() if event == "fence" else node.bookie._ledgers.wake_all()
         await asyncio.wait_for(polling, 1)
         assert handle.waiter_count == 0
 
