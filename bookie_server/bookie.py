@@ -24,6 +24,7 @@ from bookie_server.cluster_ledgers import ClusterLedgers
 from bookie_server.directory_store import Directories
 from bookie_server.disk import DiskFailed
 from bookie_server.disk_monitor import DiskMonitor, Role, Watched
+from bookie_server.entry_index import LimboReason, worse
 from bookie_server.entry_reader import Range, Undeliverable
 from bookie_server.journal import JournalFailed
 from bookie_server.journal_format import Kind, Record
@@ -31,7 +32,7 @@ from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledger_handle import LedgerHandle
 from bookie_server.ledger_handles import LedgerHandles, Refused
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.limbo import LOST, Limbo, absence, worse
+from bookie_server.limbo import Limbo, absence
 from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.reclaim import Reclaim
 from bookie_server.replay import open_storage
@@ -144,7 +145,7 @@ class Bookie:
 
     @property
     def _limbo_reason(self) -> str:
-        if self._ledgers.every().limbo == LOST:
+        if self._ledgers.every().limbo == LimboReason.LOST:
             return "acknowledged data may have been lost here; every ledger is in limbo"
         return self._storage.damage
 

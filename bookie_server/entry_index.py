@@ -7,6 +7,7 @@ the same key replaces the earlier one; any failure is DiskFailed, and one of a w
 final: a sync that follows it would be no proof. docs/formats.md pictures the keys.
 """
 
+import enum
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,13 +34,34 @@ class Location(NamedTuple):
     entry_bytes: int
 
 
+class LimboReason(enum.StrEnum):
+    """Why a ledger's negatives are unknown here; the later one, the more is unknown.
+
+    Moves: NONE -> TORN -> LOST, NONE -> LOST as entries are doubted (`worse`); ClearLimbo alone
+    takes a ledger back to NONE, after its entries were compared with the other copies.
+    """
+
+    NONE = ""
+    TORN = "torn"
+    """What was not synced when the node last died may be gone."""
+    LOST = "lost"
+    """Acknowledged entries may be gone."""
+
+
+def worse(one: LimboReason, other: LimboReason) -> LimboReason:
+    """The reason that leaves more unknown."""
+    return max(one, other, key=_REASONS.index)
+
+
+_REASONS = tuple(LimboReason)
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerState:
     """What a bookie knows of a ledger besides its entries, and must not forget.
 
     fenced: normal adds are refused, for ever. explicit_lac: highest LAC written by WriteLac.
-    limbo: why entries may have been lost here, so that its negatives are unknown: "torn" (what
-    was not synced when the node last died), "lost" (acknowledged data), or "".
+    limbo: why entries may have been lost here, if they may.
     deleted: a tombstone.
     met: the verifiers were read from the metadata (not so only when the journal was damaged).
     directories: ids of the ledger directories that may hold entries of it; the last one takes new
@@ -53,15 +75,12 @@ class LedgerState:
     durability: str = "synced"
     fenced: bool = False
     explicit_lac: int = NO_ENTRY
-    limbo: str = ""
+    limbo: LimboReason = LimboReason.NONE
     deleted: bool = False
     met: bool = True
     directories: tuple[str, ...] = ()
     given_up: tuple[tuple[str, int], ...] = ()
     revision: int = 0
-
-
-LIMBO_REASONS = ("", "torn", "lost")  # the later, the more is unknown
 
 
 def merged(one: LedgerState, other: LedgerState) -> LedgerState:
@@ -71,7 +90,7 @@ def merged(one: LedgerState, other: LedgerState) -> LedgerState:
     late, early = (one, other) if one.revision >= other.revision else (other, one)
     limbo = late.limbo
     if one.revision == other.revision:
-        limbo = max(one.limbo, other.limbo, key=LIMBO_REASONS.index)
+        limbo = worse(one.limbo, other.limbo)
     met = late if late.met or not early.met else early
     given_up = dict(sorted((*early.given_up, *late.given_up), key=itemgetter(1)))
     forgotten = [
@@ -107,7 +126,7 @@ def brought_back(known: LedgerState, away: LedgerState) -> LedgerState:
     both = merged(known, replace(away, revision=0))
     if away.revision < known.revision:
         return both
-    return replace(both, limbo=max(known.limbo, away.limbo, key=LIMBO_REASONS.index))
+    return replace(both, limbo=worse(known.limbo, away.limbo))
 
 
 class BadIndexRecord(ValueError):
@@ -187,6 +206,7 @@ def decode_ledger_state(value: bytes) -> LedgerState:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         if isinstance(plain["limbo"], bool):  # written before limbo had reasons
             plain["limbo"] = "lost" if plain["limbo"] else ""
+        plain["limbo"] = LimboReason(plain["limbo"])
         plain["directories"] = tuple(plain.get("directories", ()))
         plain["given_up"] = tuple((name, at) for name, at in plain.get("given_up", ()))
         return LedgerState(**plain)

@@ -22,9 +22,10 @@ from bookie_server.cluster_ledgers import names
 from bookie_server.disk import DiskFailed
 from bookie_server.entry_index import (
     EVERY_LEDGER,
-    LIMBO_REASONS,
     LedgerState,
+    LimboReason,
     encode_ledger_state,
+    worse,
 )
 from bookie_server.entry_reader import Undeliverable
 from bookie_server.journal_format import Kind, Record, body_crc
@@ -113,7 +114,7 @@ class LedgerHandles:
         except Refused:  # without a record too: tombstones.py says when a ledger was deleted
             return
         if found.state is not RecordState.OPEN:
-            await self.doubt([(handle.ledger_id, "", True)])
+            await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
         handle.doubted = False
 
     def adds(self, ledger_id: int) -> int:
@@ -168,16 +169,16 @@ class LedgerHandles:
         """What is known of all ledgers at once."""
         return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
 
-    def limbo(self, ledger_id: int) -> tuple[str, int]:
-        """Why the ledger itself is in limbo, "" if it is not, and the revision that says so. A
+    def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
+        """Why the ledger itself is in limbo, NONE if it is not, and the revision that says so. A
         directory of it that goes is another revision."""
         state = self._storage.state(ledger_id)
         if state is None:
-            return "", 0
+            return LimboReason.NONE, 0
         missing = self._storage.missing(state) << _MISSING_SHIFT
         return self._reason(state), state.revision | missing & _INT64_MAX
 
-    def in_limbo(self) -> dict[int, str]:
+    def in_limbo(self) -> dict[int, LimboReason]:
         """The ledgers that are in limbo themselves, by id, and why."""
         return {
             state.ledger_id: reason
@@ -185,9 +186,9 @@ class LedgerHandles:
             if state.ledger_id != EVERY_LEDGER and (reason := self._reason(state))
         }
 
-    def _reason(self, state: LedgerState) -> str:
+    def _reason(self, state: LedgerState) -> LimboReason:
         """A directory that is not there took along what it had."""
-        return state.limbo if self._storage.is_whole(state) else LIMBO_REASONS[-1]
+        return state.limbo if self._storage.is_whole(state) else LimboReason.LOST
 
     def read_from_disk(self, ledger_id: int) -> None:
         """What is read of the ledger from now on is as good as it lies there now."""
@@ -231,8 +232,8 @@ class LedgerHandles:
         state = self._storage.set_state(known)
         await asyncio.shield(self._storage.append([_ledger_record(state)]))
 
-    async def doubt(self, judged: Sequence[tuple[int, str, bool]]) -> None:
-        """(ledger, reason, fence): from now on it is in limbo for that reason too ("": for none),
+    async def doubt(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
+        """(ledger, reason, fence): from now on it is in limbo for that reason too,
         and fenced if it is to be; durable when this returns.
 
         Raises JournalFailed.
@@ -242,7 +243,7 @@ class LedgerHandles:
             known = self._storage.state(ledger_id)
             if known is not None or limbo or fence:
                 base = known or LedgerState(ledger_id, met=False)
-                reason = max(base.limbo, limbo, key=LIMBO_REASONS.index)
+                reason = worse(base.limbo, limbo)
                 state = replace(base, limbo=reason, fenced=base.fenced or fence)
                 changed += self._changed(state, known)
         await asyncio.gather(*changed)
@@ -252,7 +253,7 @@ class LedgerHandles:
         that are not there is not missed any more."""
         known = self._storage.state(ledger_id)
         if known is not None:
-            state = self._storage.without_missing(replace(known, limbo=""))
+            state = self._storage.without_missing(replace(known, limbo=LimboReason.NONE))
             rescued = self._storage.rescue(ledger_id)  # who compared may have found it in memory
             changed = [*rescued, *self._changed(state, known)]
             if ledger_id == EVERY_LEDGER:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, brought_back, merged
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, LimboReason, brought_back, merged
 
 
 class Changes(NamedTuple):
@@ -94,4 +94,4 @@ def doubted(state: LedgerState) -> LedgerState:
     """As it may have been when it was forgotten; a tombstone says all there is to say."""
     if state.deleted or state.ledger_id == EVERY_LEDGER:
         return state
-    return replace(state, fenced=True, limbo="lost")
+    return replace(state, fenced=True, limbo=LimboReason.LOST)

@@ -25,6 +25,7 @@ Always true inside:
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
@@ -33,7 +34,13 @@ from bookie_server.api.messages import EntryLocation
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories, DirectoryStore
 from bookie_server.disk import DiskFailed, DiskFull
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.entry_index import (
+    EVERY_LEDGER,
+    LedgerState,
+    LimboReason,
+    encode_ledger_state,
+    worse,
+)
 from bookie_server.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.journal import SPACE_PAUSE_S
 from bookie_server.journal_format import Kind, Position, Record, body_crc
@@ -217,22 +224,22 @@ class LedgerStorage:
             state = self._stores.back_again(state, known)
         return self._states.restore(state)
 
-    def limbo(self, ledger_id: int) -> str:
-        """Why what is not found of the ledger is unknown: "torn", "lost", or "": it is absent.
+    def limbo(self, ledger_id: int) -> LimboReason:
+        """Why what is not found of the ledger is unknown; NONE: it is absent.
 
         EVERY_LEDGER's limbo, and directories that are not there, are taken into account.
         """
         every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
         reasons = [each.limbo for each in (every, state) if each is not None]
         lost = state is not None and not self._stores.is_whole(state)
-        return "lost" if lost or "lost" in reasons else max(reasons, default="")
+        return LimboReason.LOST if lost else reduce(worse, reasons, LimboReason.NONE)
 
     def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
         """The copy of the entry here is bad: its ledger is in limbo "lost" from now on."""
         state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
         self.on_quarantine(ledger_id)
-        if state.limbo != "lost" and not state.deleted:
-            self.set_state(replace(state, limbo="lost"))
+        if state.limbo is not LimboReason.LOST and not state.deleted:
+            self.set_state(replace(state, limbo=LimboReason.LOST))
             if self._attached and (record := self.record(ledger_id)) is not None:
                 self.append([record])
             self.on_doubt()

@@ -45,7 +45,7 @@ from bookie_server.cluster_ledgers import (
     names,
 )
 from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, LIMBO_REASONS, LedgerState
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, LimboReason, worse
 from bookie_server.journal import Ending, JournalFailed
 from bookie_server.ledger_handles import LedgerHandles
 from bookie_server.ledger_storage import LedgerStorage
@@ -55,21 +55,15 @@ from spark_ledger.metadata.ledger_listing import ledger_ids
 from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, StoreError
 
-TORN, LOST = "torn", "lost"
 GATHER_S = 0.1  # ledgers that get into limbo together are listed together
 _log = logging.getLogger(__name__)
 
 
-def worse(one: str, other: str) -> str:
-    """The reason that leaves more unknown."""
-    return max(one, other, key=LIMBO_REASONS.index)
-
-
-def absence(limbo: str) -> Status:
+def absence(limbo: LimboReason) -> Status:
     """What an entry that is not stored is answered with."""
-    if limbo == LOST:
+    if limbo == LimboReason.LOST:
         return Status.LIMBO
-    return Status.LIMBO_TORN if limbo == TORN else Status.NO_SUCH_ENTRY
+    return Status.LIMBO_TORN if limbo == LimboReason.TORN else Status.NO_SUCH_ENTRY
 
 
 def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
@@ -79,11 +73,11 @@ def doubt_the_tail(ending: Ending, storage: LedgerStorage) -> None:
     is synced with all that was written before. Durable with the next flush."""
     if ending is Ending.TORN:
         every = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
-        storage.set_state(replace(every, limbo=worse(every.limbo, TORN)))
+        storage.set_state(replace(every, limbo=worse(every.limbo, LimboReason.TORN)))
     if ending is not Ending.CLEAN:
         for state in storage.states():
             if state.durability == "page-cache" and not state.fenced and not state.limbo:
-                storage.set_state(replace(state, limbo=TORN))
+                storage.set_state(replace(state, limbo=LimboReason.TORN))
 
 
 class Limbo:
@@ -157,13 +151,13 @@ class Limbo:
 
     async def _walk(self, every: LedgerState) -> None:
         """Put the ledgers concerned in limbo, durably, and take EVERY_LEDGER out of it."""
-        judged: list[tuple[int, str, bool]] = []
+        judged: list[tuple[int, LimboReason, bool]] = []
         count = concerned = lost = 0
         async for ledger_id in ledger_ids(self._metadata):
             count += 1
             limbo, fence = await self._judge(ledger_id, every.limbo)
             concerned += bool(limbo)
-            lost += limbo == LOST
+            lost += limbo == LimboReason.LOST
             judged.append((ledger_id, limbo, fence))
             if count % READS_AT_ONCE == 0:
                 await self._ledgers.doubt(judged)
@@ -176,31 +170,31 @@ class Limbo:
             text = "%d of %d ledgers are in limbo here (%s), something is known to be lost of %d"
             _log.warning(text, concerned, count, every.limbo, lost)
 
-    async def _judge(self, ledger_id: int, reason: str) -> tuple[str, bool]:
-        """Why the ledger is in limbo here from now on, "" if it is not concerned; and whether it
+    async def _judge(self, ledger_id: int, reason: LimboReason) -> tuple[LimboReason, bool]:
+        """Why the ledger is in limbo here from now on, NONE if it is not concerned; and whether it
         is to be fenced."""
         try:
             node = await self._metadata.get(paths.ledger(ledger_id))
             record = ledger_record.decode(node.value)
         except NoNode:
-            return "", False
+            return LimboReason.NONE, False
         except BadLedgerRecord as damage:
             _log.error("ledger %d: %s", ledger_id, damage)
             return reason, False
         fence = record.state is not ledger_record.LedgerState.OPEN
         if not names(record, self._bookie_id):
-            return "", fence and self._ledgers.has_state(ledger_id)
-        if reason == LOST or not record.closed:
+            return LimboReason.NONE, fence and self._ledgers.has_state(ledger_id)
+        if reason == LimboReason.LOST or not record.closed:
             return reason, fence
         return await self._judge_closed(record), fence
 
-    async def _judge_closed(self, record: LedgerRecord) -> str:
+    async def _judge_closed(self, record: LedgerRecord) -> LimboReason:
         """After a torn tail. Without one of its directories the ledger is "lost" as long as that is
         away; what it lacks may be there, so all that is left to say then is that a tail was torn.
         """
         if not await self._lacks(record):
-            return ""
-        return LOST if self._ledgers.is_whole(record.ledger_id) else TORN
+            return LimboReason.NONE
+        return LimboReason.LOST if self._ledgers.is_whole(record.ledger_id) else LimboReason.TORN
 
     async def _lacks(self, record: LedgerRecord) -> bool:
         try:

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 from bookie_server.directory_store import DirectoryStore
 from bookie_server.disk import DiskFailed, DiskHung, File, NoSuchFile
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, Location
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, LimboReason, Location, worse
 from bookie_server.entry_log import BLOCK_BYTES, record_end
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.limbo import LOST, TORN, worse
 from bookie_server.log_map import read_map
 from bookie_server.log_scan import Chunk, Damage, scan
 from bookie_server.replayed import Replayed
@@ -125,7 +124,7 @@ async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Location
         try:
             file = await store.logs.open_log(log_id)
         except NoSuchFile:
-            _doubt_all(storage, LOST, f"placed log {log_id} is missing")
+            _doubt_all(storage, LimboReason.LOST, f"placed log {log_id} is missing")
             continue
         try:
             async for locations in _read_log(store, log_id, file, start, storage):
@@ -150,13 +149,20 @@ async def _read_log(
         yield locations
     _log.info("placed log %d: %d entries replayed", log_id, count)
     if end < start:
-        _doubt_all(storage, LOST, f"placed log {log_id} ends at {end}, before its mark {start}")
+        _doubt_all(
+            storage, LimboReason.LOST, f"placed log {log_id} ends at {end}, before its mark {start}"
+        )
     damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
     for hole in damaged:
         what = f"placed log {log_id} is damaged from {hole.start} to {hole.end}"
-        _judge(hole, LOST, what, storage)
+        _judge(hole, LimboReason.LOST, what, storage)
     for hole in torn:
-        _judge(hole, TORN, f"placed log {log_id}: a torn write at {hole.start} is cut", storage)
+        _judge(
+            hole,
+            LimboReason.TORN,
+            f"placed log {log_id}: a torn write at {hole.start} is cut",
+            storage,
+        )
 
 
 async def _records_end(store: DirectoryStore, log_id: int) -> int:
@@ -183,19 +189,19 @@ class _Around:
         return await self._reader.read_around(position, length)
 
 
-def _judge(hole: Hole, limbo: str, what: str, storage: LedgerStorage) -> None:
+def _judge(hole: Hole, limbo: LimboReason, what: str, storage: LedgerStorage) -> None:
     """Whose are torn is known puts that ledger in limbo, open or closed; all are nevertheless."""
     for ledger_id in hole.ledger_ids or ():
         state = storage.state(ledger_id)
         if state is not None and not state.deleted:
             storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))
-    if hole.ledger_ids is None or limbo == TORN:
+    if hole.ledger_ids is None or limbo == LimboReason.TORN:
         _doubt_all(storage, limbo, what)
     else:
         _log.error("%s: ledgers %s are in limbo", what, hole.ledger_ids)
 
 
-def _doubt_all(storage: LedgerStorage, limbo: str, why: str) -> None:
+def _doubt_all(storage: LedgerStorage, limbo: LimboReason, why: str) -> None:
     _log.error("%s: every ledger is in limbo", why)
     state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
     storage.set_state(replace(state, limbo=worse(state.limbo, limbo)))

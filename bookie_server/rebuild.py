@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from bookie_server.disk import Disk, DiskFailed, DiskFull, NoSuchFile
-from bookie_server.entry_index import EVERY_LEDGER, EntryIndex, LedgerState
+from bookie_server.entry_index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
 from bookie_server.entry_index import merged as merge
 from bookie_server.entry_log import FOLDER, MAP, EntryLogs
 from bookie_server.log_map import LogMap, read_map
@@ -231,7 +231,7 @@ def _in_limbo(state: LedgerState) -> LedgerState:
             state.ledger_id,
             state.verifiers,
             state.durability,
-            limbo="lost",
+            limbo=LimboReason.LOST,
             met=state.met,
             directories=state.directories,
             revision=max(_LATEST, state.revision + 1),

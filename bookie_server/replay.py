@@ -22,12 +22,12 @@ from typing import NamedTuple
 from bookie_server.checkpoint import Mark, Marks
 from bookie_server.directory_store import Directories
 from bookie_server.disk import Disk, DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState
+from bookie_server.entry_index import EVERY_LEDGER, LedgerState, LimboReason
 from bookie_server.journal import FOLDER, Journal, Replay, segment_ids
 from bookie_server.journal_format import Kind, Position, Suspect
 from bookie_server.journals import Journals
 from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.limbo import TORN, doubt_the_tail
+from bookie_server.limbo import doubt_the_tail
 from bookie_server.placed_replay import replay_placed
 from bookie_server.replayed import LateReplayed, Replayed
 from bookie_server.storage_config import StorageConfig
@@ -203,7 +203,7 @@ def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) 
 def _lost(storage: LedgerStorage, why: str) -> None:
     _log.error("%s: every ledger is in limbo", why)
     state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
-    storage.set_state(replace(state, limbo="lost"))
+    storage.set_state(replace(state, limbo=LimboReason.LOST))
 
 
 async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
@@ -249,7 +249,7 @@ def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     if not state.deleted:
         fenced = state.fenced or fence
-        storage.set_state(replace(state, limbo=state.limbo or TORN, fenced=fenced))
+        storage.set_state(replace(state, limbo=state.limbo or LimboReason.TORN, fenced=fenced))
 
 
 def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
@@ -257,4 +257,4 @@ def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     known = suspect.ledger_id is not None
     fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
-    storage.set_state(replace(state, limbo="lost", fenced=fenced))
+    storage.set_state(replace(state, limbo=LimboReason.LOST, fenced=fenced))

@@ -16,8 +16,8 @@ from bookie_server.api.entry import Buffer
 from bookie_server.disk import DiskFailed, DiskHung
 from bookie_server.entry_index import (
     EVERY_LEDGER,
-    LIMBO_REASONS,
     LedgerState,
+    LimboReason,
     Location,
     decode_ledger_state,
     merged,
@@ -72,12 +72,12 @@ class Replayed:
     def _state_of_placed(self, directory: str, ledger_id: int) -> LedgerState | None:
         """With the directory, if the record that named it may be among what journals have lost."""
         state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
-        doubt = every.limbo if every is not None else ""
+        doubt = every.limbo if every is not None else LimboReason.NONE
         if state is None:
             if not doubt:
                 return None  # it was deleted and forgotten
             state = LedgerState(ledger_id, limbo=doubt, met=False)
-            state = doubted(state) if doubt == LIMBO_REASONS[-1] else state
+            state = doubted(state) if doubt == LimboReason.LOST else state
         known = directory in (*state.directories, *dict(state.given_up))
         if known or state.deleted or not (doubt or state.limbo):
             return state
@@ -100,7 +100,7 @@ class Replayed:
         """Without a state its ledger record is among what is damaged."""
         state = self._storage.state(ledger_id)
         if state is None:
-            state = LedgerState(ledger_id, limbo="lost", met=False)
+            state = LedgerState(ledger_id, limbo=LimboReason.LOST, met=False)
             self._storage.restore_state(state)
         return state
 

@@ -7,8 +7,9 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.entry_index import worse
 from bookie_server.journal import segment_ids, segment_path
-from bookie_server.limbo import absence, worse
+from bookie_server.limbo import absence
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.metadata.store import NoNode, StoreUnavailable
