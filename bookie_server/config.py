@@ -7,6 +7,7 @@ rules hold for what is set here; a directory is named where it is given, or not 
 import re
 import tomllib
 from dataclasses import fields
+from typing import ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -22,6 +23,21 @@ _NOT_AT_ENDS = "[]'\""
 
 class BookieConfig(Settings):
     """Sizes are bytes, times seconds (or ms where the name says so)."""
+
+    SECTIONS: ClassVar = {
+        "service_url": "which cluster",
+        "listen": "the network",
+        "journal_directory": "the disks",
+        "journal_bytes_max": "the journal: an entry is acknowledged when it is synced there",
+        "write_cache_bytes": "the entry logs: where entries rest",
+        "read_bytes_max": "reads",
+        "tombstone_sweep_s": "deleted ledgers",
+        "gc_interval_s": "reclaiming space",
+        "disk_usage_high": "space that runs out",
+        "limbo_check_s": "ledgers that may have lost entries here",
+        "log_level": "logging",
+    }
+    """The headings of its file, each above the setting that is named."""
 
     service_url: str = Field(
         "zk://127.0.0.1:2281/ledger",
@@ -104,6 +120,17 @@ class BookieConfig(Settings):
         description="What recovery may use beyond each of the budgets; it must hold the largest"
         " entry.",
     )
+    page_cache_sync_s: float = Field(
+        _STORAGE.page_cache_sync_s,
+        gt=0,
+        description="Longest time that entries of page-cache ledgers stay unsynced.",
+    )
+    receive_bytes_max: int = Field(
+        _STORAGE.receive_bytes_max,
+        gt=0,
+        description="Bytes of requests received and not decided; beyond it the answer is busy.",
+    )
+
     write_cache_bytes: int = Field(
         _STORAGE.write_cache_bytes,
         gt=0,
@@ -133,6 +160,7 @@ class BookieConfig(Settings):
     entry_bytes_max: int = Field(
         _STORAGE.entry_bytes_max, gt=0, description="Largest payload of an entry."
     )
+
     read_bytes_max: int = Field(
         _STORAGE.read_bytes_max,
         gt=0,
@@ -147,21 +175,6 @@ class BookieConfig(Settings):
         _STORAGE.retry_after_ms,
         gt=0,
         description="How long a caller who got busy waits before asking again.",
-    )
-    tombstone_sweep_s: float = Field(
-        _STORAGE.tombstone_sweep_s,
-        gt=0,
-        description="Pause between two looks for ledgers that were deleted, which take no adds.",
-    )
-    page_cache_sync_s: float = Field(
-        _STORAGE.page_cache_sync_s,
-        gt=0,
-        description="Longest time that entries of page-cache ledgers stay unsynced.",
-    )
-    receive_bytes_max: int = Field(
-        _STORAGE.receive_bytes_max,
-        gt=0,
-        description="Bytes of requests received and not decided; beyond it the answer is busy.",
     )
     read_cache_bytes: int = Field(
         _STORAGE.read_cache_bytes,
@@ -179,6 +192,13 @@ class BookieConfig(Settings):
         description="Readers on this host are told where entries of so many bytes lie, and read"
         " them there themselves; 0: never.",
     )
+
+    tombstone_sweep_s: float = Field(
+        _STORAGE.tombstone_sweep_s,
+        gt=0,
+        description="Pause between two looks for ledgers that were deleted, which take no adds.",
+    )
+
     gc_interval_s: float = Field(
         _STORAGE.gc_interval_s,
         gt=0,
@@ -226,6 +246,7 @@ class BookieConfig(Settings):
         gt=0,
         description="Most bytes that the scrub reads in a second.",
     )
+
     disk_usage_high: float = Field(
         _STORAGE.disk_usage_high,
         gt=0,
@@ -258,11 +279,13 @@ class BookieConfig(Settings):
         gt=0,
         description="Longest time that a call to a disk may take; then its directory has failed.",
     )
+
     limbo_check_s: float = Field(
         _STORAGE.limbo_check_s,
         gt=0,
         description="Pause between two looks at the ledgers that the node has listed as in limbo.",
     )
+
     log_level: str = Field(
         "INFO", description="What is logged to standard error: DEBUG, INFO, WARNING or ERROR."
     )

@@ -10,45 +10,8 @@ _LITTLE = 4096  # the same without padding
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """Limits of one node's storage.
-
-    journal_bytes_max: size of one journal segment; it is reserved when the segment is made.
-    journal_batch_bytes_max: most bytes of one group commit (a larger entry goes alone).
-    journal_pending_bytes_max: adds taken and not yet answered; beyond it the answer is BUSY.
-    recovery_reserve_bytes: what recovery may use beyond each of the budgets; holds any entry.
-    write_cache_bytes: both halves of the write cache together.
-    flush_interval_s: longest time an entry waits in the write cache before a flush begins.
-    flush_chunk_bytes: bytes given to the disk at once by a flush.
-    entry_log_bytes_max: an entry log is closed with its footer beyond this size.
-    large_entry_bytes: entries of that size are written once, straight to an entry log; 0: none.
-    entry_bytes_max: largest payload of an entry.
-    read_bytes_max: most bytes in one reply, whatever the request asks (one entry always fits).
-    read_pending_bytes_max: replies being read from disk; beyond it the answer is BUSY.
-    retry_after_ms: how long a refused caller waits before it asks again.
-    tombstone_sweep_s: pause between two looks for ledgers that were deleted (tombstones.py).
-    page_cache_sync_s: longest time that entries of page-cache ledgers stay unsynced.
-    receive_bytes_max: bytes of requests received and not decided; beyond it the answer is BUSY.
-    read_cache_bytes: entries read from the entry logs and kept, read-ahead included; 0: none.
-    read_ahead_bytes: most bytes read beyond what a sequential reader asked for; 0: none.
-    place_bytes_min: readers on this host are told where entries of that size lie, and read them
-        there themselves; 0: never.
-    gc_interval_s: pause between two passes that reclaim space.
-    overreplicated_wait_s: pause between two looks for closed ledgers whose copies are surplus.
-    minor_compaction_share: a log with a smaller live share is compacted by a minor compaction.
-    minor_compaction_s: pause between two minor compactions.
-    major_compaction_share: a log with a smaller live share is compacted by a major compaction.
-    major_compaction_s: pause between two major compactions.
-    compaction_bytes_per_s: most bytes that compaction copies in a second.
-    scrub_interval_s: time in which the scrub reads every entry log once.
-    scrub_bytes_per_s: most bytes that the scrub reads in a second.
-    disk_usage_high: used share of a directory's disk beyond which it is full.
-    disk_usage_low: used share below which it is not full any more.
-    disk_free_bytes_min: free bytes below which a disk is full, whatever its share.
-    disk_reserve_bytes: reserved in each directory for fences, recovery adds, compaction.
-    disk_check_s: pause between two looks at the free space (each new file looks too).
-    disk_hang_s: longest time a call to a disk or index may take; then its directory has failed.
-    limbo_check_s: pause between two looks at what the node lists as in limbo.
-    """
+    """Limits of one node's storage, with their defaults; BookieConfig (config.py) says what each
+    means."""
 
     journal_bytes_max: int = 64 * MIB
     journal_batch_bytes_max: int = 8 * MIB

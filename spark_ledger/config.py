@@ -6,7 +6,7 @@ else LEDGER_SERVICE_URL, else the default.
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,15 @@ class ClientConfig(Settings):
     seconds. Made by `client_config`, whose errors name the setting; made directly, a wrong value
     is pydantic's ValidationError. E, Qw and Qa are those of LedgerClient.create_ledger: a topic has
     its own, fixed when it is made."""
+
+    SECTIONS: ClassVar = {
+        "service_url": "which cluster",
+        "ensemble_size": "replication of new ledgers\nOf LedgerClient.create_ledger, where it is not told. A topic has its own quorums, fixed when it is made: 3, 3, 2, or what the writer's options say.",
+        "add_timeout_s": "how long",
+        "ensemble_change": "which bookies",
+        "inflight_bytes": "how much",
+    }
+    """The headings of its file, each above the setting that is named."""
 
     service_url: str = Field(
         DEFAULT_SERVICE_URL,
@@ -56,7 +65,8 @@ class ClientConfig(Settings):
         0.0,
         ge=0,
         description="Seconds after the beginning of an outage of the metadata store in which calls"
-        " wait for its end, where that is longer than metadata_timeout_s.",
+        " wait for its end, where that is longer than metadata_timeout_s. Spark's queries have the option"
+        " outageTimeout for it.",
     )
     session_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
@@ -64,7 +74,6 @@ class ClientConfig(Settings):
     connect_timeout_s: float = Field(
         10.0, gt=0, description="Seconds to reach the metadata store when a client starts."
     )
-
     spare_grace_s: float = Field(
         12.0,
         ge=0,
@@ -91,13 +100,14 @@ class ClientConfig(Settings):
 
     ensemble_change: Literal["at-once", "delayed"] = Field(
         "at-once",
-        description="When a bookie that failed is replaced: at once, or only when a write set"
+        description='When a bookie that failed is replaced: "at-once", or "delayed" until a write set'
         " has fewer than Qa others (fewer fragments, more entries short of a copy).",
     )
     quarantine_failures: int = Field(
         3,
         ge=1,
-        description="Failed or slow answers within the window that put a bookie in quarantine.",
+        description="Failed or slow answers within the window that put a bookie in quarantine: it"
+        " is chosen last.",
     )
     quarantine_window_s: float = Field(
         60.0, gt=0, description="Seconds over which failed and slow answers are counted."
@@ -114,7 +124,7 @@ class ClientConfig(Settings):
     )
     racks: Literal["soft", "hard"] = Field(
         "soft",
-        description="Copies on different racks: where possible (soft), or not at all (hard).",
+        description='Copies on different racks: "soft", where possible; "hard", or not at all.',
     )
 
     inflight_bytes: int = Field(

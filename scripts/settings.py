@@ -1,0 +1,67 @@
+"""Writes conf/*.toml from the classes that read them: `python scripts/settings.py`.
+
+A setting is described once, in its class: default, limits, meaning, heading. tests/tidy compares.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from bookie_server.api.settings import Settings
+from bookie_server.config import BookieConfig
+from spark_ledger.config import ClientConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+COLUMNS = 100
+FILES: Mapping[str, tuple[type[Settings], str]] = {
+    "conf/bookie.toml": (
+        BookieConfig,
+        "Settings of a bookie, one storage node: python -m bookie_server --config conf/bookie.toml."
+        " Every setting is here with its default; delete what you do not change, or override one"
+        ' with --set key=value; a list as --set key=a,b or --set \'key=["a", "b"]\'. Sizes are'
+        " bytes; times are seconds, or milliseconds where the name ends in _ms.",
+    ),
+    "conf/client.toml": (
+        ClientConfig,
+        "Settings of a client of Spark Ledger. Every setting is here with its default; delete what"
+        " you do not change. Sizes are bytes, times are seconds. The service URL can also come from"
+        " the environment (LEDGER_SERVICE_URL) or the option serviceUrl.",
+    ),
+}
+
+
+def text_of(path: str) -> str:
+    """What the file says."""
+    settings, head = FILES[path]
+    return "\n".join([*_remark(head), *_lines(settings)]) + "\n"
+
+
+def _lines(settings: type[Settings]) -> Iterator[str]:
+    sections: Mapping[str, str] = settings.SECTIONS  # type: ignore[attr-defined]
+    for name, field in settings.model_fields.items():
+        if name in sections:
+            title, _, remark = sections[name].partition("\n")
+            yield ""
+            yield f"# -- {title} ".ljust(COLUMNS - 4, "-")
+            yield from _remark(remark)
+            yield ""
+        assert field.description is not None
+        yield from _remark(field.description)
+        yield f"{name} = {_value(field.default)}"
+
+
+def _remark(text: str) -> list[str]:
+    return textwrap.wrap(text, COLUMNS, initial_indent="# ", subsequent_indent="# ")
+
+
+def _value(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, (int, float)):
+        return f"{default:_}" if default >= 10_000 else str(default)
+    return str(default) if isinstance(default, list) else f'"{default}"'
+
+
+if __name__ == "__main__":
+    for path in FILES:
+        (ROOT / path).write_text(text_of(path))
