@@ -65,8 +65,8 @@ class ClientConfig(Settings):
         0.0,
         ge=0,
         description="Seconds after the beginning of an outage of the metadata store in which calls"
-        " wait for its end, where that is longer than metadata_timeout_s. Spark's queries have the option"
-        " outageTimeout for it.",
+        " wait for its end, where that is longer than metadata_timeout_s. Spark's queries have the"
+        " option outageTimeout for it.",
     )
     session_timeout_s: float = Field(
         30.0, gt=0, description="Seconds without contact after which ZooKeeper ends the session."
@@ -100,8 +100,8 @@ class ClientConfig(Settings):
 
     ensemble_change: Literal["at-once", "delayed"] = Field(
         "at-once",
-        description='When a bookie that failed is replaced: "at-once", or "delayed" until a write set'
-        " has fewer than Qa others (fewer fragments, more entries short of a copy).",
+        description='When a bookie that failed is replaced: "at-once", or "delayed" until a write'
+        " set has fewer than Qa others (fewer fragments, more entries short of a copy).",
     )
     quarantine_failures: int = Field(
         3,

@@ -6,22 +6,24 @@ import pytest
 
 from bookie_server.api.settings import BadSettings, load
 from bookie_server.config import BookieConfig
-from scripts import settings
 from spark_ledger.config import ClientConfig
+from tests.tidy import settings_files
 from tests.tidy.sources import ROOT
 
 CLASSES = (BookieConfig, ClientConfig)
 
 
-@pytest.mark.parametrize("path", settings.FILES)
+@pytest.mark.parametrize("path", settings_files.FILES)
 def test_the_file_is_what_its_class_says(path):
-    assert (ROOT / path).read_text() == settings.text_of(path), "run: python scripts/settings.py"
+    assert (ROOT / path).read_text() == settings_files.text_of(path), (
+        "run: python -m tests.tidy.settings_files"
+    )
 
 
-@pytest.mark.parametrize("path", settings.FILES)
+@pytest.mark.parametrize("path", settings_files.FILES)
 def test_the_file_lists_every_setting_of_its_class_with_its_default(path):
     listed = tomllib.loads((ROOT / path).read_text())
-    fields = settings.FILES[path][0].model_fields
+    fields = settings_files.FILES[path][0].model_fields
     assert listed == {name: field.default for name, field in fields.items()}
 
 

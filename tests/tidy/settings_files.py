@@ -1,17 +1,16 @@
-"""Writes conf/*.toml from the classes that read them: `python scripts/settings.py`.
+"""conf/*.toml as the classes that read them say: `python -m tests.tidy.settings_files` writes them.
 
-A setting is described once, in its class: default, limits, meaning, heading. tests/tidy compares.
+A setting is described once, in its class: default, limits, meaning, heading.
 """
 
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from bookie_server.api.settings import Settings
 from bookie_server.config import BookieConfig
 from spark_ledger.config import ClientConfig
+from tests.tidy.sources import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = 100
 FILES: Mapping[str, tuple[type[Settings], str]] = {
     "conf/bookie.toml": (
