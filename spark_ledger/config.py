@@ -26,7 +26,9 @@ class ClientConfig(Settings):
 
     SECTIONS: ClassVar = {
         "service_url": "which cluster",
-        "ensemble_size": "replication of new ledgers\nOf LedgerClient.create_ledger, where it is not told. A topic has its own quorums, fixed when it is made: 3, 3, 2, or what the writer's options say.",
+        "ensemble_size": "replication of new ledgers\n"
+        "Of LedgerClient.create_ledger, where it is not told. A topic has its own quorums, fixed"
+        " when it is made: 3, 3, 2, or what the writer's options say.",
         "add_timeout_s": "how long",
         "ensemble_change": "which bookies",
         "inflight_bytes": "how much",
