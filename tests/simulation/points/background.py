@@ -4,12 +4,13 @@ heartbeat of an intent, and what Spark's `foreach` commits part by part."""
 import asyncio
 from typing import Any
 
+from spark_ledger.topic.store_time import store_now_ms
+
 from spark_ledger.topic import intent_expiry, intents, parts
 from spark_ledger.topic.commit import TxnKey
 from spark_ledger.topic.intent_expiry import IntentExpiry
 from spark_ledger.topic.merge_plan import MergeLimits
 from spark_ledger.topic.merging import Merging, TopicHead
-from spark_ledger.topic.store_time import store_now_ms
 from tests.simulation.invariants import require
 from tests.simulation.points.deeds import others_clean, small_batches, two_batches
 from tests.simulation.points.enumerate import Deed
