@@ -14,7 +14,7 @@ from bookie_server.api.entry import EntryHeader
 from bookie_server.api.status import Status
 from bookie_server.entry_index import LedgerState
 from bookie_server.lanes import Lane
-from spark_ledger.metadata import tokens
+from spark_ledger.metadata import ledger_record
 
 PAGE_CACHE = "page-cache"  # a ledger's durability: acknowledged before the sync
 _TOKENS_REMEMBERED_MAX = 8
@@ -60,7 +60,7 @@ class LedgerHandle:
         if key not in self._checked:
             if len(self._checked) >= _TOKENS_REMEMBERED_MAX:
                 self._checked.clear()
-            self._checked[key] = tokens.allows(verifiers, use, token)
+            self._checked[key] = ledger_record.allows(verifiers, use, token)
         return self._checked[key]
 
     def refusal_of_add(self, token: bytes, recovery: bool) -> Status | None:

@@ -51,8 +51,7 @@ from bookie_server.ledger_handles import LedgerHandles
 from bookie_server.ledger_storage import LedgerStorage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.cluster import BadClusterRecord
-from spark_ledger.metadata.ledger_listing import ledger_ids
-from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord
+from spark_ledger.metadata.ledger_record import BadLedgerRecord, LedgerRecord, ledger_ids
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, StoreError
 
 GATHER_S = 0.1  # ledgers that get into limbo together are listed together

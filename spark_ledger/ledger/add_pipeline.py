@@ -36,8 +36,7 @@ from spark_ledger.errors import (
     Unauthorized,
 )
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.missing_copies import MissingCopies
-from spark_ledger.ledger.pending_adds import PendingAdd, PendingAdds
+from spark_ledger.ledger.pending_adds import MissingCopies, PendingAdd, PendingAdds
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.metadata.ledger_record import LedgerRecord
 

@@ -24,16 +24,14 @@ from spark_ledger.errors import (
     Unavailable,
 )
 from spark_ledger.ledger.cluster import Cluster
-from spark_ledger.ledger.ids import LedgerIds
 from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.reader import LedgerReader
-from spark_ledger.ledger.records import IdSpent, LedgerRecords, VersionedRecord
+from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import LedgerWriter
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, StoreError
-from spark_ledger.metadata.tokens import derive, verifiers
 
 __all__ = ["LedgerStore", "VersionedRecord"]
 

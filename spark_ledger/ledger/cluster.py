@@ -1,9 +1,14 @@
-"""What the ledger's parts share: the cluster they work in."""
+"""What the ledger's parts share: the cluster they work in, and how its bookies are asked."""
 
+import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
+from bookie_server.api.entry import BadEntry, Entry, unpack_entry
+from bookie_server.api.messages import ReadResponse
+from bookie_server.api.status import Meaning, Status, testimony
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory, BookieInfo
 from spark_ledger.config import ClientConfig
@@ -52,3 +57,71 @@ class Cluster:
         rack = self.directory.rack(bookie_id)
         facts = [f"rack {rack}" if rack else "", self.bookies.quarantine.why(bookie_id)]
         return ", ".join([self.directory.describe(bookie_id), *filter(None, facts)])
+
+
+T = TypeVar("T")
+
+BAD_COPY = f"{Status.IO_ERROR.name} its copy is damaged or unreadable"
+"""What a bookie says of an entry, not what is said of a bookie that does not answer."""
+
+
+class Answer(Protocol):
+    """What all answers of bookies have."""
+
+    @property
+    def status(self) -> Status: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def say(answer: Answer) -> str:
+    """The status of an answer and its reason, for an error text."""
+    return f"{answer.status.name} {answer.reason}".strip()
+
+
+async def as_answered(
+    questions: Sequence[Coroutine[Any, Any, T]],
+) -> AsyncGenerator[tuple[int, T], None]:
+    """(index of the question, its answer) in the order of arrival.
+
+    Close it (contextlib.aclosing) to give up the questions that are still open.
+    """
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[tuple[int, asyncio.Task[T]]] = asyncio.Queue()
+
+    def ask(index: int, question: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = loop.create_task(question)
+        task.add_done_callback(lambda done: arrived.put_nowait((index, done)))
+        return task
+
+    tasks = [ask(index, question) for index, question in enumerate(questions)]
+    try:
+        for _ in tasks:
+            index, answered = await arrived.get()
+            yield index, answered.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def judge(
+    response: ReadResponse, ledger_id: int, at: int, entry_id: int
+) -> tuple[Meaning, Entry | str] | None:
+    """What the answer to a read says of one entry, the one after `at` others that were asked for:
+    its meaning, and the checked entry or the reason. None if the answer stops before the entry."""
+    if response.status is not Status.OK:
+        return testimony(response.status), say(response)
+    if at >= len(response.results):
+        return None
+    result = response.results[at]
+    if result.status is Status.IO_ERROR:
+        return testimony(result.status), BAD_COPY
+    if result.status is not Status.OK:
+        return testimony(result.status), result.status.name
+    try:
+        entry = result.checked or unpack_entry(result.entry)
+    except BadEntry as damage:
+        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} {damage}"
+    if (entry.header.ledger_id, entry.header.entry_id) != (ledger_id, entry_id):
+        return Meaning.UNKNOWN, f"{Status.BAD_DIGEST.name} another entry came"
+    return Meaning.POSITIVE, entry

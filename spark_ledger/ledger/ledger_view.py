@@ -20,8 +20,7 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from spark_ledger.ledger.answers import as_answered, say
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, as_answered, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord

@@ -15,8 +15,7 @@ from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
 from spark_ledger.bookies.add_lane import NoAnswer
 from spark_ledger.bookies.read_stream import ReadStream, Silent
-from spark_ledger.ledger.answers import judge
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, judge
 
 
 class LongRead:

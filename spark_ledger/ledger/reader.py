@@ -31,17 +31,14 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from spark_ledger.ledger.answers import BAD_COPY
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import BAD_COPY, Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
 from spark_ledger.ledger.long_read import LongRead
 from spark_ledger.ledger.range_fetch import Chunk, RangeFetch, Refusals
-from spark_ledger.ledger.range_read import Entries, EntryStream, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
-from spark_ledger.ledger.tail import News, follow
-from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.ledger.tail import Entries, EntryStream, News, RangeRead, Stopped, follow
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.tokens import Tokens
 
 __all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
 

@@ -1,12 +1,16 @@
-"""Ledger records in the metadata store: read, made, moved, deleted, listed.
+"""Ledger records in the metadata store: read, made, moved, deleted, listed; and ledger ids, in
+blocks taken off one counter.
 
 Always true: every write is a compare-and-set on the version that was judged; a write whose answer
 was lost is never repeated blindly: sync, read again, judge again (transitions.py); what decides is
 read after a sync. A record the store would not take is refused before it is sent, for there its
-refusal looks like a lost answer. A listing is whole or an error. Errors of the store leave here as
-errors of spark_ledger.errors.
+refusal looks like a lost answer. A listing is whole or an error. An id is handed out once; ids
+rise from FIRST_ID; a block whose answer was lost is left unused (a gap), never handed out a second
+time. Errors of the store leave here as errors of spark_ledger.errors.
 """
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +25,7 @@ from spark_ledger.errors import (
     UnsupportedFormat,
 )
 from spark_ledger.ledger.transitions import Done, Move, Refused
-from spark_ledger.metadata import ledger_listing, ledger_record, paths
+from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import (
     ANY_VERSION,
@@ -191,9 +195,9 @@ class LedgerRecords:
         Raises Unavailable, also when the tree is not as it should be: never a short list.
         """
         try:
-            async for ledger_id in ledger_listing.ledger_ids(self.metadata):
+            async for ledger_id in ledger_record.ledger_ids(self.metadata):
                 yield ledger_id
-        except ledger_listing.BrokenListing as broken:
+        except ledger_record.BrokenListing as broken:
             raise Unavailable(str(broken)) from None
         except StoreError as failure:
             raise _unavailable("the ledgers cannot be listed", failure) from failure
@@ -245,3 +249,57 @@ def _encoded(record: LedgerRecord, limit: int) -> bytes:
 def _unavailable(what: str, failure: StoreError, unknown: bool = False) -> Unavailable:
     kind = OutcomeUnresolved if unknown or isinstance(failure, OutcomeUnknown) else Unavailable
     return kind(f"{what}: {type(failure).__name__} {failure}".rstrip())
+
+
+FIRST_ID = 1
+BLOCK_IDS = 16
+
+
+class LedgerIds:
+    """Ids for one client; it keeps what is left of its last block."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+        self._block = range(0)
+        self._allocating = asyncio.Lock()
+
+    async def next(self) -> int:
+        """One id; those who ask at once share a block. Raises Unavailable."""
+        async with self._allocating:
+            if not self._block:
+                self._block = await self.allocate(BLOCK_IDS)
+            first, self._block = self._block[0], self._block[1:]
+            return first
+
+    async def allocate(self, count: int) -> range:
+        """`count` consecutive ids that nobody else has or will get. Raises Unavailable."""
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}")
+        try:
+            while True:
+                with suppress(BadVersion, OutcomeUnknown, NodeExists):
+                    return await self._take(count)
+                await self._metadata.sync(paths.LEDGER_IDS)
+        except StoreError as failure:
+            raise Unavailable(f"no ledger ids can be had: {failure!r}") from failure
+
+    async def _take(self, count: int) -> range:
+        try:
+            node = await self._metadata.get(paths.LEDGER_IDS)
+        except NoNode:
+            await self._metadata.create(paths.LEDGER_IDS, _encode(FIRST_ID + count), parents=True)
+            return range(FIRST_ID, FIRST_ID + count)
+        first = _decode(node.value)
+        await self._metadata.set(paths.LEDGER_IDS, _encode(first + count), node.version)
+        return range(first, first + count)
+
+
+def _encode(next_id: int) -> bytes:
+    return json.dumps({"next": next_id}).encode()
+
+
+def _decode(value: bytes) -> int:
+    try:
+        return int(json.loads(value)["next"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{paths.LEDGER_IDS} is damaged: {value!r}") from error

@@ -36,15 +36,13 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.answers import as_answered, judge
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, as_answered, judge
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.pending_adds import PendingAdd
 from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.ledger.transitions import End
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.tokens import Tokens, allows
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
 LATE_POSITIVE_S = 1.0  # enough negatives, answers outstanding: so long a positive may still come

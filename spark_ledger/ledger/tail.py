@@ -15,10 +15,11 @@ Always true:
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any, Protocol, Self
 
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import ReadLacResponse
@@ -26,8 +27,68 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import Unavailable
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ledger_view import LedgerView
-from spark_ledger.ledger.range_read import EntryStream
 from spark_ledger.metadata.ledger_record import LedgerState
+
+Entries = AsyncGenerator[tuple[int, Entry], None]
+
+
+class Stopped(Enum):
+    """Why a ranged read returned no further entries."""
+
+    END_OF_RANGE = "end of range"  # all that was asked for was returned
+    BYTE_LIMIT = "byte limit"  # the next entry would have exceeded max_bytes
+    LAST_CONFIRMED = "last confirmed"  # the ledger is open; more may come
+    END_OF_LEDGER = "end of ledger"  # the ledger is closed; nothing more will ever come
+
+
+class EntryStream:
+    """(entry id, checked entry) in order; made by LedgerReader.read and tail, iterated once."""
+
+    def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
+        """`begin` gives the entries from one on: called at first, and after a call that failed."""
+        self.next_entry = first
+        """The first entry that was not returned."""
+        self._begin = begin
+        self._entries: Entries | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Entry]:
+        """The next entry. Raises what the method says that made the stream."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        try:
+            found = await anext(self._entries)
+        except StopAsyncIteration:
+            raise
+        except BaseException:
+            self._entries = None  # it is over, which would look like the end of the ledger
+            raise
+        self.next_entry = found[0] + 1
+        return found
+
+    async def aclose(self) -> None:
+        """Give up what is under way, without reading to the end; nothing comes after it."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        await self._entries.aclose()
+
+
+class RangeRead(EntryStream):
+    """An EntryStream made by LedgerReader.scan; what is given to `begin` sets `stop` at its end."""
+
+    def __init__(self, first: int, begin: Callable[["RangeRead"], Entries]) -> None:
+        super().__init__(first, lambda _: begin(self))
+        self.stop: Stopped | None = None
+        self.payload_bytes = 0
+        """Of the entries that were returned."""
+
+    async def __anext__(self) -> tuple[int, Entry]:
+        found = await super().__anext__()
+        self.payload_bytes += len(found[1].payload)
+        return found
+
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between questions to a bookie that does not answer
 WAIT_S_MAX = 60.0  # a bookie makes nobody wait for longer

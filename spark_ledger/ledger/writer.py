@@ -27,11 +27,9 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline, refuse
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.ensemble_change import EnsembleChange
-from spark_ledger.ledger.missing_copies import MissingCopy
-from spark_ledger.ledger.pending_adds import PendingAdd
+from spark_ledger.ledger.pending_adds import MissingCopy, PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.tokens import Tokens
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 
 __all__ = ["LedgerWriter", "MissingCopy"]
 

@@ -3,13 +3,27 @@
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
 `length_bytes` and `rows` are set if and only if the state is CLOSED.
+
+Tokens derive from a ledger's password: one to read, one to add, one to fence and recover. Always
+true: the record holds verifiers only, from which no token can be computed; without a password there
+are no verifiers and any token (the empty one) is good. Whoever may recover may also read and add:
+recovery writes back what it reads.
+
+Which ledgers there are says the tree below /ledgers, read folder by folder. Always true: a listing
+begins with a sync, and is whole or an error; folders are never deleted, so one that is missing, or
+a name that is none of ours, means that the listing is broken.
 """
 
+import hashlib
+import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
 FORMAT = 1
 
@@ -34,7 +48,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Verifiers:
-    """What tokens are checked against (hex of their SHA-256); see metadata/tokens.py."""
+    """What tokens are checked against (hex of their SHA-256)."""
 
     read: str
     add: str
@@ -143,3 +157,77 @@ def decode(value: bytes) -> LedgerRecord:
         return LedgerRecord(**plain)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadLedgerRecord(f"not a ledger record: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a client sends with its requests; empty for a ledger without password."""
+
+    read: bytes = b""
+    add: bytes = b""
+    recover: bytes = b""
+
+
+def derive(password: bytes) -> Tokens:
+    """The three tokens of a password; all empty for the empty password."""
+    if not password:
+        return Tokens()
+    return Tokens(*(hmac.digest(password, use, "sha256") for use in (b"read", b"add", b"recover")))
+
+
+def verifiers(tokens: Tokens) -> Verifiers | None:
+    """What the ledger's record keeps of the tokens."""
+    if not tokens.recover:
+        return None
+    return Verifiers(*(_digest(token) for token in (tokens.read, tokens.add, tokens.recover)))
+
+
+def allows(known: Verifiers | None, use: str, token: bytes) -> bool:
+    """Whether `token` may be used for `use`: "read", "add" or "recover"."""
+    if known is None:
+        return True
+    accepted = [known.recover, getattr(known, use)]
+    return any(hmac.compare_digest(_digest(token), verifier) for verifier in accepted)
+
+
+def _digest(token: bytes) -> str:
+    return hashlib.sha256(token).hexdigest()
+
+
+DIGITS = 19
+
+
+class BrokenListing(StoreError):
+    """The tree is not as it should be; what was listed so far is no list of ledgers."""
+
+
+async def ledger_ids(metadata: MetadataStore) -> AsyncIterator[int]:
+    """Ids of all ledgers that there were when it began and still are, ascending; others may be
+    among them. One folder of names for each level of the tree is in memory at a time.
+
+    Raises StoreError, also BrokenListing: never a short list.
+    """
+    await metadata.sync(paths.LEDGERS)
+    folders = [paths.LEDGERS]
+    while folders:
+        folder = folders.pop()
+        above = folder.removeprefix(paths.LEDGERS).replace("/", "")
+        digits = paths.digits_below(len(above))
+        if len(above) + digits == DIGITS:
+            for name in await _names(metadata, folder, digits):
+                yield int(above + name)
+        else:
+            below = reversed(await _names(metadata, folder, digits))
+            folders += [f"{folder}/{name}" for name in below]
+
+
+async def _names(metadata: MetadataStore, folder: str, digits: int) -> Sequence[str]:
+    """What is in a folder of the tree: names of so many digits."""
+    try:
+        names = await metadata.children(folder)
+    except NoNode:  # folders are never deleted
+        raise BrokenListing(f"the listing of ledgers is broken: {folder} is missing") from None
+    foreign = [name for name in names if not (len(name) == digits and name.isdecimal())]
+    if foreign:
+        raise BrokenListing(f"the listing of ledgers is broken: {folder} holds {foreign[0]!r}")
+    return names

@@ -8,12 +8,18 @@ Always true:
   its answer is OutcomeUnknown; before it is sent, StoreUnavailable;
 - while ZooKeeper is away reads, and writes that were not sent, wait as outage.py says;
 - a watch asked for twice by the same function on the same path is one watch.
+
+A service URL names a ZooKeeper and a cluster in it: zk://host:port[,host:port...]/root. Always true
+of a parsed one: at least one host, every host with a port, and a root that is a path of at least
+one name ("/ledger"); writing it out and parsing it again gives the same URL.
 """
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,8 +28,7 @@ from kazoo.client import KazooClient, TransactionRequest
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 
-from spark_ledger.errors import Unavailable
-from spark_ledger.metadata import service_url as urls
+from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata.outage import Outage
 from spark_ledger.metadata.store import (
     ANY_VERSION,
@@ -46,6 +51,50 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
+
+SCHEME = "zk"
+PORT_DEFAULT = 2281
+_EXAMPLE = "zk://127.0.0.1:2281/ledger"
+_HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d+))?$")
+_ROOT = re.compile(r"^(/[A-Za-z0-9._-]+)+$")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUrl:
+    """`hosts` are "host:port"; `root` is the path of the cluster's root node."""
+
+    hosts: tuple[str, ...]
+    root: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}://{','.join(self.hosts)}{self.root}"
+
+
+def parse(text: str) -> ServiceUrl:
+    """The parts of a service URL; a port left out is 2281. Raises errors.BadConfig."""
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator or scheme != SCHEME:
+        raise _bad(text, f"it must begin with {SCHEME}://")
+    hosts, slash, root = rest.partition("/")
+    root = "/" + root.rstrip("/")
+    if not slash or not _ROOT.match(root) or {".", ".."} & set(root.split("/")):
+        raise _bad(text, "after the hosts comes the cluster's root, like /ledger")
+    return ServiceUrl(tuple(_host(part, text) for part in hosts.split(",")), root)
+
+
+def _host(part: str, text: str) -> str:
+    match = _HOST.match(part.strip())
+    if match is None:
+        raise _bad(text, f"{part!r} is not host:port")
+    port = int(match.group(2) or PORT_DEFAULT)
+    if not 0 < port < 65536:
+        raise _bad(text, f"{port} is no port")
+    return f"{match.group(1)}:{port}"
+
+
+def _bad(text: str, why: str) -> BadConfig:
+    return BadConfig(f"{text!r} is no service URL: {why}", f"Write it like {_EXAMPLE}.")
+
 
 CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 5.0
@@ -84,7 +133,7 @@ async def connect(
     Raises errors.Unavailable, which names the URL, when there is no answer in
     `connect_timeout_s`, and errors.BadConfig when it is no service URL.
     """
-    url = urls.parse(service_url)
+    url = parse(service_url)
     store = ZooKeeperStore(url, session_timeout_s, call_timeout_s, outage_timeout_s)
     try:
         async with asyncio.timeout(connect_timeout_s):
@@ -171,7 +220,7 @@ class ZooKeeperStore:
 
     def __init__(
         self,
-        url: urls.ServiceUrl,
+        url: ServiceUrl,
         session_timeout_s: float,
         call_timeout_s: float,
         outage_timeout_s: float,

@@ -27,15 +27,13 @@ from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult
 from bookie_server.api.status import Status
 from spark_ledger.errors import BadConfig, DataUnavailable, LedgerError, Unavailable
-from spark_ledger.ledger.answers import judge, say
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.cluster import Cluster, judge, say
 from spark_ledger.ledger.reader import LedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept, keeps
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
-from spark_ledger.metadata.tokens import Tokens, derive
 
 COMPARISONS_MAX = 4
 UNSUPPLIED_MAX = 16  # entries that no peer has; then the rest of the ledger is not tried

@@ -13,8 +13,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.recovery import Recovery
-from spark_ledger.metadata.ledger_record import LedgerRecord
-from spark_ledger.metadata.tokens import derive
+from spark_ledger.metadata.ledger_record import LedgerRecord, derive
 from tests.simulation.invariants import Violation
 from tests.simulation.promises import PASSWORD
 from tests.simulation.world import Client

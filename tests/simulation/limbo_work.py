@@ -10,8 +10,7 @@ import asyncio
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError, NoSuchLedger
-from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
-from spark_ledger.metadata.tokens import derive
+from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
 from spark_ledger.repair.limbo import listed, repair
 from spark_ledger.repair.limbo_janitor import LimboJanitor
 from tests.simulation import invariants

@@ -11,7 +11,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Meaning, meaning
 from bookie_server.bookie import Bookie
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.tokens import derive
+from spark_ledger.metadata.ledger_record import derive
 from tests.simulation import invariants
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import Any
 
 from bookie_server import limbo as bookie_limbo
 from bookie_server.api.status import Meaning, Status
-from spark_ledger.ledger import answers, recovery
+from spark_ledger.ledger import cluster, recovery
 from spark_ledger.repair import limbo as repair_limbo
 from tests.simulation.mutants.mutant import Mutant
 
@@ -62,7 +62,7 @@ MUTANTS = (
         torn_is_negative,
         TORN,
     ),
-    Mutant("lost counts like torn", "limbo", answers, "testimony", lost_is_torn, MIXED),
+    Mutant("lost counts like torn", "limbo", cluster, "testimony", lost_is_torn, MIXED),
     Mutant(
         "limbo cleared without its copies",
         "BP-46",

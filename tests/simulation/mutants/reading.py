@@ -8,7 +8,7 @@ from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry, unpack_header
 from bookie_server.api.status import Meaning, Status
 from spark_ledger.bookies import local_reads
 from spark_ledger.errors import NoSuchEntry
-from spark_ledger.ledger import answers, ledger_view, reader, recovery, tail
+from spark_ledger.ledger import cluster, ledger_view, reader, recovery, tail
 from tests.simulation.mutants.mutant import Mutant
 
 TAILED = {
@@ -120,7 +120,7 @@ MUTANTS = (
         bad_digest_is_negative,
         TAKEN_OVER,
     ),
-    Mutant("entries not checked", "invariant 5", answers, "unpack_entry", unchecked_entry, GARBLED),
+    Mutant("entries not checked", "invariant 5", cluster, "unpack_entry", unchecked_entry, GARBLED),
     Mutant(
         "entries not checked at their locations",
         "invariant 5",

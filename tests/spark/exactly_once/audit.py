@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.ledger_listing import ledger_ids
+from spark_ledger.metadata.ledger_record import ledger_ids
 from spark_ledger.metadata.store import NoNode
 from spark_ledger.process import background_loop
 from spark_ledger.topic import blocking

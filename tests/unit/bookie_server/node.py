@@ -13,8 +13,7 @@ from bookie_server.bookie import Bookie
 from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
-from spark_ledger.metadata.tokens import Tokens, verifiers
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, verifiers
 from tests.handling import handle_bytes
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex

@@ -9,7 +9,7 @@ from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status, StopReason
 from bookie_server.disk import DiskFailed
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.tokens import derive
+from spark_ledger.metadata.ledger_record import derive
 from tests.handling import handle_bytes
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry

@@ -11,9 +11,14 @@ from bookie_server.entry_index import worse
 from bookie_server.journal import segment_ids, segment_path
 from bookie_server.limbo import absence
 from spark_ledger.metadata import cluster, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import (
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    derive,
+    verifiers,
+)
 from spark_ledger.metadata.store import NoNode, StoreUnavailable
-from spark_ledger.metadata.tokens import derive, verifiers
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
 

@@ -10,7 +10,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry_ids import spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import RESULTS_MAX
-from spark_ledger.metadata.tokens import derive
+from spark_ledger.metadata.ledger_record import derive
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import Node, entry
 

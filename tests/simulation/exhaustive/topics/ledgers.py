@@ -12,8 +12,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger import transitions
-from spark_ledger.ledger.ids import LedgerIds
-from spark_ledger.ledger.records import LedgerRecords, VersionedRecord
+from spark_ledger.ledger.records import LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.topic.segments import Segment

@@ -1,4 +1,4 @@
-from spark_ledger.ledger.missing_copies import MissingCopies, MissingCopy
+from spark_ledger.ledger.pending_adds import MissingCopies, MissingCopy
 from spark_ledger.ledger.quorum import Quorum
 
 

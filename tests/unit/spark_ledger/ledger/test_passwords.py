@@ -8,8 +8,7 @@ from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.messages import Add
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger import errors
-from spark_ledger.metadata.ledger_record import LedgerState
-from spark_ledger.metadata.tokens import Tokens, derive
+from spark_ledger.metadata.ledger_record import LedgerState, Tokens, derive
 from tests.simulation.world import World
 from tests.unit.spark_ledger.ledger.fakes import simulated
 

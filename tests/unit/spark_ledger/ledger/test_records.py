@@ -11,8 +11,13 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.ledger import transitions as t
-from spark_ledger.ledger.ids import LedgerIds
-from spark_ledger.ledger.records import IdSpent, LedgerRecords, MoveRefused, OutcomeUnresolved
+from spark_ledger.ledger.records import (
+    IdSpent,
+    LedgerIds,
+    LedgerRecords,
+    MoveRefused,
+    OutcomeUnresolved,
+)
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown, StoreUnavailable, Versioned

@@ -5,8 +5,14 @@ import itertools
 import pytest
 
 from spark_ledger.metadata import ledger_record
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
-from spark_ledger.metadata.tokens import Tokens, allows, derive, verifiers
+from spark_ledger.metadata.ledger_record import (
+    Fragment,
+    LedgerRecord,
+    Tokens,
+    allows,
+    derive,
+    verifiers,
+)
 
 USES = ("read", "add", "recover")
 GOOD, OTHER = derive(b"secret"), derive(b"guess")
