@@ -27,9 +27,9 @@ from pyspark.sql import SparkSession
 from benchmarks import workload
 from benchmarks.processes import Below, adopt_orphans
 from spark_ledger.local import LocalCluster
-from spark_ledger.topic.batch_encoder import BatchEncoder
-from spark_ledger.topic.fingerprint import row_hashes
-from spark_ledger.topic.routing import Router, Routing
+from spark_ledger.topic.commit.fingerprint import row_hashes
+from spark_ledger.topic.entry.batch_encoder import BatchEncoder
+from spark_ledger.topic.entry.routing import Router, Routing
 
 ROWS = 10_000
 TURNS = 15

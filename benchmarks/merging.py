@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import workload
 from benchmarks.contenders import ledger
 from spark_ledger.local import LocalCluster
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic import blocking
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.compactor import Compacted
-from spark_ledger.topic.merge_plan import SLOT_MS
-from spark_ledger.topic.merging import Merging, TopicHead
-from spark_ledger.topic.store_calls import store_now_ms
+from spark_ledger.topic.upkeep.compactor import Compacted
+from spark_ledger.topic.upkeep.merge_plan import SLOT_MS
+from spark_ledger.topic.upkeep.merging import Merging, TopicHead
 
 TOPIC = "merged"
 VALUE_BYTES = 100

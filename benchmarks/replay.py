@@ -34,15 +34,15 @@ from benchmarks.processes import most_memory_mib
 from bookie_server.__main__ import GARBAGE_OBJECTS
 from bookie_server.__main__ import _keep_the_heap_small as keep_the_heap_small
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
-from bookie_server.entry_log import EntryLogs
-from bookie_server.journal import FOLDER, Journal
-from bookie_server.journal_format import Kind, Position, Record, body_crc
-from bookie_server.os_disk import OsDisk
-from bookie_server.placed_log import PlacedLog
-from bookie_server.replay import open_storage
-from bookie_server.rocks_index import RocksIndex
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.writer import FOLDER, Journal
+from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.entry_log import EntryLogs
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.logs.rocks_index import RocksIndex
+from bookie_server.start.replay import open_storage
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage_config import StorageConfig
 
 MIB = 1 << 20

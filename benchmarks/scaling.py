@@ -34,17 +34,18 @@ from benchmarks.figures import Figure, show
 from benchmarks.processes import most_memory_mib
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata.store import ANY_VERSION, Check, Create, Delete, Set
-from spark_ledger.spark import offsets
-from spark_ledger.spark.offsets import TopicEnds
-from spark_ledger.topic import blocking, checkpoint, records
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.checkpoint import Root
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.state import PartitionState, TopicState, apply
-from spark_ledger.topic.task_writer import TaskResult
-from spark_ledger.topic.upkeep import Upkeep
-from tests.loop_task import LoopTask
+from spark_ledger.spark.options import offsets
+from spark_ledger.spark.options.offsets import TopicEnds
+from spark_ledger.topic import blocking
+from spark_ledger.topic.log import checkpoint, records
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.checkpoint import Root
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.state import PartitionState, TopicState, apply
+from spark_ledger.topic.upkeep.upkeep import Upkeep
+from spark_ledger.topic.write.task_writer import TaskResult
+from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 PARTITIONS = (1, 10, 100, 1000)

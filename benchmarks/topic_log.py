@@ -30,16 +30,17 @@ from rich.table import Table
 
 from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import paths
-from spark_ledger.topic import blocking, records
+from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.checkpointer import _Topic
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.intervals import Interval, Intervals
-from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.records import Head
-from spark_ledger.topic.segment_table import SCHEMA, SegmentTable
-from spark_ledger.topic.state import PartitionState, TopicState
-from tests.loop_task import LoopTask
+from spark_ledger.topic.checkpoint.checkpointer import _Topic
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intervals import Interval, Intervals
+from spark_ledger.topic.log.records import Head
+from spark_ledger.topic.log.segment_table import SCHEMA, SegmentTable
+from spark_ledger.topic.log.state import PartitionState, TopicState
+from spark_ledger.topic.read.plan import plan_read
+from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic import leftovers
 from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_open_s
 from tests.unit.spark_ledger.topic.stage import Stage, play

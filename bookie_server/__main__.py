@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bookie_server import layout
 from bookie_server.api.settings import BadSettings, load, parse_overrides
 from bookie_server.bookie import Bookie
 from bookie_server.config import (
@@ -43,18 +42,19 @@ from bookie_server.config import (
     advertised_frames,
     frames_listen,
 )
-from bookie_server.disk import DiskFailed
-from bookie_server.disk_monitor import (
+from bookie_server.disk.identity import BadIdentity, Identity, WrongDisks
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.monitor import (
     degraded_reason,
     total_space,
 )
-from bookie_server.frame_service import FrameService
-from bookie_server.identity import BadIdentity, Identity, WrongDisks
-from bookie_server.journal import JournalFailed
-from bookie_server.opening import OnDisk
-from bookie_server.registration import Registration, Standing
-from bookie_server.service import BookieService, CannotListen
-from bookie_server.twin import refuse_beside_twin, who_is
+from bookie_server.journal.writer import JournalFailed
+from bookie_server.serve.frames import FrameService
+from bookie_server.serve.gateway import BookieService, CannotListen
+from bookie_server.serve.registration import Registration, Standing
+from bookie_server.serve.twin import refuse_beside_twin, who_is
+from bookie_server.start import layout
+from bookie_server.start.opening import OnDisk
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.metadata import cluster
 from spark_ledger.metadata.store import MetadataStore, StoreError

@@ -14,28 +14,30 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bookie_server import __version__, checkpoint, disk_monitor
-from bookie_server.adder import Adder
+from bookie_server import __version__
+from bookie_server.add import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.entry_ids import EntryIds, ids_in
 from bookie_server.api.status import Status, StopReason
-from bookie_server.cluster_ledgers import ClusterLedgers
-from bookie_server.directory_store import Directories
-from bookie_server.disk import DiskFailed
-from bookie_server.disk_monitor import DiskMonitor, Role, Watched
-from bookie_server.entry_index import LimboReason, worse
-from bookie_server.entry_reader import Range, Undeliverable
-from bookie_server.journal import JournalFailed
-from bookie_server.journal_format import Kind, Record
+from bookie_server.budget import RETRY_AFTER_MS_MAX, Budget
+from bookie_server.disk import monitor as disk_monitor
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.monitor import DiskMonitor, Role, Watched
+from bookie_server.journal import checkpoint
+from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane, calling, travelling
-from bookie_server.ledger_handle import LedgerHandle
-from bookie_server.ledger_handles import LedgerHandles, Refused
-from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.limbo import Limbo, absence
-from bookie_server.pressure import RETRY_AFTER_MS_MAX, Budget
-from bookie_server.reclaim import Reclaim
-from bookie_server.replay import open_storage
+from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.ledgers.ledger import LedgerHandle
+from bookie_server.ledgers.limbo import Limbo, absence
+from bookie_server.ledgers.registry import LedgerHandles, Refused
+from bookie_server.logs.index import LimboReason, worse
+from bookie_server.reclaim.reclaim import Reclaim
+from bookie_server.start.replay import open_storage
+from bookie_server.storage.directories import Directories
+from bookie_server.storage.entry_reader import Range, Undeliverable
+from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
 SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks"]
-PYTEST = ["-m", "pytest", "-q", "-p", "tests.skip_list", "--durations=5"]
+PYTEST = ["-m", "pytest", "-q", "-p", "tests.kit.skip_list", "--durations=5"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
@@ -48,7 +48,7 @@ STEPS: dict[str, list[list[str]]] = {
     "crash": [[*PYTEST, *TWO_FILES, "-m", "not chaos", "tests/crash"]],
 }
 """The runs of each step, one after the other."""
-CLASSES = ["-m", "tests.class_archives"]
+CLASSES = ["-m", "tests.kit.class_archives"]
 WITH_SPARK = {"spark", "crash"}
 """Steps whose every JVM would load and check anew what is archived beside the steps before them."""
 

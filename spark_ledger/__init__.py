@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_ledger.client.admin import Admin
     from spark_ledger.client.ledger_client import LedgerClient
-    from spark_ledger.spark.causes import cause_of
-    from spark_ledger.spark.foreach import foreach_writer
-    from spark_ledger.spark.lag_listener import LagListener
     from spark_ledger.spark.merge_job import compact
+    from spark_ledger.spark.read.lag_listener import LagListener
     from spark_ledger.spark.session import in_session, register
     from spark_ledger.spark.sql_functions import sql_setup
-    from spark_ledger.spark.worker_python import worker_python
+    from spark_ledger.spark.worker.causes import cause_of
+    from spark_ledger.spark.worker.worker_python import worker_python
+    from spark_ledger.spark.write.foreach import foreach_writer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,15 +34,15 @@ __all__ = [
 
 _HOMES = {
     "Admin": "spark_ledger.client.admin",
-    "LagListener": "spark_ledger.spark.lag_listener",
+    "LagListener": "spark_ledger.spark.read.lag_listener",
     "LedgerClient": "spark_ledger.client.ledger_client",
-    "cause_of": "spark_ledger.spark.causes",
+    "cause_of": "spark_ledger.spark.worker.causes",
     "compact": "spark_ledger.spark.merge_job",
-    "foreach_writer": "spark_ledger.spark.foreach",
+    "foreach_writer": "spark_ledger.spark.write.foreach",
     "in_session": "spark_ledger.spark.session",
     "register": "spark_ledger.spark.session",
     "sql_setup": "spark_ledger.spark.sql_functions",
-    "worker_python": "spark_ledger.spark.worker_python",
+    "worker_python": "spark_ledger.spark.worker.worker_python",
 }
 
 

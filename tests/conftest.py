@@ -7,7 +7,7 @@ import pytest
 
 from spark_ledger import worker_python
 from spark_ledger.local import LocalCluster
-from tests import jvm
+from tests.kit import jvm
 
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_python()
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())

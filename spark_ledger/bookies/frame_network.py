@@ -19,8 +19,8 @@ from itertools import count
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
+from bookie_server.api.connection import FrameConnection
 from bookie_server.api.entry import Buffer
-from bookie_server.api.frame_connection import FrameConnection
 from bookie_server.api.frames import (
     HEAD_BYTES,
     METHOD_NUMBERS,

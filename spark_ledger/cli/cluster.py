@@ -16,7 +16,7 @@ FolderOption = Annotated[
     Path, typer.Option("--data-dir", help="Where the cluster keeps its data.", file_okay=False)
 ]
 FOLDER = Path(".spark-ledger")
-MERGE_BYTES = 128 << 20  # as topic/merging.py, which takes a while to import
+MERGE_BYTES = 128 << 20  # as topic/upkeep/merging.py, which takes a while to import
 
 
 def add_to(app: App) -> None:

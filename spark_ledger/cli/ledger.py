@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spark_ledger.arguments import LEDGER_ID_MAX
 from spark_ledger.cli.common import (
     App,
     JsonOption,
@@ -16,7 +17,6 @@ from spark_ledger.cli.common import (
     readable,
     with_ledgers,
 )
-from spark_ledger.client.arguments import LEDGER_ID_MAX
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:

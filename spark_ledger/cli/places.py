@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.seek_target import SeekTarget
+    from spark_ledger.topic.subscription.seek_target import SeekTarget
 
 
 def target_of(to: str | None, offsets: list[str]) -> "SeekTarget":
     """`earliest`, `latest` or a time, or PARTITION=OFFSET texts. Raises errors.BadConfig unless it
     is exactly one of both."""
-    from spark_ledger.topic.seek_target import CommittedSince, End
+    from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
     if bool(offsets) == (to is not None):
         raise BadConfig("it is not said where to", "Give either --to or --to-offset.")

@@ -16,8 +16,8 @@ from spark_ledger.cli.places import target_of
 
 if TYPE_CHECKING:
     from spark_ledger.topic.client import TopicClient
-    from spark_ledger.topic.lag import PartitionLag
-    from spark_ledger.topic.subscriptions import SubscriptionInfo
+    from spark_ledger.topic.subscription.lag import PartitionLag
+    from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
 
 app = App(help="Subscriptions: where readers of a topic are.", no_args_is_help=True)
 Topic = Annotated[str, typer.Argument(help="The topic.")]
@@ -122,7 +122,7 @@ def lag(topic: Topic, name: Name, json: JsonOption = False, service_url: UrlOpti
     """How far a subscription is behind the end of its topic."""
 
     async def work(client: "TopicClient") -> "dict[int, PartitionLag]":
-        from spark_ledger.topic.store_calls import store_now_ms
+        from spark_ledger.metadata.store_calls import store_now_ms
 
         info = await client.topics.open(topic)
         now_ms = await store_now_ms(client.store)

@@ -22,13 +22,13 @@ from spark_ledger.cli.places import offsets_of, time_ms
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
     from spark_ledger.topic.client import TopicClient
-    from spark_ledger.topic.compactor import Compacted
-    from spark_ledger.topic.row_blocks import Rows
-    from spark_ledger.topic.seek_target import SeekTarget
-    from spark_ledger.topic.topics import TopicInfo
-    from spark_ledger.topic.upkeep import UpkeepReport
+    from spark_ledger.topic.log.topics import TopicInfo
+    from spark_ledger.topic.read.row_blocks import Rows
+    from spark_ledger.topic.subscription.seek_target import SeekTarget
+    from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
+    from spark_ledger.topic.upkeep.compactor import Compacted
+    from spark_ledger.topic.upkeep.upkeep import UpkeepReport
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
@@ -170,7 +170,7 @@ def truncate(
         typer.confirm(f"Let all rows of topic {name} go?", abort=True)
 
     async def work(client: "TopicClient") -> "Trimmed":
-        from spark_ledger.topic.seek_target import End
+        from spark_ledger.topic.subscription.seek_target import End
 
         return await _admin(client).trim(name, End.LATEST, force=force)
 
@@ -234,8 +234,8 @@ def compact(
     """Merge a topic's small segments. It can be ended at any time and begun again."""
 
     async def work(client: "TopicClient") -> "Compacted":
-        from spark_ledger.topic.compactor import compact
-        from spark_ledger.topic.merge_plan import MergeLimits
+        from spark_ledger.topic.upkeep.compactor import compact
+        from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 
         limits = MergeLimits(bytes_max=merged_mib << 20)
         rate = None if max_mib_per_s is None else max_mib_per_s * (1 << 20)
@@ -308,7 +308,7 @@ def clean(
     ledgers that no topic needs any more, and close those that writers left open."""
 
     async def work(client: "TopicClient") -> "UpkeepReport":
-        from spark_ledger.topic.upkeep import Upkeep
+        from spark_ledger.topic.upkeep.upkeep import Upkeep
 
         upkeep = Upkeep(client)
         try:
@@ -348,14 +348,14 @@ def _clean_facts(report: "UpkeepReport") -> dict[str, object]:
 
 
 def _admin(client: "TopicClient") -> "TopicAdmin":
-    from spark_ledger.topic.admin import TopicAdmin
+    from spark_ledger.topic.upkeep.admin import TopicAdmin
 
     return TopicAdmin(client)
 
 
 def _changes(given: list[str]) -> dict[str, object]:
     """Policies by name. Raises errors.BadConfig."""
-    from spark_ledger.topic.policies import value_of_text
+    from spark_ledger.topic.log.policies import value_of_text
 
     changes: dict[str, object] = {}
     for one in given:
@@ -368,7 +368,7 @@ def _changes(given: list[str]) -> dict[str, object]:
 
 def _target(offsets: list[str], before: str | None) -> "SeekTarget":
     """Raises errors.BadConfig."""
-    from spark_ledger.topic.seek_target import CommittedSince
+    from spark_ledger.topic.subscription.seek_target import CommittedSince
 
     if bool(offsets) == (before is not None):
         raise BadConfig(
@@ -391,15 +391,15 @@ def _starts(trimmed: "Trimmed") -> dict[str, int]:
 
 
 def _policies(info: "TopicInfo") -> dict[str, object]:
-    from spark_ledger.topic.policies import to_json
+    from spark_ledger.topic.log.policies import to_json
 
     return to_json(info.policies)
 
 
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
     """The last `rows` of each partition and, following, what is committed after them."""
-    from spark_ledger.topic.read_plan import plan_read
-    from spark_ledger.topic.slice_reader import read_task
+    from spark_ledger.topic.read.plan import plan_read
+    from spark_ledger.topic.read.slice_reader import read_task
 
     info = await client.topics.open(name)
     log = client.log(info.id)
@@ -447,7 +447,7 @@ def _keys_and_values(
     part: "Rows",
 ) -> tuple[list[bytes | None], list[bytes | None] | list[dict[str, object]]]:
     """What is shown of rows: the columns of typed ones are an object."""
-    from spark_ledger.topic.message_batch import KEY, TYPED_NAMES, VALUE, column_of
+    from spark_ledger.topic.entry.message_batch import KEY, TYPED_NAMES, VALUE, column_of
 
     batch = part.record_batch
     if not part.typed:

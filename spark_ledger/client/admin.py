@@ -16,28 +16,29 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from spark_ledger import errors
-from spark_ledger.client.arguments import whole
+from spark_ledger.arguments import whole
 from spark_ledger.client.calls import Calls
 from spark_ledger.config import resolve_service_url
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.process import background_loop
-from spark_ledger.topic import blocking, compactor
-from spark_ledger.topic.admin import TopicAdmin, TopicFacts, Trimmed
-from spark_ledger.topic.compactor import Compacted
-from spark_ledger.topic.lag import PartitionLag
-from spark_ledger.topic.merge_plan import MergeLimits
-from spark_ledger.topic.policies import TopicPolicies, changed
-from spark_ledger.topic.schema_records import Compatibility, SchemaVersion
-from spark_ledger.topic.schema_registry import TopicSchema
-from spark_ledger.topic.seek_target import CommittedSince, End, SeekTarget
-from spark_ledger.topic.store_calls import store_now_ms
-from spark_ledger.topic.subscription_records import SubscriptionKind
-from spark_ledger.topic.subscriptions import SubscriptionInfo
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic import blocking
+from spark_ledger.topic.log.policies import TopicPolicies, changed
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.schema.records import Compatibility, SchemaVersion
+from spark_ledger.topic.schema.registry import TopicSchema
+from spark_ledger.topic.subscription.lag import PartitionLag
+from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End, SeekTarget
+from spark_ledger.topic.subscription.subscriptions import SubscriptionInfo
+from spark_ledger.topic.upkeep import compactor
+from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
+from spark_ledger.topic.upkeep.compactor import Compacted
+from spark_ledger.topic.upkeep.merge_plan import MergeLimits
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_ledger.spark.typed_values import SparkSchema
+    from spark_ledger.spark.rows.typed_values import SparkSchema
 
 T = TypeVar("T")
 Place = str | datetime | Mapping[int, int]
@@ -62,8 +63,8 @@ class Admin:
     # -- topics --------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, partitions: int | None = None, **policies: Any) -> TopicInfo:
-        """Make a topic with so many partitions (1) and these policies (topic/policies.py). One that
-        is there is returned as it is.
+        """Make a topic with so many partitions (1) and these policies (topic/log/policies.py). One
+        that is there is returned as it is.
 
         Raises errors.TopicExists if that has fewer partitions than asked for or another policy,
         errors.BadConfig.
@@ -319,6 +320,6 @@ def _arrow(schema: "SparkSchema | pa.Schema") -> "pa.Schema":
         return schema
     if not hasattr(schema, "fields"):
         raise TypeError(f"a schema is Spark's StructType or Arrow's, not {type(schema).__name__}")
-    from spark_ledger.spark.typed_values import arrow_payload
+    from spark_ledger.spark.rows.typed_values import arrow_payload
 
     return arrow_payload(schema)

@@ -20,8 +20,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from bookie_server.api.entry import Buffer, Entry
-from spark_ledger.client.append_future import AppendFuture, SharedLock
-from spark_ledger.client.arguments import (
+from spark_ledger.arguments import (
     check_client,
     durability_of,
     entries_of,
@@ -34,13 +33,14 @@ from spark_ledger.client.arguments import (
     whole,
     whole_or,
 )
+from spark_ledger.client.append_future import AppendFuture, SharedLock
 from spark_ledger.client.calls import Calls
 from spark_ledger.config import ClientConfig, resolve_service_url
 from spark_ledger.errors import LedgerError, LedgerInUse, NoSuchLedger
-from spark_ledger.ledger import reader as core_reader
 from spark_ledger.ledger import writer as core_writer
 from spark_ledger.ledger.add_pipeline import refuse
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.read import reader as core_reader
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.process import BackgroundLoop, background_loop
 

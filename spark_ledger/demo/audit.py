@@ -8,8 +8,8 @@ state, which has those of all commits.
 from dataclasses import dataclass
 
 from spark_ledger.topic.blocking import BlockingTopics, topics
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segments import INLINE
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segments import INLINE
 
 LOOK_EVERY = 32
 """So many commits may come between two looks, safely."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from spark_ledger.demo import jars
-from spark_ledger.spark.worker_python import worker_python
+from spark_ledger.spark.worker.worker_python import worker_python
 
 DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -1,4 +1,4 @@
-"""What a cluster that is up does for itself, every PASS_S: see topic/upkeep.py and repair/limbo.py.
+"""What a cluster that is up does for itself, every PASS_S: topic/upkeep/upkeep.py, repair/limbo.py.
 
 Always true: one observer for as long as the cluster is up, so that an abandoned writer can be told
 from one that another observer merely has not seen yet; of several only the elected one works; a
@@ -15,8 +15,8 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.connect import connect
 from spark_ledger.repair.limbo_janitor import LimboJanitor
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.merging import PASS_BYTES
-from spark_ledger.topic.upkeep import Upkeep, elected
+from spark_ledger.topic.upkeep.merging import PASS_BYTES
+from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
 
 PASS_S = 60.0
 

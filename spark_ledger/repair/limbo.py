@@ -29,7 +29,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import BadConfig, DataUnavailable, LedgerError, Unavailable
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster, judge, say
-from spark_ledger.ledger.reader import LedgerReader
+from spark_ledger.ledger.read.reader import LedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept, keeps

@@ -23,12 +23,12 @@ MODULES = (
     "spark_ledger.bookies.frame_network",
     "spark_ledger.ledger.connect",
     "spark_ledger.metadata.zookeeper",
-    "spark_ledger.spark.batch_reader",
-    "spark_ledger.spark.batch_writer",
-    "spark_ledger.spark.columns",
+    "spark_ledger.spark.read.batch_reader",
+    "spark_ledger.spark.write.batch_writer",
+    "spark_ledger.spark.rows.columns",
     "spark_ledger.spark.data_source",
-    "spark_ledger.spark.sink",
-    "spark_ledger.spark.source",
+    "spark_ledger.spark.write.sink",
+    "spark_ledger.spark.read.source",
 )
 """They import all the rest that tasks, planning and commits have in common."""
 TASKS, OF_TASKS = "pyspark.worker", ("pandas",)

@@ -10,8 +10,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark import collector
-from spark_ledger.spark.collector import Moment
+from spark_ledger.spark.worker import collector
+from spark_ledger.spark.worker.collector import Moment
 
 
 class LedgerDataSource(DataSource):
@@ -32,34 +32,38 @@ class LedgerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         collector.set_aside(Moment.LOADING)
-        from spark_ledger.spark import options
+        from spark_ledger.spark.options import options
 
         given = options.batch_read_options(self.options)
         if given.metadata is not None:
-            from spark_ledger.spark import listings
+            from spark_ledger.spark.read import listings
 
             return listings.ListingReader(given, schema)
-        from spark_ledger.spark import batch_reader
+        from spark_ledger.spark.read import batch_reader
 
         return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         collector.set_aside(Moment.LOADING)
-        from spark_ledger.spark import options, source, spark_version
+        from spark_ledger.spark import spark_version
+        from spark_ledger.spark.options import options
+        from spark_ledger.spark.read import source
 
         given = options.stream_read_options(self.options)
         return spark_version.stream_reader(source.LedgerStreamReader(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         collector.set_aside(Moment.LOADING)
-        from spark_ledger.spark import batch_writer, options
+        from spark_ledger.spark.options import options
+        from spark_ledger.spark.write import batch_writer
 
         written = options.batch_write_options(self.options)
         return batch_writer.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         collector.set_aside(Moment.LOADING)
-        from spark_ledger.spark import options, sink
+        from spark_ledger.spark.options import options
+        from spark_ledger.spark.write import sink
 
         written = options.stream_write_options(self.options)
         return sink.LedgerStreamWriter(written, schema, overwrite)

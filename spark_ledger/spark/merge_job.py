@@ -2,10 +2,11 @@
 
     spark_ledger.compact(spark, "flights")
 
-Always true: what a merge is, is topic/compactor.py's: the driver plans and commits, tasks read and
-write. A commit takes what one attempt of each task wrote, as Spark hands it to the driver: what
-other attempts wrote, or all when the driver dies before its commit, is in no topic, under an intent
-that ends with the job or is condemned once nobody shows a heartbeat for it; the janitor deletes it.
+Always true: what a merge is, is topic/upkeep/compactor.py's: the driver plans and commits, tasks
+read and write. A commit takes what one attempt of each task wrote, as Spark hands it to the driver:
+what other attempts wrote, or all when the driver dies before its commit, is in no topic, under an
+intent that ends with the job or is condemned once nobody shows a heartbeat for it; the janitor
+deletes it.
 """
 
 import pickle
@@ -15,15 +16,16 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_ledger.client.arguments import whole
+from spark_ledger.arguments import whole
 from spark_ledger.config import resolve_service_url
 from spark_ledger.spark.session import check_session
-from spark_ledger.spark.write_tasks import heartbeats
-from spark_ledger.topic import blocking, compactor
-from spark_ledger.topic.compactor import Compacted, Compaction, Merged, MergeTask
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.merge_plan import MERGED_BYTES, MergeLimits
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.spark.write.tasks import heartbeats
+from spark_ledger.topic import blocking
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep import compactor
+from spark_ledger.topic.upkeep.compactor import Compacted, Compaction, Merged, MergeTask
+from spark_ledger.topic.upkeep.merge_plan import MERGED_BYTES, MergeLimits
 
 ROUND_BYTES = 8 << 30  # of rows merged by one commit
 TASK_BYTES = 64 << 20  # a Spark task reads and writes about so much, or one merge

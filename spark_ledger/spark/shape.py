@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pyspark.sql.types import StructType
 
 from spark_ledger.errors import LedgerError, NewerSparkNeeded
-from spark_ledger.spark.options import (
+from spark_ledger.spark.options.options import (
     ReadOptions,
     batch_read_options,
     shape_options,
     stream_read_options,
 )
-from spark_ledger.spark.schema import has_payload, read_schema
+from spark_ledger.spark.rows.schema import has_payload, read_schema
 
 
 def offered(options: Mapping[str, str]) -> StructType:
@@ -20,13 +20,13 @@ def offered(options: Mapping[str, str]) -> StructType:
     SchemaIncompatible, TopicNotFound, Unavailable."""
     shape = shape_options(options)
     if shape.metadata is not None:
-        from spark_ledger.spark import listings  # not loaded for every reader of rows
+        from spark_ledger.spark.read import listings  # not loaded for every reader of rows
 
         return listings.schema_of(shape.metadata)
     if not has_payload(shape.value_format):
         return read_schema(shape)
-    from spark_ledger.spark.driver_state import TopicsRead  # nor what connects
-    from spark_ledger.spark.typed_values import registered_schema, spark_payload
+    from spark_ledger.spark.read.driver_state import TopicsRead  # nor what connects
+    from spark_ledger.spark.rows.typed_values import registered_schema, spark_payload
 
     topics = TopicsRead(_read_options(options))
     registered = topics.cluster.run(

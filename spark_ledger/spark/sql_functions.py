@@ -20,8 +20,8 @@ from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult, UserDefinedTableFun
 
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import OptionConflict, OptionInvalid
-from spark_ledger.spark import listings
-from spark_ledger.spark.read_tasks import session_zone
+from spark_ledger.spark.read import listings
+from spark_ledger.spark.read.tasks import session_zone
 from spark_ledger.spark.session import check_session
 
 PREFIX = "ledger_"

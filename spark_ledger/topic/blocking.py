@@ -14,23 +14,23 @@ from typing import Any, TypeVar
 from spark_ledger.config import ClientConfig, client_config
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import SessionState
+from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.process import OncePerProcess, background_loop, ledger_store
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.entry_sender import EntrySender
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.key_filter import hashes_of
-from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.row_blocks import Block, joined_blocks
-from spark_ledger.topic.slice_reader import FetchedEntry
-from spark_ledger.topic.store_calls import reachable
+from spark_ledger.topic.entry.key_filter import hashes_of
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.plan import ReadTask
+from spark_ledger.topic.read.row_blocks import Block, joined_blocks
+from spark_ledger.topic.read.slice_reader import FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.task_writer import (
+from spark_ledger.topic.write.entry_sender import EntrySender
+from spark_ledger.topic.write.task_writer import (
     DEFAULT_SETTINGS,
     TaskResult,
     TaskSettings,
     TaskWriter,
 )
-from spark_ledger.topic.topics import TopicInfo
 
 T = TypeVar("T")
 

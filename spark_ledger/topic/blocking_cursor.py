@@ -12,9 +12,9 @@ from concurrent.futures import Future
 from spark_ledger import errors
 from spark_ledger.process import OncePerProcess, background_loop
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.seek_target import End, SeekTarget
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.seek_target import End, SeekTarget
 
 _log = logging.getLogger(__name__)
 

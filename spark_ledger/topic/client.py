@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from spark_ledger.errors import NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import Check
-from spark_ledger.topic.actions import Action, Append, Overwrite
-from spark_ledger.topic.batch_encoder import BatchEncoder
-from spark_ledger.topic.blobs import Blobs
-from spark_ledger.topic.chunks import ChunkStore
-from spark_ledger.topic.commit_draft import (
+from spark_ledger.metadata.store_calls import each
+from spark_ledger.topic.checkpoint.chunks import ChunkStore
+from spark_ledger.topic.commit.draft import (
     NEXT_VERSION,
     SNAPSHOT_OF_INTENT,
     CommitKind,
@@ -25,28 +23,30 @@ from spark_ledger.topic.commit_draft import (
     check_one_attempt,
     ordered_segments,
 )
-from spark_ledger.topic.entry_sender import EntrySender
-from spark_ledger.topic.follower import TopicFollower
-from spark_ledger.topic.intents import Intent, Intents
-from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.read_plan import Ranges, chunks_to_read
-from spark_ledger.topic.replay import QueryBatch
-from spark_ledger.topic.routing import Router
-from spark_ledger.topic.state import Tables, TopicState
-from spark_ledger.topic.store_calls import each
-from spark_ledger.topic.task_writer import (
+from spark_ledger.topic.commit.replay import QueryBatch
+from spark_ledger.topic.entry.batch_encoder import BatchEncoder
+from spark_ledger.topic.entry.routing import Router
+from spark_ledger.topic.log.actions import Action, Append, Overwrite
+from spark_ledger.topic.log.blobs import Blobs
+from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.ledger_cache import LedgerCache
+from spark_ledger.topic.log.state import Tables, TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.log.topics import TopicInfo, Topics
+from spark_ledger.topic.read.follower import TopicFollower
+from spark_ledger.topic.read.plan import Ranges, chunks_to_read
+from spark_ledger.topic.write.entry_sender import EntrySender
+from spark_ledger.topic.write.task_writer import (
     DEFAULT_SETTINGS,
     TaskResult,
     TaskSettings,
 )
-from spark_ledger.topic.topic_log import TopicLog
-from spark_ledger.topic.topics import TopicInfo, Topics
 
 if TYPE_CHECKING:
-    from spark_ledger.topic.checkpointer import Checkpointer
-    from spark_ledger.topic.commit import Committer
-    from spark_ledger.topic.schema_registry import SchemaRegistry
-    from spark_ledger.topic.subscriptions import Subscriptions
+    from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+    from spark_ledger.topic.commit.commit import Committer
+    from spark_ledger.topic.schema.registry import SchemaRegistry
+    from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
 
 class TopicClient:
@@ -67,25 +67,25 @@ class TopicClient:
 
     @cached_property
     def schemas(self) -> "SchemaRegistry":
-        from spark_ledger.topic.schema_registry import SchemaRegistry
+        from spark_ledger.topic.schema.registry import SchemaRegistry
 
         return SchemaRegistry(self.store, self.rng)
 
     @cached_property
     def checkpoints(self) -> "Checkpointer":
-        from spark_ledger.topic.checkpointer import Checkpointer
+        from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
 
         return Checkpointer(self.ledgers, self.intents, self.blobs, self.chunks, self.log)
 
     @cached_property
     def committer(self) -> "Committer":
-        from spark_ledger.topic.commit import Committer
+        from spark_ledger.topic.commit.commit import Committer
 
         return Committer(self.store, self.log, self.blobs, self.chunks.load, self.rng)
 
     @cached_property
     def subscriptions(self) -> "Subscriptions":
-        from spark_ledger.topic.subscriptions import Subscriptions
+        from spark_ledger.topic.subscription.subscriptions import Subscriptions
 
         return Subscriptions(
             self.ledgers, self.intents, self.log, self.rng, read_chunks=self.chunks.load

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import records
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome, TxnKey
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.names import escape
-from spark_ledger.topic.records import TxnRecord
-from spark_ledger.topic.store_calls import TRIES_MAX, ensure, reachable
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome, TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.records import TxnRecord
+from spark_ledger.topic.write.task_writer import TaskResult
 
 COMMITS_OF_EPOCH = 1 << 16
 

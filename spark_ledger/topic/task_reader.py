@@ -12,9 +12,11 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from spark_ledger import errors
-from spark_ledger.topic import slice_reader
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.read_plan import (
+from spark_ledger.topic.entry.routing import Hashes
+from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
+from spark_ledger.topic.read import slice_reader
+from spark_ledger.topic.read.plan import (
     NAMED_MAX,
     LiveRows,
     ReadTask,
@@ -24,9 +26,7 @@ from spark_ledger.topic.read_plan import (
     since,
     without,
 )
-from spark_ledger.topic.routing import Hashes
-from spark_ledger.topic.slice_reader import FetchedEntry
-from spark_ledger.topic.state import PartitionState, Tables, TopicState
+from spark_ledger.topic.read.slice_reader import FetchedEntry
 
 FOLDS_MAX = 20
 PAUSE_S = 0.05

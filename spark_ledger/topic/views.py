@@ -21,18 +21,18 @@ from spark_ledger.bookies import bookie_listing
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord
 from spark_ledger.metadata.store import NoNode
-from spark_ledger.topic import actions
-from spark_ledger.topic.arrow_arrays import of_list, of_numpy
+from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.intervals import Chunk
-from spark_ledger.topic.lag import topic_lag
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.segments import INLINE
-from spark_ledger.topic.state import Tables, TopicState
-from spark_ledger.topic.store_calls import each, reachable, store_now_ms
-from spark_ledger.topic.topic_log import TopicLog
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic.entry.arrow_arrays import of_list, of_numpy
+from spark_ledger.topic.log import actions
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import INLINE
+from spark_ledger.topic.log.state import Tables, TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription.lag import topic_lag
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalBookie, LocalCluster
-from tests.history import History
+from tests.kit.history import History
 
 KIB, MIB = 1 << 10, 1 << 20
 BOOKIES = 3

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from spark_ledger.demo.worker import Worker
 from spark_ledger.local import LocalBookie, LocalCluster
 from tests.crash.procfs import python_workers
-from tests.history import History, Place
+from tests.kit.history import History, Place
 
 BOOKIES = 4
 KEYS = 7

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import jvm
 from tests.crash.procfs import command_line, processes
+from tests.kit import jvm
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
 TIMEOUT_S = 480

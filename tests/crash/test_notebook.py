@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import jvm
 from tests.crash.test_demo import assert_nothing_left
+from tests.kit import jvm
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = ROOT / "notebooks" / "01_flights.py"

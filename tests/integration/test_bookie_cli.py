@@ -9,7 +9,7 @@ from bookie_server import __version__
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.embedded_zookeeper import free_port
 from tests.integration.test_cli import fails, succeeds
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 NOBODY = {"LEDGER_SERVICE_URL": "zk://127.0.0.1:1/nobody"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bookie_server.__main__ import BAD_CONFIG, BAD_DISKS, CANNOT_LISTEN, STOPPED, WRONG_DISKS
-from bookie_server.identity import FILE
+from bookie_server.disk.identity import FILE
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
 

@@ -12,7 +12,7 @@ from spark_ledger import LedgerClient
 from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
 from spark_ledger.local import LocalCluster
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 PAYLOAD = bytes(16 * 1024)
 APPENDS_MAX = 40_000

@@ -5,9 +5,9 @@ import asyncio
 import grpc
 import pytest
 
-from bookie_server import service
 from bookie_server.bookie import LONG_POLLS_MAX
-from bookie_server.handler import Reply
+from bookie_server.serve import gateway as service
+from bookie_server.serve.handler import Reply
 
 METHOD = f"/{service.SERVICE}/ReadLac"
 TIMEOUT_S = 20

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from bookie_server import frame_service
 from bookie_server.api import codec, frames
 from bookie_server.api import messages as m
 from bookie_server.api.frames import Kind, pack_head
 from bookie_server.api.status import Status, StopReason
-from bookie_server.frame_service import FrameService
-from bookie_server.handler import REQUEST_OVERHEAD_BYTES
-from bookie_server.service import CannotListen
+from bookie_server.serve import frames as frame_service
+from bookie_server.serve.frames import FrameService
+from bookie_server.serve.gateway import CannotListen
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
@@ -252,7 +252,7 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
 
 
 def test_who_takes_nothing_for_too_long_is_cut_off(monkeypatch):
-    monkeypatch.setattr("bookie_server.api.frame_connection.STUCK_S", 0.3)
+    monkeypatch.setattr("bookie_server.api.connection.STUCK_S", 0.3)
 
     async def test(rig):
         read = codec.encode(m.ReadRequest(ID, 1, 0, 2, 1 << 20))

@@ -15,7 +15,7 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.status import Status
-from bookie_server.service import SERVICE, BookieService
+from bookie_server.serve.gateway import SERVICE, BookieService
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 
 PATIENCE_S = 20

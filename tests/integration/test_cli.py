@@ -16,9 +16,9 @@ from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.embedded_zookeeper import free_port
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from tests.loop_task import LoopTask
-from tests.processes import alive, descendants
+from spark_ledger.topic.commit.commit import TxnKey
+from tests.kit.loop_task import LoopTask
+from tests.kit.processes import alive, descendants
 
 TIMEOUT_S = 120
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bookie_server.api.status import Status
-from bookie_server.rocks_index import REBUILD
+from bookie_server.logs.rocks_index import REBUILD
 from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.repair.limbo import listed
 from tests.integration.test_cli import spark_ledger, succeeds
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 SETTINGS: dict[str, object] = {"flush_interval_s": 0.2, "limbo_check_s": 600, "refresh_s": 600}
 PAYLOADS = [b"payload %03d " % number * 40 for number in range(30)]

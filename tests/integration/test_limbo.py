@@ -11,7 +11,7 @@ from spark_ledger import LedgerClient
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
 from tests.integration.test_cli import spark_ledger, succeeds
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 SETTINGS: dict[str, object] = {"limbo_check_s": 1, "refresh_s": 1}
 NEVER_S, SOON_S = 600, 0.2  # when what was acknowledged leaves the journal

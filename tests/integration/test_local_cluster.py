@@ -13,7 +13,7 @@ import pytest
 from spark_ledger import LedgerClient
 from spark_ledger.errors import BadConfig, Unavailable
 from spark_ledger.local import LocalCluster
-from tests.processes import alive, descendants, eventually
+from tests.kit.processes import alive, descendants, eventually
 
 MAKES_A_CLUSTER_AND_HANGS = """
 import json, signal

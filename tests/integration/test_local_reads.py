@@ -16,7 +16,7 @@ from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalCluster
 from spark_ledger.process import background_loop, ledger_store
 from tests.integration.test_hidden_damage import files, flip_in_the_entry_log, in_limbo
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 KIB, MIB = 1 << 10, 1 << 20
 FLUSHED: dict[str, object] = {"flush_interval_s": 0.2}

@@ -12,10 +12,11 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local.maintenance import maintain
 from spark_ledger.process import background_loop, ledger_store
-from spark_ledger.topic import blocking, upkeep
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.merging import Merging
-from spark_ledger.topic.task_writer import TaskSettings
+from spark_ledger.topic import blocking
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.upkeep import upkeep
+from spark_ledger.topic.upkeep.merging import Merging
+from spark_ledger.topic.write.task_writer import TaskSettings
 
 PATIENCE_S = 30
 MANY_SEGMENTS = 8  # so many are merged at once

@@ -12,8 +12,8 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.frames import METHOD_NUMBERS, Kind, pack_head
-from bookie_server.frame_service import FrameService
-from bookie_server.service import SERVICE, BookieService
+from bookie_server.serve.frames import FrameService
+from bookie_server.serve.gateway import SERVICE, BookieService
 from spark_ledger.bookies.frame_network import FrameNetwork
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 

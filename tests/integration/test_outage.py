@@ -11,20 +11,20 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
 from spark_ledger.local.cluster import ROOT
-from spark_ledger.spark.batch_reader import LedgerBatchReader
-from spark_ledger.spark.options import (
+from spark_ledger.spark.options.options import (
     batch_read_options,
     stream_read_options,
     stream_write_options,
 )
-from spark_ledger.spark.schema import DEFAULT_SCHEMA
-from spark_ledger.spark.source import LedgerStreamReader
-from spark_ledger.spark.topic_writers import Task
-from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.spark.write_tasks import commit_rows, query_intent, write_rows
+from spark_ledger.spark.read.batch_reader import LedgerBatchReader
+from spark_ledger.spark.read.source import LedgerStreamReader
+from spark_ledger.spark.rows.schema import DEFAULT_SCHEMA
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
+from spark_ledger.spark.write.topic_writers import Task
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit import CommitKind
-from tests.processes import eventually
+from spark_ledger.topic.commit.commit import CommitKind
+from tests.kit.processes import eventually
 from tests.spark.exactly_once.zookeeper_proxy import ZooKeeperProxy, is_commit
 
 ANSWER_S = 0.2
@@ -142,8 +142,8 @@ def test_tasks_that_read_wait_and_then_read_every_row(zookeeper, topic):
 @pytest.fixture
 def soon_old(monkeypatch) -> None:
     """What a source knows is too old after moments."""
-    monkeypatch.setattr("spark_ledger.topic.follower.REREAD_S", ANSWER_S)
-    monkeypatch.setattr("spark_ledger.topic.follower.UNCONFIRMED_S_MAX", 2 * ANSWER_S)
+    monkeypatch.setattr("spark_ledger.topic.read.follower.REREAD_S", ANSWER_S)
+    monkeypatch.setattr("spark_ledger.topic.read.follower.UNCONFIRMED_S_MAX", 2 * ANSWER_S)
 
 
 @pytest.mark.usefixtures("soon_old")

@@ -12,7 +12,7 @@ from tests.integration.test_hidden_damage import (
     is_flushed,
     write,
 )
-from tests.processes import eventually
+from tests.kit.processes import eventually
 
 
 async def collect(ledgers, ledger_id, ids, meanwhile=None):

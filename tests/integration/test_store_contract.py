@@ -22,7 +22,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
 from tests.integration.proxy import Proxy
-from tests.store_contract import CONTRACT, PATIENCE_S, Bell
+from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
 

@@ -8,10 +8,10 @@ import pytest
 from spark_ledger.cli.common import with_topics
 from spark_ledger.local import LocalCluster
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.task_writer import TaskSettings
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.integration.test_cli import fails, succeeds
-from tests.loop_task import LoopTask
+from tests.kit.loop_task import LoopTask
 
 
 @pytest.fixture

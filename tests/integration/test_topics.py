@@ -8,13 +8,13 @@ import pytest
 
 from spark_ledger import LedgerClient, errors
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit import CommitKind, TxnKey
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.message_batch import column_of
-from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.routing import Routing
-from spark_ledger.topic.segments import INLINE
-from spark_ledger.topic.task_writer import TaskSettings
+from spark_ledger.topic.commit.commit import CommitKind, TxnKey
+from spark_ledger.topic.entry.message_batch import column_of
+from spark_ledger.topic.entry.routing import Routing
+from spark_ledger.topic.log.segments import INLINE
+from spark_ledger.topic.read.plan import Cutting, plan_read
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.write.task_writer import TaskSettings
 
 
 def write_and_commit(topics, info, version, rows, compression="none"):

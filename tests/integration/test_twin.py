@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bookie_server import twin
+from bookie_server.serve import twin
 from spark_ledger.local.cluster import LocalCluster
 
 

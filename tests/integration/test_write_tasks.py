@@ -10,14 +10,14 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger import errors
 from spark_ledger.process import background_loop
-from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.topic_writers import Task
-from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.spark.write_tasks import commit_rows, query_intent, write_rows
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
+from spark_ledger.spark.write.topic_writers import Task
 from spark_ledger.topic import blocking
-from spark_ledger.topic.commit import CommitKind
-from spark_ledger.topic.intents import STALE
-from spark_ledger.topic.replay import OnReplay
+from spark_ledger.topic.commit.commit import CommitKind
+from spark_ledger.topic.commit.replay import OnReplay
+from spark_ledger.topic.log.intents import STALE
 
 VALUE = StructType([StructField("value", StringType())])
 ROWS = pa.record_batch({"value": ["x" * 100] * 1000})

@@ -8,8 +8,8 @@ the twin of RocksDB cannot tell from a write that was never finished (docs/simul
 import random
 from typing import NamedTuple
 
-from bookie_server.entry_log import log_path
-from bookie_server.journal import SUFFIX as JOURNAL_SUFFIX
+from bookie_server.journal.writer import SUFFIX as JOURNAL_SUFFIX
+from bookie_server.logs.entry_log import log_path
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import BATCH_MAGIC as PUT_MAGIC
 from tests.simulation.index import marks_on

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import DiskFailed, DiskFull, NoSuchFile
-from bookie_server.disk_threads import Deadline
+from bookie_server.disk.interface import DiskFailed, DiskFull, NoSuchFile
+from bookie_server.disk.threads import Deadline
 from bookie_server.lanes import in_recovery
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.loop import current_process
@@ -139,7 +139,7 @@ def _survivors(
 
 
 class SimFile:
-    """An open file of a SimDisk; see bookie_server.disk.File."""
+    """An open file of a SimDisk; see bookie_server.disk.interface.File."""
 
     def __init__(self, disk: "SimDisk", path: str, inode: _Inode, end: int) -> None:
         self.path = path
@@ -250,7 +250,7 @@ def _folder(path: str) -> str:
 
 
 class SimDisk:
-    """One folder's disk; see bookie_server.disk.Disk. All chance comes from `rng`."""
+    """One folder's disk; see bookie_server.disk.interface.Disk. All chance comes from `rng`."""
 
     def __init__(self, rng: random.Random | None = None, faults: DiskFaults | None = None) -> None:
         self.faults = faults or DiskFaults()

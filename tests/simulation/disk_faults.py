@@ -8,7 +8,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
-from bookie_server.entry_log import COMPACTED, LOG_HEADER_BYTES
+from bookie_server.logs.entry_log import COMPACTED, LOG_HEADER_BYTES
 from tests.simulation.disk import SimDisk
 from tests.simulation.faults import _back_s, _choice, _one_of, event
 from tests.simulation.misdirected import misdirect

@@ -10,7 +10,7 @@ Always true:
 
 A batch, what one sync writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
 then the body: records, each with its length (2 bytes), one byte of kind, and the key and value (or
-ledger state) as entry_index.py encodes them; of what was deleted, the
+ledger state) as bookie_server/logs/index.py encodes them; of what was deleted, the
 key of the ledger or the entry, of a placed log its key and its mark, if it has one. The first batch
 of a file says that nothing of older files counts any more, and all that they said.
 """
@@ -24,8 +24,8 @@ from functools import lru_cache
 
 from crc32c import crc32c
 
-from bookie_server.disk import DiskFailed, File
-from bookie_server.entry_index import (
+from bookie_server.disk.interface import DiskFailed, File
+from bookie_server.logs.index import (
     IndexDamaged,
     LedgerState,
     Location,
@@ -50,7 +50,7 @@ _KEY_BYTES, _LOG_KEY_BYTES = len(entry_key(0, 0)), len(log_key(0))
 
 
 class SimIndex:
-    """bookie_server.entry_index.EntryIndex on a SimDisk; make it with `await SimIndex.open`."""
+    """bookie_server.logs.index.EntryIndex on a SimDisk; make it with `await SimIndex.open`."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk = disk

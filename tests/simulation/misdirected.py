@@ -10,9 +10,9 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bookie_server.entry_log import RECORD_MAGIC, log_path
-from bookie_server.journal import SUFFIX as JOURNAL_SUFFIX
-from bookie_server.journal_format import BATCH_MAGIC, BLOCK_BYTES
+from bookie_server.journal.format import BATCH_MAGIC, BLOCK_BYTES
+from bookie_server.journal.writer import SUFFIX as JOURNAL_SUFFIX
+from bookie_server.logs.entry_log import RECORD_MAGIC, log_path
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import marks_on
 

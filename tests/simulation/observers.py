@@ -23,11 +23,11 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
 from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Meaning, Status, meaning, testimony
-from bookie_server.read_stream import serve_stream
+from bookie_server.serve.read_stream import serve_stream
 from spark_ledger.errors import TimedOut
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
-from tests.handling import handle_bytes
+from tests.kit.handling import handle_bytes
 from tests.simulation import invariants
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import Violation

@@ -15,18 +15,18 @@ from spark_ledger.bookies.bookie_info import ask
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.repair.forget import forget
 from spark_ledger.repair.limbo import repair_everywhere
 from spark_ledger.repair.limbo_janitor import repair_once
 from spark_ledger.topic import views
-from spark_ledger.topic.admin import TopicAdmin
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.schema_records import Compatibility
-from spark_ledger.topic.seek_target import End
-from spark_ledger.topic.store_calls import store_now_ms
-from spark_ledger.topic.upkeep import Upkeep, elected
-from tests.loop_task import LoopTask
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.schema.records import Compatibility
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
+from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
 from tests.simulation.limbo_work import IDLE_S

@@ -9,9 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bookie_server.directory_store import DirectoryStore
-from bookie_server.entry_index import Location
-from bookie_server.entry_log import (
+from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
     FOOTER_BYTES,
     BadEntryLog,
@@ -20,7 +18,9 @@ from bookie_server.entry_log import (
     map_start,
     record_end,
 )
-from bookie_server.log_scan import parse
+from bookie_server.logs.index import Location
+from bookie_server.logs.scan import parse
+from bookie_server.storage.directories import DirectoryStore
 from tests.simulation.disk import SimDisk
 from tests.simulation.ghost import Ghost
 from tests.simulation.index import SimIndex

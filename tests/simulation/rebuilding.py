@@ -10,10 +10,10 @@ import random
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
-from bookie_server import checkpoint
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import LedgerState
-from bookie_server.rebuild import rebuild
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal import checkpoint
+from bookie_server.logs.index import LedgerState
+from bookie_server.logs.rebuild import rebuild
 from tests.simulation.index import SimIndex
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import HEADER_BYTES, BadEntry, unpack_header
-from bookie_server.entry_log import log_path
-from bookie_server.journal_format import RECORD_MAGIC, Kind
+from bookie_server.journal.format import RECORD_MAGIC, Kind
+from bookie_server.logs.entry_log import log_path
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation import scenario
 from tests.simulation.disk import SimDisk

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie_server.api.status import Meaning, Status
-from bookie_server.entry_index import EVERY_LEDGER
+from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation import invariants

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.entry_index import LedgerState, Location
+from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.logs.index import LedgerState, Location
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.index import SimIndex

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from spark_ledger.metadata.store import MetadataStore
+from tests.kit.store_contract import CONTRACT
 from tests.simulation.loop import run
 from tests.simulation.store import SimStore, StoreFaults
-from tests.store_contract import CONTRACT
 
 
 @pytest.mark.parametrize("lag_s", [0.0, 5.0])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.seek_target import End
-from spark_ledger.topic.subscription_records import decode_subscription
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.records import decode_subscription
+from spark_ledger.topic.subscription.seek_target import End
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost, Positions, Whereabouts
 from tests.simulation.topic_work import TOPIC, TopicWork

@@ -13,8 +13,10 @@ from typing import Any
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Versioned
-from spark_ledger.topic import checkpoint, checkpoint_record, commit_draft, records, state
-from spark_ledger.topic.actions import (
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.payloads import POINTER_BYTES_MAX
+from spark_ledger.topic.log import checkpoint, checkpoint_record, records, state
+from spark_ledger.topic.log.actions import (
     Append,
     Grow,
     OpenLive,
@@ -24,13 +26,12 @@ from spark_ledger.topic.actions import (
     adds_rows,
     dropped_of,
 )
-from spark_ledger.topic.checkpoint_record import CheckpointRecord
-from spark_ledger.topic.commit_payloads import POINTER_BYTES_MAX
-from spark_ledger.topic.intervals import Chunk
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.records import Commit, Spilled, TopicLife
-from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.log.checkpoint_record import CheckpointRecord
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.records import Commit, Spilled, TopicLife
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.state import TopicState
 from tests.simulation import invariants
 from tests.simulation.invariants import Violation
 from tests.simulation.store import EPOCH_MS

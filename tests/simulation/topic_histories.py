@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.history import History
+from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import Whereabouts
 

@@ -9,8 +9,8 @@ from bisect import bisect_right
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import SessionState, StoreError
-from spark_ledger.topic.follower import REARM_S, REREAD_S, UNCONFIRMED_S_MAX, TopicFollower
-from spark_ledger.topic.topic_log import agree, fold_agreeing
+from spark_ledger.topic.log.topic_log import agree, fold_agreeing
+from spark_ledger.topic.read.follower import REARM_S, REREAD_S, UNCONFIRMED_S_MAX, TopicFollower
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TopicWork

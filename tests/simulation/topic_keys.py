@@ -10,12 +10,13 @@ from contextlib import aclosing, contextmanager
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic import batch_encoder, entry_sender
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.key_filter import hashes_of
-from spark_ledger.topic.read_plan import Cutting, ReadTask, plan_read
-from spark_ledger.topic.slice_reader import fetch_task
-from tests.segments_seen import rows_of
+from spark_ledger.topic.entry import batch_encoder
+from spark_ledger.topic.entry.key_filter import hashes_of
+from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
+from spark_ledger.topic.read.slice_reader import fetch_task
+from spark_ledger.topic.write import entry_sender
+from tests.kit.segments_seen import rows_of
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import KEYS, TopicWork

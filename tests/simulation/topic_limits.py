@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from spark_ledger.topic import (
-    checkpoint,
-    checkpointer,
-    commit,
-    commit_draft,
-    commit_views,
-    garbage,
-    topic_log,
-)
-from spark_ledger.topic.commit_payloads import CommitPayloads
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.commit import commit
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit import views as commit_views
+from spark_ledger.topic.commit.payloads import CommitPayloads
+from spark_ledger.topic.log import checkpoint, topic_log
+from spark_ledger.topic.upkeep import garbage
 
 Noted = Callable[[str, str, bytes], None]
 """Called with commit id, topic id and body before a commit is sent."""

@@ -16,18 +16,18 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.writer import LedgerWriter
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.actions import Action, OpenLive, SealLive
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.live import LiveEnds
-from spark_ledger.topic.message_batch import Share
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.read_plan import LiveRows, ReadTask
-from spark_ledger.topic.segment_table import NO_SEGMENTS
-from spark_ledger.topic.segments import LiveSegment, Segment
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.topics import TopicInfo
-from tests.message_batches import encode_batch
+from spark_ledger.topic.entry.message_batch import Share
+from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.segments import LiveSegment, Segment
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.plan import LiveRows, ReadTask
+from spark_ledger.topic.read.slice_reader import read_task
+from tests.kit.message_batches import encode_batch
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LIVE, LogGhost, live_name
 from tests.simulation.topic_work import TopicWork

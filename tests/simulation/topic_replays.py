@@ -13,11 +13,11 @@ from random import Random
 import pyarrow as pa
 
 from spark_ledger import errors
-from spark_ledger.topic import replay
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.fingerprint import Fingerprint
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.replay import OnReplay, QueryBatch, Work
+from spark_ledger.topic.commit import replay
+from spark_ledger.topic.commit.fingerprint import Fingerprint
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work
+from spark_ledger.topic.log.intents import Intent
 from tests.simulation.world import World
 
 SHARE = 0.4

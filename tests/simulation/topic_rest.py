@@ -12,14 +12,14 @@ from collections.abc import Callable
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerState
-from spark_ledger.topic import checkpoint
-from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.checkpointer import LOG_NODES_MAX
+from spark_ledger.topic.checkpoint.checkpointer import LOG_NODES_MAX
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.garbage import UNUSED_LEASES
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.records import IntentState, decode_intent
-from spark_ledger.topic.subscription_records import decode_subscription
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.records import IntentState, decode_intent
+from spark_ledger.topic.subscription.records import decode_subscription
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from spark_ledger.topic.upkeep.garbage import UNUSED_LEASES
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.store import EPOCH_MS

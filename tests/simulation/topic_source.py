@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.spark import offsets
-from spark_ledger.spark.offsets import Ends, TopicEnds
-from spark_ledger.spark.options import ReadOptions
-from spark_ledger.spark.places import EARLIEST, LATEST, Named
-from spark_ledger.spark.planning import Planner
+from spark_ledger.spark.options import offsets
+from spark_ledger.spark.options.offsets import Ends, TopicEnds
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.options.start_positions import EARLIEST, LATEST, Named
+from spark_ledger.spark.read.planning import Planner
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.live import LiveEnds
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.slice_reader import read_task
 from tests.simulation import invariants
 from tests.simulation.topic_ghost import LogGhost
 from tests.simulation.topic_work import TOPIC, TopicWork

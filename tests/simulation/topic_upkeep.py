@@ -12,13 +12,13 @@ from typing import Any
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.admin import TopicAdmin, retain
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.compactor import compact
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.merge_plan import MergeLimits
-from spark_ledger.topic.merging import Merging, TopicHead
-from spark_ledger.topic.store_calls import store_now_ms
+from spark_ledger.topic.upkeep.admin import TopicAdmin, retain
+from spark_ledger.topic.upkeep.compactor import compact
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.upkeep.merge_plan import MergeLimits
+from spark_ledger.topic.upkeep.merging import Merging, TopicHead
 from tests.simulation.topic_ghost import LIVE, LogGhost
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client

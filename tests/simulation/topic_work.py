@@ -16,21 +16,21 @@ import pyarrow as pa
 from spark_ledger import errors
 from spark_ledger.errors import LedgerError, TopicNotFound
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.checkpointer import Checkpointer
+from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.fingerprint import Fingerprint
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.replay import Work
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.store_calls import reachable
-from spark_ledger.topic.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
-from spark_ledger.topic.topic_log import fold_agreeing
-from spark_ledger.topic.topics import TopicInfo
-from tests.history import History
-from tests.loop_task import LoopTask
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.commit.fingerprint import Fingerprint
+from spark_ledger.topic.commit.replay import Work
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.topic_log import fold_agreeing
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.plan import Cutting, plan_read
+from spark_ledger.topic.read.slice_reader import read_task
+from spark_ledger.topic.write.task_writer import INLINE_TASK_BYTES_MAX, TaskResult, TaskSettings
+from tests.kit.history import History
+from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.chaos import Plan
 from tests.simulation.store import EPOCH_MS

@@ -19,8 +19,9 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from bookie_server import bookie, read_stream
+from bookie_server import bookie
 from bookie_server.api import messages
+from bookie_server.serve import read_stream
 from tests.simulation.ghost import Ghost
 
 PACKAGES = (
@@ -39,15 +40,15 @@ HANDLED = (bookie.Bookie, "handle")
 """Noted by the requests that it is given."""
 
 REPLACED: Mapping[str, str] = {
-    "bookie_server.frame_service": "a port: the simulated network calls the handler",
-    "bookie_server.identity": "a file of the start of the program (test_bookie_start.py)",
-    "bookie_server.opening": "how the program opens real directories: world.py opens the others",
-    "bookie_server.os_disk": "the real disk: disk.py",
-    "bookie_server.registration": "of the program: registering.py",
-    "bookie_server.rocks_index": "the real index: index.py, held to the same tests",
-    "bookie_server.self_test": "of the program, about the real disk",
-    "bookie_server.service": "a port: the simulated network calls the handler",
-    "bookie_server.twin": "of the program: another process on the same directories",
+    "bookie_server.serve.frames": "a port: the simulated network calls the handler",
+    "bookie_server.disk.identity": "a file of the start of the program (test_bookie_start.py)",
+    "bookie_server.start.opening": "how the program opens real directories; world.py does here",
+    "bookie_server.disk.os_disk": "the real disk: disk.py",
+    "bookie_server.serve.registration": "of the program: registering.py",
+    "bookie_server.logs.rocks_index": "the real index: index.py, held to the same tests",
+    "bookie_server.start.self_test": "of the program, about the real disk",
+    "bookie_server.serve.gateway": "a port: the simulated network calls the handler",
+    "bookie_server.serve.twin": "of the program: another process on the same directories",
     "spark_ledger.bookies.frame_network": "a real network: network.py",
     "spark_ledger.bookies.local_files": "the host's real files: local_files.py",
     "spark_ledger.ledger.connect": "connects to real servers: world.py",
@@ -62,19 +63,18 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.PlacedLog.abandon": "as that",
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
-    "bookie_server.disk_monitor.degraded_reason": "of a registration, which registering.py makes",
+    "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
     "bookie_server.handler.answer": "of the gRPC port: the simulated network calls answer_counted",
     "bookies.bookie_info.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.LedgerWriter.held_below": "as that",
-    "topic.Blobs.read": "in unit tests: production reads blobs by read_blob",
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",
     "topic.parts.commit_part": "of Spark's foreach: at points (points/background.py)",
     "topic.parts.next_version": "as that",
-    "topic.schema_registry.not_registered": "the text of an error",
+    "topic.registry.not_registered": "the text of an error",
 }
 """By verb: why no seed calls it."""
 

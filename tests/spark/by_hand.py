@@ -3,11 +3,11 @@
 import pyarrow as pa
 
 from spark_ledger.topic import blocking
-from spark_ledger.topic.actions import Grow, OpenLive, SealLive
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.message_batch import Share
-from spark_ledger.topic.segments import Segment
-from tests.message_batches import encode_batch
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.entry.message_batch import Share
+from spark_ledger.topic.log.actions import Grow, OpenLive, SealLive
+from spark_ledger.topic.log.segments import Segment
+from tests.kit.message_batches import encode_batch
 
 
 class Cluster:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic.seek_target import End
-from spark_ledger.topic.subscription_nodes import SubscriptionNodes
-from spark_ledger.topic.subscription_records import SubscriptionKind, SubscriptionRecord
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
+from spark_ledger.topic.subscription.records import SubscriptionKind, SubscriptionRecord
+from spark_ledger.topic.subscription.seek_target import End
 from tests.spark.scene import Scene, error_of
 from tests.spark.topics import too_large_for_a_commit, wait_until
 
@@ -241,7 +241,7 @@ def another_run_of_the_same(scene: Scene) -> str:
         from pyspark import TaskContext
 
         from spark_ledger.topic import blocking
-        from spark_ledger.topic.commit import TxnKey
+        from spark_ledger.topic.commit.commit import TxnKey
 
         cluster = blocking.topics(url)
         query_id = TaskContext.get().getLocalProperty("sql.streaming.queryId")

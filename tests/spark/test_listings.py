@@ -3,9 +3,9 @@
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_ledger.spark import listings
+from spark_ledger.spark.read import listings
 from spark_ledger.topic import blocking
-from spark_ledger.topic.seek_target import End
+from spark_ledger.topic.subscription.seek_target import End
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ NOT_NEEDED = (
     "numpy.ma",
     "pandas",
     "pyarrow.compute",
-    "spark_ledger.spark.typed_values",
-    "spark_ledger.topic.checkpointer",
-    "spark_ledger.topic.commit",
-    "spark_ledger.topic.janitor",
-    "spark_ledger.topic.schema_registry",
-    "spark_ledger.topic.subscriptions",
+    "spark_ledger.spark.rows.typed_values",
+    "spark_ledger.topic.checkpoint.checkpointer",
+    "spark_ledger.topic.commit.commit",
+    "spark_ledger.topic.upkeep.janitor",
+    "spark_ledger.topic.schema.registry",
+    "spark_ledger.topic.subscription.subscriptions",
     "typer",
 )
 LOADED = f"""
@@ -72,7 +72,9 @@ def test_a_source_that_plans_and_reads_loads_neither_grpc_nor_what_only_writers_
 
 
 def test_no_package_reads_the_metadata_of_all_that_is_installed():
-    run(NO_METADATA_IS_READ + "import spark_ledger.spark.source, spark_ledger.ledger.connect\n")
+    run(
+        NO_METADATA_IS_READ + "import spark_ledger.spark.read.source, spark_ledger.ledger.connect\n"
+    )
 
 
 class Places(DataSource):

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_ledger.topic import blocking
-from spark_ledger.topic.actions import Hole
+from spark_ledger.topic.log.actions import Hole
 from tests.spark.by_hand import Cluster
 from tests.spark.topics import files_of_numbers, stream_of_files, too_large_for_a_commit, wait_until
 

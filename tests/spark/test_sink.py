@@ -141,9 +141,10 @@ def test_overwriting_is_refused_when_another_wrote_meanwhile(spark, topics, topi
     url = topics.service_url
 
     def writes_too(batches):
-        from spark_ledger.spark import batch_writer, options
-        from spark_ledger.spark.topic_writers import Task
-        from spark_ledger.spark.write_tasks import commit_rows, write_rows
+        from spark_ledger.spark.options import options
+        from spark_ledger.spark.write import batch_writer
+        from spark_ledger.spark.write.tasks import commit_rows, write_rows
+        from spark_ledger.spark.write.topic_writers import Task
 
         for batch in batches:
             from pyspark.sql.types import StringType, StructField, StructType

@@ -8,7 +8,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import spark_ledger
 from spark_ledger.topic import blocking
-from spark_ledger.topic.topic_log import fold_agreeing
+from spark_ledger.topic.log.topic_log import fold_agreeing
 from tests.spark.topics import SparkTopics, files_of_numbers, forget_the_newest, stream_of_files
 
 

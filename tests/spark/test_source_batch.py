@@ -8,7 +8,7 @@ from datetime import datetime
 import pyspark.sql.functions as F
 import pytest
 
-from spark_ledger.topic.actions import Trim
+from spark_ledger.topic.log.actions import Trim
 from tests.spark.by_hand import Cluster
 
 PLACE = "value STRING, partition INT, offset BIGINT"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from spark_ledger.topic.actions import Trim
+from spark_ledger.topic.log.actions import Trim
 from tests.spark.by_hand import Cluster, Owner
 from tests.spark.test_faults import nobody_listens
 from tests.spark.topics import SparkTopics, wait_until

@@ -5,7 +5,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 import spark_ledger
-from spark_ledger.spark import listings
+from spark_ledger.spark.read import listings
 
 
 @pytest.fixture(scope="module")

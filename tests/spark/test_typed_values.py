@@ -3,10 +3,15 @@
 import pyarrow as pa
 import pytest
 
+from spark_ledger.spark.rows.typed_values import (
+    ValueReader,
+    ValueWriter,
+    arrow_payload,
+    spark_payload,
+)
 from spark_ledger.spark.spark_version import arrow_schema
-from spark_ledger.spark.typed_values import ValueReader, ValueWriter, arrow_payload, spark_payload
-from spark_ledger.topic.row_blocks import Rows
-from tests.segments_seen import block_of
+from spark_ledger.topic.read.row_blocks import Rows
+from tests.kit.segments_seen import block_of
 from tests.spark.scene import error_of
 
 SIMPLE = """

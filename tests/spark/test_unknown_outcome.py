@@ -42,7 +42,7 @@ class Impatient:
         return self._writer.write(iterator)
 
     def commit(self, *arguments: Any) -> None:
-        from spark_ledger.topic.commit import Committer
+        from spark_ledger.topic.commit.commit import Committer
 
         patient = Committer.commit
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
-from bookie_server.journal import JournalFailed
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.writer import JournalFailed
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.storage.model import (

@@ -7,8 +7,8 @@ that; adds and fences that run beside it are answered or not, and count as what 
 import asyncio
 from dataclasses import replace
 
-from bookie_server import rebuild
-from bookie_server.entry_index import LedgerState
+from bookie_server.logs import rebuild
+from bookie_server.logs.index import LedgerState
 from tests.simulation.index import SimIndex
 from tests.storage.points import Deed
 from tests.storage.rig import SMALL, Shape

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.entry_index import LedgerState
+from bookie_server.logs.index import LedgerState
 from tests.simulation.disk import Keep
 from tests.storage.case import Case
 from tests.storage.model import Begun, entry_of

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from bookie_server import checkpoint
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
+from bookie_server.journal import checkpoint
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.storage import scenarios

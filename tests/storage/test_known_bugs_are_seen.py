@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bookie_server import journal
+from bookie_server.journal import writer as journal
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.simulation.mutants import MUTANTS, Mutant

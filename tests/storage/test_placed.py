@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from bookie_server import replay
-from bookie_server.directory_store import DirectoryStore
-from bookie_server.entry_log import GrowingLog
-from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.log_scan import Chunk
-from bookie_server.placed_log import PlacedLog
-from bookie_server.placed_replay import Coverage
-from bookie_server.placing import Placing
-from bookie_server.replayed import Replayed
-from bookie_server.stores import Stores
+from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.entry_log import GrowingLog
+from bookie_server.logs.scan import Chunk
+from bookie_server.start import replay
+from bookie_server.start.direct_log_replay import Coverage
+from bookie_server.start.replayed import Replayed
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.flush import Stores
+from bookie_server.storage.placing import Placing
+from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.simulation.mutants import Mutant

@@ -9,9 +9,9 @@ from tests.tidy.sources import OTHERS, PACKAGES, ROOT, below, sources
 
 ONE_PLACE = {
     "kazoo": ("spark_ledger/metadata/zookeeper.py",),
-    "grpc": ("bookie_server/service.py",),
-    "grpc_reflection": ("bookie_server/service.py",),
-    "rocksdict": ("bookie_server/rocks_index.py",),
+    "grpc": ("bookie_server/serve/gateway.py",),
+    "grpc_reflection": ("bookie_server/serve/gateway.py",),
+    "rocksdict": ("bookie_server/logs/rocks_index.py",),
     "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger/demo/"),
     "delta": ("spark_ledger/demo/",),
     "matplotlib": ("spark_ledger/demo/",),

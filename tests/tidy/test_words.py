@@ -12,14 +12,14 @@ DECIDING = ("bookie_server", "spark_ledger/ledger", "spark_ledger/topic", "spark
 # These files touch the world for everybody else, or run only in the process that starts them.
 EDGES = (
     "bookie_server/__main__.py",
-    "bookie_server/service.py",
-    "bookie_server/identity.py",
-    "bookie_server/registration.py",
-    "bookie_server/opening.py",
-    "bookie_server/os_disk.py",
-    "bookie_server/disk_threads.py",
+    "bookie_server/serve/gateway.py",
+    "bookie_server/disk/identity.py",
+    "bookie_server/serve/registration.py",
+    "bookie_server/start/opening.py",
+    "bookie_server/disk/os_disk.py",
+    "bookie_server/disk/threads.py",
     "spark_ledger/bookies/local_files.py",
-    "bookie_server/rocks_index.py",
+    "bookie_server/logs/rocks_index.py",
     "spark_ledger/ledger/connect.py",
     "spark_ledger/topic/blocking.py",
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.history import History, HistoryBroken
+from tests.kit.history import History, HistoryBroken
 
 
 @pytest.fixture

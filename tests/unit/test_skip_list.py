@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests import skip_list
+from tests.kit import skip_list
 
 pytest_plugins = ["pytester"]
 
@@ -17,7 +17,7 @@ def suite(pytester, monkeypatch):
 
     def run(text):
         allowed.write_text(text)
-        return pytester.runpytest_inprocess("-p", "tests.skip_list")
+        return pytester.runpytest_inprocess("-p", "tests.kit.skip_list")
 
     return run
 

@@ -14,12 +14,12 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.bookie import Bookie
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import MultiFailed, StoreError
-from tests.handling import handle_bytes
+from tests.kit.handling import handle_bytes
 from tests.simulation.budgets import CLIENT, STORAGE
 from tests.simulation.exhaustive.actor_loop import ActorLoop
 from tests.simulation.exhaustive.doors import Calls, GatedDisk, NetworkDoor, StoreDoor

@@ -1,7 +1,7 @@
 """What one bookie says, before and after it crashed: 5, 12, 13, 14, 15, 16, 25, 30, T13."""
 
 from bookie_server.api.status import Meaning, Status, meaning
-from bookie_server.entry_index import EVERY_LEDGER
+from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.metadata.ledger_record import entries_kept, keeps
 from tests.simulation.ghost import BookieGhost, Ghost, Identity, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require

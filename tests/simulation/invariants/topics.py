@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.history import History, HistoryBroken
+from tests.kit.history import History, HistoryBroken
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require
 

@@ -4,19 +4,17 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from bookie_server import (
-    adder,
-    bookie,
-    journal,
-    ledger_handle,
-    ledger_handles,
-    ledger_storage,
-    replay,
-)
+from bookie_server import add as adder
+from bookie_server import bookie
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.ledger_handles import Refused
-from bookie_server.replayed import Replayed
+from bookie_server.journal import writer as journal
+from bookie_server.ledgers import ledger as ledger_handle
+from bookie_server.ledgers import registry as ledger_handles
+from bookie_server.ledgers.registry import Refused
+from bookie_server.start import replay
+from bookie_server.start.replayed import Replayed
+from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.store import NoNode, StoreError
 from tests.simulation.mutants.mutant import Mutant

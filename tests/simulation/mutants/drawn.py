@@ -3,10 +3,12 @@ made, reads of a few keys, live segments that are read from the middle of an ent
 
 from typing import Any
 
-from bookie_server import compactor, rebuild
+from bookie_server.logs import rebuild
+from bookie_server.reclaim import compact as compactor
 from spark_ledger.bookies import directory
 from spark_ledger.ledger import cluster, quorum
-from spark_ledger.topic import key_filter, slice_reader
+from spark_ledger.topic.entry import key_filter
+from spark_ledger.topic.read import slice_reader
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from bookie_server import limbo as bookie_limbo
 from bookie_server.api.status import Meaning, Status
+from bookie_server.ledgers import limbo as bookie_limbo
 from spark_ledger.ledger import cluster, recovery
 from spark_ledger.repair import limbo as repair_limbo
 from tests.simulation.mutants.mutant import Mutant

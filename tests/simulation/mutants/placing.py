@@ -3,9 +3,14 @@ logs, and how far their marks may go."""
 
 from typing import Any
 
-from bookie_server import entry_log, ledger_storage, placed_log, placed_replay, placing, replay
-from bookie_server.directory_store import DirectoryStore
-from bookie_server.write_cache import CacheHalf
+from bookie_server.logs import direct_log as placed_log
+from bookie_server.logs import entry_log
+from bookie_server.start import direct_log_replay as placed_replay
+from bookie_server.start import replay
+from bookie_server.storage import placing
+from bookie_server.storage import storage as ledger_storage
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.write_cache import CacheHalf
 from tests.simulation.mutants.mutant import Mutant
 
 PLACED = {

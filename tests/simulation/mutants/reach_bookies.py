@@ -7,15 +7,19 @@ Each is looked for at the points of the deeds named with it (tests/storage), or 
 from dataclasses import replace
 from typing import Any
 
-from bookie_server import checkpoint, compactor, garbage_collector, limbo, replay
-from bookie_server.directory_store import DirectoryStore
-from bookie_server.disk import Disk
-from bookie_server.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_path, _path
-from bookie_server.journal import Journal
-from bookie_server.ledger_handles import LedgerHandles
-from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.limbo import Limbo
-from bookie_server.stores import Stores
+from bookie_server.disk.interface import Disk
+from bookie_server.journal import checkpoint
+from bookie_server.journal.writer import Journal
+from bookie_server.ledgers import limbo
+from bookie_server.ledgers.limbo import Limbo
+from bookie_server.ledgers.registry import LedgerHandles
+from bookie_server.logs.entry_log import COMPACTING, FOLDER, EntryLogs, _copy_path, _path
+from bookie_server.reclaim import collect as garbage_collector
+from bookie_server.reclaim import compact as compactor
+from bookie_server.start import replay
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.flush import Stores
+from bookie_server.storage.storage import LedgerStorage
 from spark_ledger.repair import limbo as repair
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED, SEVERAL

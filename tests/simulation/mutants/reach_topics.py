@@ -7,28 +7,24 @@ from typing import Any
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, Check, OutcomeUnknown, Set
-from spark_ledger.topic import (
-    checkpointer,
-    commit,
-    commit_draft,
-    cursor_ledger,
-    guards,
-    intents,
-    records,
-    removal,
-    subscription_moves,
-)
-from spark_ledger.topic.actions import Grow, OpenLive, Replace, SealLive
-from spark_ledger.topic.checkpointer import Checkpointer
-from spark_ledger.topic.commit_payloads import CommitPayloads
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.intents import Intent, Intents
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.records import IntentState
-from spark_ledger.topic.references import References
-from spark_ledger.topic.subscription_nodes import SubscriptionNodes
-from spark_ledger.topic.subscriptions import Subscriptions
-from spark_ledger.topic.topics import Topics
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+from spark_ledger.topic.commit import commit, guards
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.payloads import CommitPayloads
+from spark_ledger.topic.log import intents, records
+from spark_ledger.topic.log.actions import Grow, OpenLive, Replace, SealLive
+from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.log.topics import Topics
+from spark_ledger.topic.subscription import cursor_ledger
+from spark_ledger.topic.subscription import moves as subscription_moves
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
+from spark_ledger.topic.subscription.subscriptions import Subscriptions
+from spark_ledger.topic.upkeep import removal
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.upkeep.references import References
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.topics import CHURN, CONDEMNED, OVERWRITES, ZOMBIES
 

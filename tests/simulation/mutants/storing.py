@@ -3,8 +3,11 @@
 import asyncio
 from typing import Any
 
-from bookie_server import checkpoint, cluster_ledgers, compactor, ledger_storage
-from bookie_server.log_map import places_in
+from bookie_server.journal import checkpoint
+from bookie_server.ledgers import cluster_ledgers
+from bookie_server.logs.log_map import places_in
+from bookie_server.reclaim import compact as compactor
+from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from tests.simulation.mutants.mutant import Mutant

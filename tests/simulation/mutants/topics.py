@@ -7,32 +7,26 @@ from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
-from spark_ledger.spark import offsets
-from spark_ledger.topic import (
-    checkpoint,
-    checkpointer,
-    client,
-    commit,
-    commit_draft,
-    garbage,
-    guards,
-    replay,
-    retention,
-    slice_reader,
-    subscription_moves,
-    topic_log,
-)
-from spark_ledger.topic.checkpointer import Checkpointer
-from spark_ledger.topic.commit_draft import CommitKind, CommitOutcome
-from spark_ledger.topic.commit_views import CommitViews
-from spark_ledger.topic.compactor import _Encoding
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.follower import TopicFollower
-from spark_ledger.topic.records import IntentState
-from spark_ledger.topic.state import NEVER, TopicState
-from spark_ledger.topic.subscription_nodes import SubscriptionNodes
-from spark_ledger.topic.subscriptions import Subscriptions
-from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.spark.options import offsets
+from spark_ledger.topic import client
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+from spark_ledger.topic.commit import commit, guards, replay
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.draft import CommitKind, CommitOutcome
+from spark_ledger.topic.commit.views import CommitViews
+from spark_ledger.topic.log import checkpoint, topic_log
+from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.log.state import NEVER, TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.read import slice_reader
+from spark_ledger.topic.read.follower import TopicFollower
+from spark_ledger.topic.subscription import moves as subscription_moves
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.nodes import SubscriptionNodes
+from spark_ledger.topic.subscription.subscriptions import Subscriptions
+from spark_ledger.topic.upkeep import garbage, retention
+from spark_ledger.topic.upkeep.compactor import _Encoding
 from tests.simulation.mutants.mutant import Mutant
 
 TOPIC = {

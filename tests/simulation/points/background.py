@@ -6,11 +6,13 @@ from typing import Any
 
 from spark_ledger.topic.store_time import store_now_ms
 
-from spark_ledger.topic import intent_expiry, intents, parts
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.intent_expiry import IntentExpiry
-from spark_ledger.topic.merge_plan import MergeLimits
-from spark_ledger.topic.merging import Merging, TopicHead
+from spark_ledger.topic import parts
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log import intents
+from spark_ledger.topic.upkeep import intent_expiry
+from spark_ledger.topic.upkeep.intent_expiry import IntentExpiry
+from spark_ledger.topic.upkeep.merge_plan import MergeLimits
+from spark_ledger.topic.upkeep.merging import Merging, TopicHead
 from tests.simulation.invariants import require
 from tests.simulation.points.deeds import others_clean, small_batches, two_batches
 from tests.simulation.points.enumerate import Deed

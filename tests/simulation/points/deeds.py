@@ -9,9 +9,12 @@ from spark_ledger.errors import (
     TopicDeleted,
     TxnConflict,
 )
-from spark_ledger.topic import checkpoint, checkpointer, commit, commit_draft
-from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.compactor import compact
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.commit import commit
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from spark_ledger.topic.upkeep.compactor import compact
 from tests.simulation.points.enumerate import Deed
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_work import TOPIC

@@ -11,15 +11,15 @@ from typing import Any
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.admin import TopicAdmin, retain
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.records import decode_topic_pointer
-from spark_ledger.topic.store_calls import store_now_ms
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.records import decode_topic_pointer
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.admin import TopicAdmin, retain
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation import invariants
 from tests.simulation.audit import Audit
 from tests.simulation.invariants import require

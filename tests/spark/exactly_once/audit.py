@@ -22,12 +22,12 @@ from spark_ledger.metadata.store import NoNode
 from spark_ledger.process import background_loop
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.intervals import BlobPointer
-from spark_ledger.topic.janitor import CleanReport, Janitor
-from spark_ledger.topic.state import TopicState
-from spark_ledger.topic.subscription_records import SubscriptionRecord, decode_subscription
-from spark_ledger.topic.topic_log import fold_agreeing
-from tests.history import History
+from spark_ledger.topic.log.intervals import BlobPointer
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.topic_log import fold_agreeing
+from spark_ledger.topic.subscription.records import SubscriptionRecord, decode_subscription
+from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
+from tests.kit.history import History
 from tests.spark.exactly_once.source import Step
 
 CLEAN_EVERY_S = 0.2

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 
 from tests.crash.procfs import python_workers
-from tests.processes import eventually
+from tests.kit.processes import eventually
 from tests.spark.exactly_once.query import Query
 from tests.spark.exactly_once.world import World
 from tests.spark.exactly_once.zookeeper_proxy import is_commit

@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_ledger.demo.worker import Worker
 from tests.crash.procfs import command_line
-from tests.processes import descendants
+from tests.kit.processes import descendants
 from tests.spark.exactly_once.query import Gate, Query
 
 WAIT_S = 120.0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pyspark
 
-from spark_ledger.spark.worker_python import worker_python
-from tests import jvm
-from tests.processes import eventually
+from spark_ledger.spark.worker.worker_python import worker_python
+from tests.kit import jvm
+from tests.kit.processes import eventually
 from tests.spark.exactly_once.driver_process import DriverProcess
 from tests.spark.exactly_once.query import Query
 from tests.spark.exactly_once.world import World

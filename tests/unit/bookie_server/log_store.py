@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import random
 
-from bookie_server.entry_log import EntryLogs
-from bookie_server.log_map import LogMap, read_map
+from bookie_server.logs.entry_log import EntryLogs
+from bookie_server.logs.log_map import LogMap, read_map
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.unit.bookie_server.node import CONFIG, KIB, entry

@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
-from bookie_server.entry_index import decode_ledger_state
-from bookie_server.entry_log import log_path
-from bookie_server.journal import Replay
-from bookie_server.journal_format import Kind, Record
-from bookie_server.log_scan import scan
+from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.writer import Replay
+from bookie_server.logs.entry_log import log_path
+from bookie_server.logs.index import decode_ledger_state
+from bookie_server.logs.scan import scan
 from spark_ledger.metadata import cluster
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

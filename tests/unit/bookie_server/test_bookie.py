@@ -7,10 +7,10 @@ from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import unpack_entry
 from bookie_server.api.status import Status, StopReason
-from bookie_server.disk import DiskFailed
+from bookie_server.disk.interface import DiskFailed
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import derive
-from tests.handling import handle_bytes
+from tests.kit.handling import handle_bytes
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from bookie_server import checkpoint
 from bookie_server.api.messages import InfoRequest
 from bookie_server.api.status import Status
-from bookie_server.journal import segment_path
+from bookie_server.journal import checkpoint
+from bookie_server.journal.writer import segment_path
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import Node, entry
 

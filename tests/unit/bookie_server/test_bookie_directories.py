@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from bookie_server import checkpoint
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
-from bookie_server.checkpoint import Mark
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.disk_monitor import degraded_reason
-from bookie_server.journal_format import Position
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.monitor import degraded_reason
+from bookie_server.journal import checkpoint
+from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.format import Position
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex

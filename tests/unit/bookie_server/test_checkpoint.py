@@ -1,9 +1,9 @@
 import pytest
 
-from bookie_server import checkpoint
-from bookie_server.checkpoint import Mark
-from bookie_server.disk import DiskFailed
-from bookie_server.journal_format import Position
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal import checkpoint
+from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.format import Position
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from bookie_server.compactor import Compactor
-from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.entry_log import EntryLogs, log_path
-from bookie_server.os_disk import OsDisk
-from bookie_server.pressure import Pace
-from bookie_server.rocks_index import RocksIndex
-from bookie_server.scrub import Scrub
+from bookie_server.budget import Pace
+from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.logs.entry_log import EntryLogs, log_path
+from bookie_server.logs.rocks_index import RocksIndex
+from bookie_server.reclaim.compact import Compactor
+from bookie_server.reclaim.scrub import Scrub
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.log_store import ONE_LOG, RECORD_BYTES, SMALL_LOGS, LogStore, text
 

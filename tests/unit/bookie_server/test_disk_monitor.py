@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_server import checkpoint, identity
-from bookie_server.disk import Disk, DiskFailed, DiskFull
-from bookie_server.disk_monitor import (
+from bookie_server.disk import identity
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
+from bookie_server.disk.monitor import (
     DirectoryState,
     DiskMonitor,
     Limits,
@@ -21,7 +21,8 @@ from bookie_server.disk_monitor import (
     readonly_reason,
     total_space,
 )
-from bookie_server.reserve import FILE as RESERVE
+from bookie_server.disk.reserve import FILE as RESERVE
+from bookie_server.journal import checkpoint
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

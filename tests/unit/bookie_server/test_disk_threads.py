@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bookie_server.disk_threads import DiskThreads
+from bookie_server.disk.threads import DiskThreads
 
 
 def on_threads(count, test):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import (
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.logs.index import (
     EVERY_LEDGER,
     BadIndexRecord,
     LedgerState,
@@ -23,7 +23,7 @@ from bookie_server.entry_index import (
     log_key,
     merged,
 )
-from bookie_server.rocks_index import RocksIndex
+from bookie_server.logs.rocks_index import RocksIndex
 from spark_ledger.metadata.ledger_record import Verifiers
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex

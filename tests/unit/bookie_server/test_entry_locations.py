@@ -13,11 +13,11 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
 from bookie_server.config import BookieConfig
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.entry_log import log_path
-from bookie_server.entry_reader import Undeliverable
-from bookie_server.identity import Identity
-from bookie_server.opening import OnDisk
+from bookie_server.disk.identity import Identity
+from bookie_server.logs.entry_log import log_path
+from bookie_server.start.opening import OnDisk
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.entry_reader import Undeliverable
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run

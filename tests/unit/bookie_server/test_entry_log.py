@@ -3,9 +3,8 @@ import asyncio
 import pytest
 
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
-from bookie_server.disk import DiskFailed, NoSuchFile
-from bookie_server.entry_index import Location
-from bookie_server.entry_log import (
+from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
     BadEntryLog,
     EntryLogs,
@@ -23,6 +22,7 @@ from bookie_server.entry_log import (
     runs,
     write_start,
 )
+from bookie_server.logs.index import Location
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from bookie_server import entry_reader
 from bookie_server.api.entry import Buffer
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_log import EntryLogs, log_path
-from bookie_server.entry_reader import BadEntries, EntryReader, Undeliverable
-from bookie_server.write_cache import WriteCache
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.logs.entry_log import EntryLogs, log_path
+from bookie_server.storage import entry_reader
+from bookie_server.storage.entry_reader import BadEntries, EntryReader, Undeliverable
+from bookie_server.storage.write_cache import WriteCache
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run

@@ -7,8 +7,8 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.journal import JournalFailed, segment_ids, segment_path
-from bookie_server.journal_format import BATCH_HEADER_BYTES, BATCH_MAGIC
+from bookie_server.journal.format import BATCH_HEADER_BYTES, BATCH_MAGIC
+from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from tests.simulation.loop import run

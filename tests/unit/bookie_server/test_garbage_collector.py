@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from bookie_server.cluster_ledgers import ClusterLedgers
-from bookie_server.entry_index import LedgerState
-from bookie_server.garbage_collector import GarbageCollector
-from bookie_server.pressure import Pace
-from bookie_server.store_logs import StoreLogs
+from bookie_server.budget import Pace
+from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.logs.index import LedgerState
+from bookie_server.reclaim.collect import GarbageCollector
+from bookie_server.reclaim.store_logs import StoreLogs
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata import ledger_record as record_of
 from spark_ledger.metadata.cluster import Cluster

@@ -10,10 +10,9 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.disk_monitor import degraded_reason
-from bookie_server.entry_index import (
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.monitor import degraded_reason
+from bookie_server.logs.index import (
     LedgerState,
     Location,
     brought_back,
@@ -21,8 +20,9 @@ from bookie_server.entry_index import (
     encode_ledger_state,
     merged,
 )
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from spark_ledger.metadata import paths
-from tests.handling import reclaim_once
+from tests.kit.handling import reclaim_once
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.unit.bookie_server.node import ID, entry

@@ -7,15 +7,22 @@ import random
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER
-from bookie_server.journal import FOLDER, MAKING_SUFFIX, Journal, Replay, segment_ids, segment_path
-from bookie_server.journal_format import (
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import (
     BLOCK_BYTES,
     Kind,
     Position,
     Record,
 )
+from bookie_server.journal.writer import (
+    FOLDER,
+    MAKING_SUFFIX,
+    Journal,
+    Replay,
+    segment_ids,
+    segment_path,
+)
+from bookie_server.logs.index import EVERY_LEDGER
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB, entry

@@ -9,11 +9,11 @@ import time
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed, DiskHung
-from bookie_server.disk_threads import PARTS, Deadline, DiskThreads
-from bookie_server.journal import JournalFailed
-from bookie_server.os_disk import OsDisk
-from bookie_server.rocks_index import RocksIndex
+from bookie_server.disk.interface import DiskFailed, DiskHung
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.disk.threads import PARTS, Deadline, DiskThreads
+from bookie_server.journal.writer import JournalFailed
+from bookie_server.logs.rocks_index import RocksIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, Node, entry
 from tests.unit.bookie_server.test_bookie_directories import (

@@ -5,9 +5,9 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from bookie_server import identity as identities
-from bookie_server.disk import DiskFailed
-from bookie_server.identity import BadIdentity, Identity, Place, Stamp, WrongDisks
+from bookie_server.disk import identity as identities
+from bookie_server.disk.identity import BadIdentity, Identity, Place, Stamp, WrongDisks
+from bookie_server.disk.interface import DiskFailed
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.loop import run
 

@@ -3,9 +3,16 @@ import random
 
 import pytest
 
-from bookie_server.disk import DiskFailed
-from bookie_server.journal import FOLDER, Ending, Journal, JournalFailed, Replay, segment_path
-from bookie_server.journal_format import BLOCK_BYTES, Kind, Position, Record, body_crc
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record, body_crc
+from bookie_server.journal.writer import (
+    FOLDER,
+    Ending,
+    Journal,
+    JournalFailed,
+    Replay,
+    segment_path,
+)
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, KIB

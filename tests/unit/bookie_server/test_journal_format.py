@@ -1,8 +1,8 @@
 import pytest
 
-from bookie_server import journal_format
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
-from bookie_server.journal_format import (
+from bookie_server.journal import format as journal_format
+from bookie_server.journal.format import (
     BATCH_HEADER_BYTES,
     BLOCK_BYTES,
     RECORD_HEADER_BYTES,

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from bookie_server.journal import FOLDER, Journal, Replay, segment_path
-from bookie_server.journal_format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_path
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bookie_server.journal_format import RECORD_HEADER_BYTES, Kind, Record
-from bookie_server.journal_queue import JournalQueue
+from bookie_server.journal.format import RECORD_HEADER_BYTES, Kind, Record
+from bookie_server.journal.queue import JournalQueue
 from bookie_server.lanes import Lane
 from tests.simulation.loop import run
 

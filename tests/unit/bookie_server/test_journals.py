@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from bookie_server.disk import DiskFailed
-from bookie_server.journal import Journal
-from bookie_server.journal_format import Kind, Position, Record, body_crc
-from bookie_server.journals import Journals
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.journals import Journals
+from bookie_server.journal.writer import Journal
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG

@@ -9,9 +9,9 @@ import pytest
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.handler import REQUEST_OVERHEAD_BYTES, answer
+from bookie_server.disk.os_disk import OsDisk
 from bookie_server.lanes import Lane, calling, travelling
-from bookie_server.os_disk import OsDisk
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, answer
 from tests.simulation.loop import current
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
 from tests.unit.bookie_server.test_bookie import OK, on_a_node

@@ -6,9 +6,9 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, encode_ledger_state
-from bookie_server.journal_format import Kind, Record, body_crc
-from bookie_server.replayed import LateReplayed, Replayed
+from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
+from bookie_server.start.replayed import LateReplayed, Replayed
 from spark_ledger.metadata import cluster, paths
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run

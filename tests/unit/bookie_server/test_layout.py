@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bookie_server import layout
-from bookie_server.layout import BadLayout
+from bookie_server.start import layout
+from bookie_server.start.layout import BadLayout
 
 
 def check(*paths: Path) -> None:

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run

@@ -7,9 +7,9 @@ import pytest
 
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
-from bookie_server.entry_index import worse
-from bookie_server.journal import segment_ids, segment_path
-from bookie_server.limbo import absence
+from bookie_server.journal.writer import segment_ids, segment_path
+from bookie_server.ledgers.limbo import absence
+from bookie_server.logs.index import worse
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import (
     Fragment,

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bookie_server.entry_log import BLOCK_BYTES, EntryLogs, log_path, record_end
-from bookie_server.log_scan import CHUNK_BYTES, scan
+from bookie_server.logs.entry_log import BLOCK_BYTES, EntryLogs, log_path, record_end
+from bookie_server.logs.scan import CHUNK_BYTES, scan
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import CONFIG, entry

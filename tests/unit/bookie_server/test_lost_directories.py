@@ -7,14 +7,14 @@ import json
 
 import pytest
 
-from bookie_server import checkpoint
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER
-from bookie_server.journal import JournalFailed, segment_ids, segment_path
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal import checkpoint
+from bookie_server.journal.writer import JournalFailed, segment_ids, segment_path
+from bookie_server.logs.index import EVERY_LEDGER
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerState

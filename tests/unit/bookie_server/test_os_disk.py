@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from bookie_server import os_disk
-from bookie_server.disk import DiskFailed, DiskFull, NoSuchFile
-from bookie_server.os_disk import OsDisk
+from bookie_server.disk import os_disk
+from bookie_server.disk.interface import DiskFailed, DiskFull, NoSuchFile
+from bookie_server.disk.os_disk import OsDisk
 
 
 def on_a_disk(tmp_path, test):

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from bookie_server.api.status import Meaning, Status, meaning
-from bookie_server.disk import DiskFailed
-from bookie_server.journal import Ending, JournalFailed, segment_path
-from bookie_server.journal_format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.journal.writer import Ending, JournalFailed, segment_path
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bookie_server.entry_index import Location
-from bookie_server.entry_log import (
+from bookie_server.logs.entry_log import (
     BLOCK_BYTES,
     encode_record_headers,
     record_end,
 )
-from bookie_server.log_scan import Chunk, parse
-from bookie_server.placed_replay import Coverage, Hole
+from bookie_server.logs.index import Location
+from bookie_server.logs.scan import Chunk, parse
+from bookie_server.start.direct_log_replay import Coverage, Hole
 from tests.unit.bookie_server.node import entry
 
 LOG_ID = 3

@@ -5,15 +5,15 @@ import asyncio
 
 import pytest
 
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, Location
-from bookie_server.entry_log import BLOCK_BYTES, FOLDER, log_path, record_end
-from bookie_server.journal_format import Record
-from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.log_map import read_map
-from bookie_server.placed_replay import replay_placed
-from bookie_server.replayed import Replayed
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Record
+from bookie_server.logs.entry_log import BLOCK_BYTES, FOLDER, log_path, record_end
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, Location
+from bookie_server.logs.log_map import read_map
+from bookie_server.start.direct_log_replay import replay_placed
+from bookie_server.start.replayed import Replayed
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run

@@ -6,8 +6,8 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
-from bookie_server.journal_format import Kind, Record
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Kind, Record
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord

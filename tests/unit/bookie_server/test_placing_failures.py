@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
-from bookie_server.journal_format import Kind
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Kind
 from tests.unit.bookie_server.node import KIB, entry
 from tests.unit.bookie_server.placing_node import (
     ABSENT,

@@ -10,11 +10,11 @@ import pytest
 from bookie_server.api.entry import HEADER_BYTES
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import IndexDamaged
-from bookie_server.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
-from bookie_server.os_disk import OsDisk
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.logs.entry_log import BLOCK_BYTES, RECORD_HEADER_BYTES
+from bookie_server.logs.index import IndexDamaged
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from spark_ledger.metadata import cluster
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import current, run

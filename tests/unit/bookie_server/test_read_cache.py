@@ -1,7 +1,7 @@
 """What the read cache keeps, what leaves it first, and what it may never give out."""
 
 from bookie_server.api.entry import Buffer
-from bookie_server.read_cache import BLOCK_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, ReadCache
+from bookie_server.storage.read_cache import BLOCK_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES, ReadCache
 
 KIB = 1 << 10
 _AROUND = BLOCK_OVERHEAD_BYTES + ENTRY_OVERHEAD_BYTES  # what a block of one entry counts besides

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState, merged
-from bookie_server.entry_log import EntryLogs, log_path
-from bookie_server.os_disk import OsDisk
-from bookie_server.rebuild import INDEX, MARKER, rebuild, refuse_half_rebuilt
-from bookie_server.rocks_index import RocksIndex
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.disk.os_disk import OsDisk
+from bookie_server.logs.entry_log import EntryLogs, log_path
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, merged
+from bookie_server.logs.rebuild import INDEX, MARKER, rebuild, refuse_half_rebuilt
+from bookie_server.logs.rocks_index import RocksIndex
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run
 from tests.unit.bookie_server.log_store import ONE_LOG, RECORD_BYTES, SMALL_LOGS, LogStore, text

@@ -4,17 +4,18 @@ import asyncio
 
 import pytest
 
-from bookie_server import checkpoint, rocks_index
 from bookie_server.__main__ import BAD_CONFIG, parsed
 from bookie_server.api.settings import load, parse_overrides
-from bookie_server.checkpoint import Mark
 from bookie_server.config import BookieConfig
-from bookie_server.disk import DiskFull
-from bookie_server.entry_index import EVERY_LEDGER, LedgerState
-from bookie_server.entry_log import EntryLogs
-from bookie_server.identity import Identity
-from bookie_server.journal_format import Position
-from bookie_server.opening import OnDisk
+from bookie_server.disk.identity import Identity
+from bookie_server.disk.interface import DiskFull
+from bookie_server.journal import checkpoint
+from bookie_server.journal.checkpoint import Mark
+from bookie_server.journal.format import Position
+from bookie_server.logs import rocks_index
+from bookie_server.logs.entry_log import EntryLogs
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState
+from bookie_server.start.opening import OnDisk
 from tests.unit.bookie_server.log_store import SMALL_LOGS, text
 
 BOOKIE_ID, CLUSTER_ID = (

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.entry_log import log_path
+from bookie_server.logs.entry_log import log_path
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
-from tests.handling import reclaim_once
+from tests.kit.handling import reclaim_once
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
 

@@ -3,8 +3,8 @@ import json
 import random
 
 from bookie_server import __version__
-from bookie_server.disk import DiskFailed
-from bookie_server.registration import Registration, Standing
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.serve.registration import Registration, Standing
 from spark_ledger.metadata.store import SessionState
 from tests.simulation.loop import run
 from tests.simulation.store import SimSession, SimStore

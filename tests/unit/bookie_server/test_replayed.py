@@ -2,18 +2,18 @@ import asyncio
 
 import pytest
 
-from bookie_server.directory_store import Directories, JournalDirectory, LedgerDirectory
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_index import (
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.logs.index import (
     EVERY_LEDGER,
     IndexDamaged,
     LedgerState,
     Location,
     encode_ledger_state,
 )
-from bookie_server.journal_format import Kind, Record, body_crc
-from bookie_server.ledger_storage import LedgerStorage
-from bookie_server.replayed import Replayed
+from bookie_server.start.replayed import Replayed
+from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import run

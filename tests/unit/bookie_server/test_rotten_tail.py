@@ -5,10 +5,10 @@ import asyncio
 
 import pytest
 
-from bookie_server import ledger_handles
 from bookie_server.api.status import Status
-from bookie_server.journal import segment_ids, segment_path
-from bookie_server.journal_format import RECORD_HEADER_BYTES
+from bookie_server.journal.format import RECORD_HEADER_BYTES
+from bookie_server.journal.writer import segment_ids, segment_path
+from bookie_server.ledgers import registry as ledger_handles
 from spark_ledger.metadata.ledger_record import LedgerState
 from tests.unit.bookie_server import test_limbo
 from tests.unit.bookie_server.node import entry

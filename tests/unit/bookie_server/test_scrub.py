@@ -5,11 +5,11 @@ import dataclasses
 
 import pytest
 
-from bookie_server.compactor import Compactor
-from bookie_server.disk import DiskFailed
-from bookie_server.entry_log import log_path
-from bookie_server.pressure import Pace
-from bookie_server.scrub import Scrub
+from bookie_server.budget import Pace
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.logs.entry_log import log_path
+from bookie_server.reclaim.compact import Compactor
+from bookie_server.reclaim.scrub import Scrub
 from tests.simulation.loop import current, run
 from tests.unit.bookie_server.log_store import ONE_LOG, SMALL_LOGS, LogStore
 
@@ -115,7 +115,7 @@ def test_a_log_that_is_compacted_away_meanwhile_is_let_go():
 
 
 def test_a_log_that_goes_is_not_held_open_until_it_is_read(monkeypatch):
-    monkeypatch.setattr("bookie_server.log_scan.CHUNK_BYTES", 8 * KIB)
+    monkeypatch.setattr("bookie_server.logs.scan.CHUNK_BYTES", 8 * KIB)
 
     async def main():
         store = await three_logs()

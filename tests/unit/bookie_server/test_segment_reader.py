@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from bookie_server import segment_reader
-from bookie_server.disk import DiskFailed, DiskHung
-from bookie_server.journal_format import BLOCK_BYTES as BLOCK
-from bookie_server.segment_reader import (
+from bookie_server.disk.interface import DiskFailed, DiskHung
+from bookie_server.journal import scan as segment_reader
+from bookie_server.journal.format import BLOCK_BYTES as BLOCK
+from bookie_server.journal.scan import (
     BAD_BLOCKS_MAX,
     COPIED_BYTES_MAX,
     PIECE_BYTES,

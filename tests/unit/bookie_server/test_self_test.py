@@ -1,8 +1,8 @@
 import asyncio
 import logging
 
-from bookie_server import self_test
-from bookie_server.self_test import Measured, measure, verdict
+from bookie_server.start import self_test
+from bookie_server.start.self_test import Measured, measure, verdict
 
 GOOD = [0.0005] * 50
 

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.cluster_ledgers import READS_PER_S, ClusterLedgers
-from bookie_server.garbage_collector import Tombstones
+from bookie_server.ledgers.cluster_ledgers import READS_PER_S, ClusterLedgers
+from bookie_server.reclaim.collect import Tombstones
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.cluster import Cluster
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord

@@ -4,8 +4,8 @@ old node is not taken for a new one."""
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.disk import DiskFailed
-from bookie_server.ledger_storage import LedgerStorage
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import SimDisk
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import entry

@@ -1,5 +1,5 @@
-from bookie_server.entry_index import Location
-from bookie_server.write_cache import ENTRY_OVERHEAD_BYTES, Place, WriteCache
+from bookie_server.logs.index import Location
+from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, Place, WriteCache
 
 
 def filled(*keys):

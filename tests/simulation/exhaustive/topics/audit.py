@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.topic.actions import Append
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation.exhaustive.topics.ledgers import segment
 from tests.simulation.exhaustive.topics.scope import Scope
 from tests.simulation.exhaustive.topics.stage import done

@@ -6,9 +6,9 @@ from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.intents import IDS_PER_BLOCK, Intent
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log.intents import IDS_PER_BLOCK, Intent
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation.exhaustive.topics.ledgers import ModelLedgers
 from tests.simulation.exhaustive.topics.processes import Process, Program
 from tests.simulation.exhaustive.topics.scope import Actor, Scope, faults_told

@@ -10,10 +10,10 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import ledger_record, paths
-from spark_ledger.topic import checkpoint_record, records, state
-from spark_ledger.topic.commit import CommitKind
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.state import TopicState
+from spark_ledger.topic.commit.commit import CommitKind
+from spark_ledger.topic.log import checkpoint_record, records, state
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.state import TopicState
 from tests.simulation.exhaustive.topics import audit
 from tests.simulation.exhaustive.topics.ledgers import rows_of
 from tests.simulation.exhaustive.topics.processes import Note, Process

@@ -15,8 +15,8 @@ from spark_ledger.ledger import transitions
 from spark_ledger.ledger.records import LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
-from spark_ledger.topic.segments import Segment
-from tests.segments_seen import entry_ids
+from spark_ledger.topic.log.segments import Segment
+from tests.kit.segments_seen import entry_ids
 from tests.simulation.exhaustive.topics.processes import Process
 
 BOOKIES = ("b1", "b2", "b3")

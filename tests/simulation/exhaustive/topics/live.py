@@ -11,11 +11,11 @@ from spark_ledger import errors
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.topic.actions import Action, Append, OpenLive, SealLive
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.segments import LiveSegment
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log.actions import Action, Append, OpenLive, SealLive
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.segments import LiveSegment
 from tests.simulation.exhaustive.topics.ledgers import ModelLedgers, segment
 from tests.simulation.exhaustive.topics.processes import Process, Program
 from tests.simulation.exhaustive.topics.scope import Actor, Scope, faults_told

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import commit, guards, records, state, topic_log
-from spark_ledger.topic.checkpointer import Checkpointer
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.names import escape
-from spark_ledger.topic.records import IntentState, TxnRecord
-from spark_ledger.topic.store_calls import ensure, read
-from spark_ledger.topic.topic_log import TopicLog
+from spark_ledger.metadata.store_calls import ensure, read
+from spark_ledger.topic.checkpoint.checkpointer import Checkpointer
+from spark_ledger.topic.commit import commit, guards
+from spark_ledger.topic.log import records, state, topic_log
+from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.records import IntentState, TxnRecord
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.simulation.exhaustive.topics import live
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.topics import (

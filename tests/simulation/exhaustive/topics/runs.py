@@ -4,10 +4,10 @@ from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import records
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import TxnKey
-from spark_ledger.topic.topic_log import fold_agreeing
+from spark_ledger.topic.commit.commit import TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.topic_log import fold_agreeing
 from tests.simulation.exhaustive.topics.processes import Process, Program
 from tests.simulation.exhaustive.topics.scope import Actor, Scope, faults_told
 from tests.simulation.exhaustive.topics.scopes import note_outcome, result_of, topic_writes

@@ -5,12 +5,12 @@ from functools import partial
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import records
-from spark_ledger.topic.actions import Append
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import CommitOutcome, TxnKey
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.write.task_writer import TaskResult
 from tests.simulation.exhaustive.topics.judge import content_of
 from tests.simulation.exhaustive.topics.ledgers import segment
 from tests.simulation.exhaustive.topics.processes import Process, Program

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
 from tests.simulation.exhaustive.topics.ledgers import ModelLedgers
 from tests.simulation.exhaustive.topics.processes import Live, Note, Process
 from tests.simulation.exhaustive.topics.worlds import FIRST, World, carried_out

@@ -3,8 +3,8 @@
 import asyncio
 import socket
 
-from bookie_server.api import frame_connection
-from bookie_server.api.frame_connection import FrameConnection
+from bookie_server.api import connection as frame_connection
+from bookie_server.api.connection import FrameConnection
 from bookie_server.api.frames import HEAD_BYTES, FrameReader, Kind, pack_head
 
 PATIENCE_S = 20

@@ -28,8 +28,8 @@ from spark_ledger.bookies.network import CallFailed
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.range_fetch import Chunk, RangeFetch
-from tests.processes import eventually
+from spark_ledger.ledger.read.range_fetch import Chunk, RangeFetch
+from tests.kit.processes import eventually
 
 BOOKIE, OTHER = "6d0f0b0c-0000-4000-8000-000000000001", "6d0f0b0c-0000-4000-8000-000000000002"
 IDENTITY = f"spark-ledger-bookie 2 {BOOKIE} cluster directory 00000000\n"

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger.cli.topic import print_rows
-from spark_ledger.topic.row_blocks import Rows
+from spark_ledger.topic.read.row_blocks import Rows
 
 PLAIN = pa.record_batch({"key": pa.array([b"k", None]), "value": pa.array([b"v", b"\xff"])})
 TYPED = pa.record_batch(

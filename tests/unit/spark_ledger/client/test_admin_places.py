@@ -6,7 +6,7 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.client.admin import target_of
-from spark_ledger.topic.seek_target import CommittedSince, End
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 
 NEW_YEAR_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 

@@ -6,7 +6,7 @@ import pytest
 
 from bookie_server.api import messages as m
 from spark_ledger import errors
-from spark_ledger.ledger.tail import EntryStream, Stopped
+from spark_ledger.ledger.read.tail import EntryStream, Stopped
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 

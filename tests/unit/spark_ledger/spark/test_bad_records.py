@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger.errors import LedgerError
-from spark_ledger.spark import bad_records, written
-from spark_ledger.spark.written import WrittenRows
-from spark_ledger.topic.batch_encoder import BatchEncoder
-from spark_ledger.topic.routing import Router, Routing
+from spark_ledger.spark.rows import bad_records, written
+from spark_ledger.spark.rows.written import WrittenRows
+from spark_ledger.topic.entry.batch_encoder import BatchEncoder
+from spark_ledger.topic.entry.routing import Router, Routing
 
 ENTRY_BYTES = 8192
 

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from spark_ledger.spark import collector
-from spark_ledger.spark.collector import Moment, set_aside
+from spark_ledger.spark.worker import collector
+from spark_ledger.spark.worker.collector import Moment, set_aside
 
 
 @pytest.fixture

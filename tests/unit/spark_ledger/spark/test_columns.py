@@ -27,11 +27,11 @@ from spark_ledger.errors import (
     SchemaTypeMismatch,
     SchemaUnknownColumn,
 )
-from spark_ledger.spark import columns, schema
-from spark_ledger.spark.options import shape_options
-from spark_ledger.topic import message_batch
-from spark_ledger.topic.row_blocks import RUN, Block, Rows, joined_blocks
-from tests.segments_seen import block_of
+from spark_ledger.spark.options.options import shape_options
+from spark_ledger.spark.rows import columns, schema
+from spark_ledger.topic.entry import message_batch
+from spark_ledger.topic.read.row_blocks import RUN, Block, Rows, joined_blocks
+from tests.kit.segments_seen import block_of
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
 KINDS: dict[str, DataType] = {

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.spark import lag_listener
-from spark_ledger.spark.lag_listener import LagListener, lags_of
+from spark_ledger.spark.read import lag_listener
+from spark_ledger.spark.read.lag_listener import LagListener, lags_of
 
 IDS = {"t": "id-of-t"}
 

@@ -12,15 +12,15 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
-from spark_ledger.spark import limits
-from spark_ledger.spark.limits import Curve, Limits, admit, curve_of
-from spark_ledger.spark.offsets import Positions
-from spark_ledger.topic.actions import Append, Hole
-from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.state import PartitionState, apply, empty
-from tests.segments_seen import segments_of
+from spark_ledger.spark.options import limits
+from spark_ledger.spark.options.limits import Curve, Limits, admit, curve_of
+from spark_ledger.spark.options.offsets import Positions
+from spark_ledger.topic.log.actions import Append, Hole
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.state import PartitionState, apply, empty
+from tests.kit.segments_seen import segments_of
 
 APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
 

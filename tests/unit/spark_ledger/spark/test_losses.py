@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from spark_ledger.errors import NoSuchLedger, RowsLost
-from spark_ledger.spark import losses
-from spark_ledger.topic.pieces import Span, slices_of
-from spark_ledger.topic.read_plan import ReadTask
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.segments import PlacedSegment, Segment
+from spark_ledger.spark.read import losses
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import PlacedSegment, Segment
+from spark_ledger.topic.read.pieces import Span, slices_of
+from spark_ledger.topic.read.plan import ReadTask
 
 
 def task(ledger_id: int, entries: range, start: int) -> ReadTask:

@@ -14,9 +14,14 @@ from spark_ledger.errors import (
     TopicDeleted,
     TopicRecreated,
 )
-from spark_ledger.spark import offsets
-from spark_ledger.spark.offsets import TopicEnds, Trimmed
-from spark_ledger.spark.places import AtSubscription, parse_offsets, parse_time, parse_times
+from spark_ledger.spark.options import offsets
+from spark_ledger.spark.options.offsets import TopicEnds, Trimmed
+from spark_ledger.spark.options.start_positions import (
+    AtSubscription,
+    parse_offsets,
+    parse_time,
+    parse_times,
+)
 
 T = {"t": TopicEnds("id-1", (5, 0), (10, 3))}
 ONE_OF_T = {"t": TopicEnds("id-1", (5, 0), (10, 3), assigned=(1,))}

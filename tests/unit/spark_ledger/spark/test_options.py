@@ -17,10 +17,10 @@ from spark_ledger.errors import (
     TopicNameInvalid,
     TxnVersionRequired,
 )
-from spark_ledger.spark import option_table, options
-from spark_ledger.spark.limits import Limits
-from spark_ledger.spark.option_table import READ_OPTIONS, WRITE_OPTIONS, Use, options_for
-from spark_ledger.spark.places import (
+from spark_ledger.spark.options import options
+from spark_ledger.spark.options import table as option_table
+from spark_ledger.spark.options.limits import Limits
+from spark_ledger.spark.options.start_positions import (
     EARLIEST,
     LATEST,
     AtSubscription,
@@ -28,6 +28,7 @@ from spark_ledger.spark.places import (
     Explicit,
     Named,
 )
+from spark_ledger.spark.options.table import READ_OPTIONS, WRITE_OPTIONS, Use, options_for
 
 PAGE = Path(__file__).parents[4] / "docs" / "spark.md"
 PARSERS = {

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger.errors import OffsetsMalformed, OptionInvalid, TopicNameInvalid
-from spark_ledger.spark import places, timestamps
-from spark_ledger.spark.places import EARLIEST, AtTime, Explicit, Named
+from spark_ledger.spark.options import start_positions as places
+from spark_ledger.spark.options import timestamps
+from spark_ledger.spark.options.start_positions import EARLIEST, AtTime, Explicit, Named
 
 
 def test_words_mean_the_ends_whatever_their_case():

@@ -6,11 +6,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_ledger.errors import SchemaUnknownColumn, TopicTerminated, Unavailable
-from spark_ledger.spark import sink
-from spark_ledger.spark.kept import Kept
-from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.sink import CHECKED_S, LedgerStreamWriter
-from spark_ledger.spark.write_tasks import TaskProperties
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.worker.kept import Kept
+from spark_ledger.spark.write import sink
+from spark_ledger.spark.write.sink import CHECKED_S, LedgerStreamWriter
+from spark_ledger.spark.write.tasks import TaskProperties
 
 VALUE = StructType([StructField("value", StringType())])
 

@@ -7,14 +7,14 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_ledger.errors import OffsetsOutOfRange
-from spark_ledger.spark import offsets
-from spark_ledger.spark.limits import Curve
-from spark_ledger.spark.offsets import TopicEnds
-from spark_ledger.spark.options import stream_read_options
-from spark_ledger.spark.places import AtTime
-from spark_ledger.spark.schema import DEFAULT_SCHEMA
-from spark_ledger.spark.source import LedgerStreamReader
-from spark_ledger.topic.lag import PartitionLag
+from spark_ledger.spark.options import offsets
+from spark_ledger.spark.options.limits import Curve
+from spark_ledger.spark.options.offsets import TopicEnds
+from spark_ledger.spark.options.options import stream_read_options
+from spark_ledger.spark.options.start_positions import AtTime
+from spark_ledger.spark.read.source import LedgerStreamReader
+from spark_ledger.spark.rows.schema import DEFAULT_SCHEMA
+from spark_ledger.topic.subscription.lag import PartitionLag
 
 
 class TopicsInATest:
@@ -202,7 +202,7 @@ def test_limits_on_rows_and_bytes_count_together():
 
 def test_few_rows_are_held_back_after_the_first_batch_until_the_delay_is_over(monkeypatch):
     topics, now_s = TopicsInATest(3), [1000.0]
-    monkeypatch.setattr("spark_ledger.spark.source.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("spark_ledger.spark.read.source.time.monotonic", lambda: now_s[0])
     polled = reader(topics, minOffsetsPerTrigger="10", maxTriggerDelay="5s")
     limit = polled.getDefaultReadLimit()
     start = polled.latestOffset(offset(0), limit)
@@ -227,7 +227,7 @@ def test_a_query_with_a_subscription_signs_its_offsets_and_keeps_its_sign(monkey
         told.append((name, query_id, start))
         return Cursor()
 
-    monkeypatch.setattr("spark_ledger.spark.query_cursor.open_cursor", opened)
+    monkeypatch.setattr("spark_ledger.spark.read.query_cursor.open_cursor", opened)
     topics = TopicsInATest(5)
     topics.cluster, topics.infos = None, {"t": "info"}
     topics.options = stream_read_options({"topic": "t", "subscription": "s"})

@@ -9,9 +9,10 @@ from pyspark.sql.types import DoubleType, StringType, StructField, StructType
 from spark_ledger import errors
 from spark_ledger.errors import OptionConflict, OptionInvalid, OptionMissing
 from spark_ledger.metadata import paths
-from spark_ledger.spark import write_job
-from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.target import (
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.write import job as write_job
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.target import (
     WrittenTopic,
     check_fits,
     check_values,
@@ -21,11 +22,10 @@ from spark_ledger.spark.target import (
     policies_of,
     too_many_topics,
 )
-from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.unit.spark_ledger.topic.stage import play
 
 PLAIN = StructType([StructField("value", StringType())])

@@ -5,14 +5,14 @@ import datetime
 import pytest
 
 from spark_ledger.errors import OptionInvalid
-from spark_ledger.spark import timestamps
-from spark_ledger.topic.actions import Append, OpenLive
-from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.segments import Segment
-from spark_ledger.topic.state import PartitionState, TopicState, apply, empty
-from tests.segments_seen import segments_of
+from spark_ledger.spark.options import timestamps
+from spark_ledger.topic.log.actions import Append, OpenLive
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.state import PartitionState, TopicState, apply, empty
+from tests.kit.segments_seen import segments_of
 
 APP = {"commit_id": "c", "app_id": "a", "target": "t", "version": 0, "run_id": "r", "intent": "i"}
 

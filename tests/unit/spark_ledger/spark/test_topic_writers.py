@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 
 from spark_ledger import errors
-from spark_ledger.spark.options import stream_write_options
-from spark_ledger.spark.target import WrittenTopic
-from spark_ledger.spark.topic_writers import Task, TopicWriters
-from spark_ledger.spark.write_job import WriteJob
-from spark_ledger.topic.names import parse_topic
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.topics import TopicInfo
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.target import WrittenTopic
+from spark_ledger.spark.write.topic_writers import Task, TopicWriters
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.topics import TopicInfo
 
 MIB = 1 << 20
 KINDS = {
@@ -245,7 +245,7 @@ def test_an_abort_reaches_every_topic_and_closes_ledgers_for_the_worker_ends():
 
 
 def test_what_is_kept_is_forgotten_after_its_time_and_when_there_is_too_much(monkeypatch):
-    from spark_ledger.spark import kept
+    from spark_ledger.spark.worker import kept
 
     now = [0.0]
     monkeypatch.setattr(kept.time, "monotonic", lambda: now[0])

@@ -17,15 +17,15 @@ from pyspark.sql.types import (
 )
 
 from spark_ledger import errors
-from spark_ledger.spark import typed_values
-from spark_ledger.spark.typed_values import ValueReader, ValueWriter
-from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.row_blocks import Rows
-from spark_ledger.topic.schema_records import Compatibility
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.task_writer import TaskSettings
-from tests.loop_task import LoopTask
-from tests.segments_seen import block_of
+from spark_ledger.spark.rows import typed_values
+from spark_ledger.spark.rows.typed_values import ValueReader, ValueWriter
+from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.read.row_blocks import Rows
+from spark_ledger.topic.read.slice_reader import read_task
+from spark_ledger.topic.schema.records import Compatibility
+from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.loop_task import LoopTask
+from tests.kit.segments_seen import block_of
 from tests.unit.spark_ledger.topic.stage import play
 
 ID_NAME = "id INT, name STRING"

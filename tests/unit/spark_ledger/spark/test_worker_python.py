@@ -10,7 +10,7 @@ import pyspark
 import pytest
 
 from spark_ledger import worker_python
-from spark_ledger.spark import worker_python as module
+from spark_ledger.spark.worker import worker_python as module
 
 LAUNCHER = Path(module.__file__).parent / module.LAUNCHER
 HOME = Path(pyspark.__file__).parent

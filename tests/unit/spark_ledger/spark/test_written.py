@@ -14,10 +14,10 @@ from spark_ledger.errors import (
     SchemaUnknownColumn,
     TopicNameInvalid,
 )
-from spark_ledger.spark import written
-from spark_ledger.spark.options import shape_options, stream_write_options
-from spark_ledger.spark.schema import read_schema
-from spark_ledger.spark.written import WrittenRows
+from spark_ledger.spark.options.options import shape_options, stream_write_options
+from spark_ledger.spark.rows import written
+from spark_ledger.spark.rows.schema import read_schema
+from spark_ledger.spark.rows.written import WrittenRows
 from tests.unit.spark_ledger.spark.test_columns import ddl
 
 ALL = "Value STRING, KEY BINARY, topic STRING, partition INT, headers MAP, eventTime TIMESTAMP"

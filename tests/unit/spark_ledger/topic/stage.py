@@ -9,15 +9,15 @@ import pyarrow as pa
 
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.commit import CommitOutcome, TxnKey
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.segments import Segment, merge_ranges
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.task_writer import TaskResult, TaskSettings
-from spark_ledger.topic.topics import TopicInfo
-from tests.loop_task import LoopTask
+from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.segments import Segment, merge_ranges
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.read.slice_reader import read_task
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.write.task_writer import TaskResult, TaskSettings
+from tests.kit.loop_task import LoopTask
 from tests.simulation.budgets import STORAGE
 from tests.simulation.loop import run
 from tests.simulation.world import World

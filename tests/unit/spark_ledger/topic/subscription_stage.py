@@ -4,13 +4,13 @@ import asyncio
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, Set
-from spark_ledger.topic import records
-from spark_ledger.topic.actions import Append
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.records import Commit, Head
-from spark_ledger.topic.seek_target import End
-from spark_ledger.topic.subscriptions import Subscriptions
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.records import Commit, Head
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.subscription.subscriptions import Subscriptions
 from tests.unit.spark_ledger.topic.stage import NOW_MS, segment
 
 NAME = "s"

@@ -1,10 +1,10 @@
 import asyncio
 from dataclasses import replace
 
-from spark_ledger.topic import state, topic_log
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.state import ACROSS_KEPT_MAX
+from spark_ledger.topic.log import state, topic_log
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.state import ACROSS_KEPT_MAX
 from tests.unit.spark_ledger.topic.stage import segment
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic.arrow_arrays import (
+from spark_ledger.topic.entry.arrow_arrays import (
     as_numpy,
     distinct,
     distinct_and_which,
@@ -96,7 +96,7 @@ def test_a_number_that_does_not_fit_is_an_error():
 def test_none_of_them_loads_pandas():
     code = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from spark_ledger.topic.arrow_arrays import as_numpy, of_list, of_numpy\n"
+        "from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy\n"
         "as_numpy(of_numpy(np.arange(3))), of_list([[b'x'], None], pa.list_(pa.binary()))\n"
         "assert 'pandas' not in sys.modules\n"
     )

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import key_filter, row_columns
-from spark_ledger.topic.batch_encoder import ENTRY_BYTES, SHARE_BYTES, BatchEncoder
-from spark_ledger.topic.message_batch import HEADERS_TYPE, TYPES, column_of
-from spark_ledger.topic.routing import Router, Routing
-from tests.message_batches import decode_batch
+from spark_ledger.topic.entry import key_filter, row_columns
+from spark_ledger.topic.entry.batch_encoder import ENTRY_BYTES, SHARE_BYTES, BatchEncoder
+from spark_ledger.topic.entry.message_batch import HEADERS_TYPE, TYPES, column_of
+from spark_ledger.topic.entry.routing import Router, Routing
+from tests.kit.message_batches import decode_batch
 
 
 def encoder_of(partitions=1, task_index=0, routing=Routing.HASH, **options):

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic import checkpoint, commit_draft, guards, state
-from spark_ledger.topic.actions import (
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit import guards
+from spark_ledger.topic.log import checkpoint, state
+from spark_ledger.topic.log.actions import (
     Append,
     Grow,
     Hole,
@@ -20,13 +22,13 @@ from spark_ledger.topic.actions import (
     Terminate,
     Trim,
 )
-from spark_ledger.topic.blobs import Stored, pack, unpack
-from spark_ledger.topic.checkpoint import Root
-from spark_ledger.topic.intervals import BlobPointer, Chunk
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.segments import INLINE, Segment
-from tests.segments_seen import entry_ids
+from spark_ledger.topic.log.blobs import Stored, pack, unpack
+from spark_ledger.topic.log.checkpoint import Root
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import INLINE, Segment
+from tests.kit.segments_seen import entry_ids
 from tests.unit.spark_ledger.topic.stage import segment
 
 

@@ -12,10 +12,10 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic import checkpoint_record, records, state
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.segments import INLINE, Segment
-from tests.segments_seen import segments_of
+from spark_ledger.topic.log import checkpoint_record, records, state
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.segments import INLINE, Segment
+from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import play
 
 PASSING = (errors.LedgerError, StoreError)

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import checkpoint_record
-from spark_ledger.topic.checkpoint_record import CheckpointRecord, following
-from spark_ledger.topic.intervals import BlobPointer
+from spark_ledger.topic.log import checkpoint_record
+from spark_ledger.topic.log.checkpoint_record import CheckpointRecord, following
+from spark_ledger.topic.log.intervals import BlobPointer
 
 POINTER = BlobPointer(42, 3, 0, 2, 9000, 77)
 INLINE = CheckpointRecord(128, b"root", 64, None, 60, "i")

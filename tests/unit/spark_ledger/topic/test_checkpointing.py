@@ -8,12 +8,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Create, Set
-from spark_ledger.topic import checkpoint, checkpoint_record, checkpointer, records
-from spark_ledger.topic.actions import Append, Trim
-from spark_ledger.topic.blobs import pack
-from spark_ledger.topic.records import Commit, Head, Spilled
-from spark_ledger.topic.segments import INLINE, Segment
-from tests.segments_seen import segments_of
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.log import checkpoint, checkpoint_record, records
+from spark_ledger.topic.log.actions import Append, Trim
+from spark_ledger.topic.log.blobs import pack
+from spark_ledger.topic.log.records import Commit, Head, Spilled
+from spark_ledger.topic.log.segments import INLINE, Segment
+from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 

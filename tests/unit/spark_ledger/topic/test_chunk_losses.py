@@ -6,9 +6,9 @@ import random
 import pytest
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import checkpoint
-from spark_ledger.topic.actions import Hole, Overwrite, Replace, Trim
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.actions import Hole, Overwrite, Replace, Trim
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import play, segment
 from tests.unit.spark_ledger.topic.test_checkpointing import commits
 

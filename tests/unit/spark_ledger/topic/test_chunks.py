@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.chunks import ChunkStore
-from spark_ledger.topic.intervals import Chunk
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.segments import PlacedSegment
+from spark_ledger.topic.checkpoint.chunks import ChunkStore
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.segments import PlacedSegment
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger.metadata.store import Check, Create, Set
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.write.task_writer import TaskResult
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 CALLS = ("get", "children", "sync", "create", "set", "delete", "multi")

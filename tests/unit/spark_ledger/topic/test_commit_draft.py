@@ -3,12 +3,13 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import commit_draft, state
-from spark_ledger.topic.actions import Append, Hole, Overwrite, Replace, SealLive, Trim
-from spark_ledger.topic.commit_draft import CommitKind, TxnKey, Wanted
-from spark_ledger.topic.records import Commit, TopicRows, TxnRecord
-from spark_ledger.topic.segments import INLINE, Segment
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.draft import CommitKind, TxnKey, Wanted
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append, Hole, Overwrite, Replace, SealLive, Trim
+from spark_ledger.topic.log.records import Commit, TopicRows, TxnRecord
+from spark_ledger.topic.log.segments import INLINE, Segment
+from spark_ledger.topic.write.task_writer import TaskResult
 from tests.unit.spark_ledger.topic.stage import segment
 
 TXN = TxnKey("q", "*", 7, "run-2")

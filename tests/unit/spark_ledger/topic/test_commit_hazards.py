@@ -9,11 +9,11 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.topic import records
-from spark_ledger.topic.commit_draft import CommitKind, TxnKey
-from spark_ledger.topic.intents import STALE
-from spark_ledger.topic.task_writer import TaskResult
-from tests.segments_seen import segments_of
+from spark_ledger.topic.commit.draft import CommitKind, TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import STALE
+from spark_ledger.topic.write.task_writer import TaskResult
+from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play, segment
 
 

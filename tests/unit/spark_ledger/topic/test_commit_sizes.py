@@ -6,13 +6,14 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import commit_payloads, records
-from spark_ledger.topic.commit_draft import BODY_INLINE_BYTES_MAX, INLINE_COMMIT_BYTES_MAX, TxnKey
-from spark_ledger.topic.intents import STALE
-from spark_ledger.topic.records import Spilled
-from spark_ledger.topic.segments import INLINE, Segment
-from spark_ledger.topic.task_writer import TaskResult
-from tests.segments_seen import segments_of
+from spark_ledger.topic.commit import payloads as commit_payloads
+from spark_ledger.topic.commit.draft import BODY_INLINE_BYTES_MAX, INLINE_COMMIT_BYTES_MAX, TxnKey
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import STALE
+from spark_ledger.topic.log.records import Spilled
+from spark_ledger.topic.log.segments import INLINE, Segment
+from spark_ledger.topic.write.task_writer import TaskResult
+from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
 
 

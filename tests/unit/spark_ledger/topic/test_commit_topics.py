@@ -8,9 +8,10 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.topic import commit_views, records, topic_log
-from spark_ledger.topic.commit_draft import CommitKind, TxnKey
-from spark_ledger.topic.task_writer import TaskResult
+from spark_ledger.topic.commit import views as commit_views
+from spark_ledger.topic.commit.draft import CommitKind, TxnKey
+from spark_ledger.topic.log import records, topic_log
+from spark_ledger.topic.write.task_writer import TaskResult
 from tests.unit.spark_ledger.topic.stage import QUERY, play, segment
 
 ANY = "*"
@@ -275,7 +276,7 @@ def test_a_commit_over_many_busy_topics_gets_its_turn():
 
 def test_without_turns_a_commit_over_many_busy_topics_starves(monkeypatch):
     async def act(stage):
-        monkeypatch.setattr("spark_ledger.topic.commit.LOSSES_MAX", 1_000_000)
+        monkeypatch.setattr("spark_ledger.topic.commit.commit.LOSSES_MAX", 1_000_000)
         with pytest.raises(errors.CommitContended, match=r"lost every race for 0.6 s"):
             await beside_busy_writers(stage, 5, 0.6)
 

@@ -7,18 +7,24 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import compactor
-from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.batch_encoder import SHARE_BYTES
-from spark_ledger.topic.compactor import GROUP_BYTES, Compacted, Compaction, compact, together
-from spark_ledger.topic.janitor import LEASE_S
-from spark_ledger.topic.merge_plan import Merge, MergeLimits
-from spark_ledger.topic.read_plan import plan_read
-from spark_ledger.topic.seek_target import offset_since
-from spark_ledger.topic.slice_reader import read_task
-from tests.loop_task import LoopTask
-from tests.segments_seen import end_of, segments_of
+from spark_ledger.topic.entry.batch_encoder import SHARE_BYTES
+from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.read.slice_reader import read_task
+from spark_ledger.topic.subscription.seek_target import offset_since
+from spark_ledger.topic.upkeep import compactor
+from spark_ledger.topic.upkeep.admin import TopicAdmin
+from spark_ledger.topic.upkeep.compactor import (
+    GROUP_BYTES,
+    Compacted,
+    Compaction,
+    compact,
+    together,
+)
+from spark_ledger.topic.upkeep.janitor import LEASE_S
+from spark_ledger.topic.upkeep.merge_plan import Merge, MergeLimits
+from tests.kit.loop_task import LoopTask
+from tests.kit.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TO_A_LEDGER, play
 
 

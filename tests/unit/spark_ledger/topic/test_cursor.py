@@ -4,10 +4,11 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import cursor as cursor_module
-from spark_ledger.topic import cursor_ledger, subscription_records
-from spark_ledger.topic.cursor import IDLE_S
-from spark_ledger.topic.intents import CURSOR, HEARTBEAT_S, STALE
+from spark_ledger.topic.log.intents import CURSOR, HEARTBEAT_S, STALE
+from spark_ledger.topic.subscription import cursor as cursor_module
+from spark_ledger.topic.subscription import cursor_ledger
+from spark_ledger.topic.subscription import records as subscription_records
+from spark_ledger.topic.subscription.cursor import IDLE_S
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import (
     NAME,

@@ -7,12 +7,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError, StoreUnavailable
-from spark_ledger.topic import cursor_ledger, records
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.cursor import Cursor
-from spark_ledger.topic.cursor_ledger import CursorEntry
-from spark_ledger.topic.records import IntentState
-from spark_ledger.topic.seek_target import End
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.subscription import cursor_ledger
+from spark_ledger.topic.subscription.cursor import Cursor
+from spark_ledger.topic.subscription.cursor_ledger import CursorEntry
+from spark_ledger.topic.subscription.seek_target import End
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 from tests.unit.spark_ledger.topic.subscription_stage import (

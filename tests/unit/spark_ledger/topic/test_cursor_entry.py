@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.cursor_ledger import (
+from spark_ledger.topic.subscription.cursor_ledger import (
     RANGES_MAX,
     BadCursorEntry,
     CursorEntry,

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import cursor_ledger
-from spark_ledger.topic.intents import HEARTBEAT_S, STALE
+from spark_ledger.topic.log.intents import HEARTBEAT_S, STALE
+from spark_ledger.topic.subscription import cursor_ledger
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import fill, listed, opened, positions, told
 

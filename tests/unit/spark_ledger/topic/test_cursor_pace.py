@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.topic.cursor import (
+from spark_ledger.topic.subscription.cursor import (
     FLOOR_EVERY_S,
     IDLE_S,
     OFTEN_S,

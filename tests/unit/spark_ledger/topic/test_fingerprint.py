@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.topic.fingerprint import Fingerprint, row_hashes, together
-from spark_ledger.topic.records import Content
+from spark_ledger.topic.commit.fingerprint import Fingerprint, row_hashes, together
+from spark_ledger.topic.log.records import Content
 
 HEADER = st.fixed_dictionaries({"key": st.text(max_size=3), "value": st.binary(max_size=3)})
 KINDS = {

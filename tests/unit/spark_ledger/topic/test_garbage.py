@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_ledger.topic import garbage
-from spark_ledger.topic.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of
-from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.upkeep import garbage
+from spark_ledger.topic.upkeep.garbage import Fate, IntentSeen, LedgerSeen, TopicSeen, fate_of
 
 DAY_MS = 24 * 3600 * 1000
 NOW_MS = 100 * DAY_MS

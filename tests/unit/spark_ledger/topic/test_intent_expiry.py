@@ -7,14 +7,15 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MultiFailed, OutcomeUnknown
-from spark_ledger.topic import intent_expiry, intents
-from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.commit import CommitKind
-from spark_ledger.topic.intent_expiry import Expired, IntentExpiry
-from spark_ledger.topic.intents import IDS_PER_BLOCK
-from spark_ledger.topic.names import escape
-from spark_ledger.topic.store_calls import store_now_ms
-from spark_ledger.topic.upkeep import Upkeep
+from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.topic.commit.commit import CommitKind
+from spark_ledger.topic.log import intents
+from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.log.intents import IDS_PER_BLOCK
+from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.upkeep import intent_expiry
+from spark_ledger.topic.upkeep.intent_expiry import Expired, IntentExpiry
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play
 
 KEPT_S = 60

@@ -5,9 +5,9 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import records
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.intents import STALE, SUPERSEDED
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import STALE, SUPERSEDED
 from tests.unit.spark_ledger.topic.stage import NOW_MS, QUERY, TARGET, play
 
 
@@ -143,7 +143,7 @@ def test_heartbeats_are_shown_now_and_then_and_their_failure_is_no_error():
 
 
 def test_a_process_remembers_no_more_than_so_many_intents(monkeypatch):
-    monkeypatch.setattr("spark_ledger.topic.intents.INTENTS_HELD_MAX", 3)
+    monkeypatch.setattr("spark_ledger.topic.log.intents.INTENTS_HELD_MAX", 3)
 
     async def act(stage):
         intents, ids = stage.client.intents, []

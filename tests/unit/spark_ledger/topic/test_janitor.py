@@ -7,13 +7,13 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION, NoNode, OutcomeUnknown
-from spark_ledger.topic import removal
-from spark_ledger.topic.actions import Trim
-from spark_ledger.topic.garbage import PAUSE_LEASES
-from spark_ledger.topic.intents import STALE
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.removal import remove_tree
+from spark_ledger.topic.log.actions import Trim
+from spark_ledger.topic.log.intents import STALE
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.upkeep import removal
+from spark_ledger.topic.upkeep.garbage import PAUSE_LEASES
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.upkeep.removal import remove_tree
 from tests.unit.spark_ledger.topic.stage import play
 
 DELAY_S = 600

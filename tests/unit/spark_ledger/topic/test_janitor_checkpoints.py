@@ -7,9 +7,11 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic import checkpoint, checkpointer, garbage
-from spark_ledger.topic.blobs import HeldLedgers
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.log import checkpoint
+from spark_ledger.topic.log.blobs import HeldLedgers
+from spark_ledger.topic.upkeep import garbage
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import play
 
 AGES_S = 1.6 * 3600  # the ledger of a checkpoint is open for at most half of that again

@@ -5,9 +5,11 @@ import random
 import pytest
 
 from spark_ledger.metadata import paths
-from spark_ledger.topic import checkpoint, checkpoint_record, checkpointer, commit_draft, records
-from spark_ledger.topic.actions import Append, Trim
-from spark_ledger.topic.janitor import Janitor
+from spark_ledger.topic.checkpoint import checkpointer
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.log import checkpoint, checkpoint_record, records
+from spark_ledger.topic.log.actions import Append, Trim
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import play, segment
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.json_values import check_schema, packed, parsed
+from spark_ledger.topic.entry.json_values import check_schema, packed, parsed
 
 UTC = datetime.UTC
 ROWS = {

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.key_filter import (
+from spark_ledger.topic.entry.key_filter import (
     HEADER_BYTES,
     KeyFilters,
     encode_filters,

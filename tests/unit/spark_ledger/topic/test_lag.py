@@ -3,12 +3,13 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import seek_target, state
-from spark_ledger.topic.actions import Append, Hole, Trim
-from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
-from spark_ledger.topic.lag import PartitionLag, spark_metrics, topic_lag
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.seek_target import CommittedSince, End
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append, Hole, Trim
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.subscription import seek_target
+from spark_ledger.topic.subscription.lag import PartitionLag, spark_metrics, topic_lag
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
 from tests.unit.spark_ledger.topic.stage import segment
 
 

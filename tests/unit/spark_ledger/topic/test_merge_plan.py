@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.topic import state
-from spark_ledger.topic.actions import Append, Hole, Replace, Trim
-from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
-from spark_ledger.topic.merge_plan import (
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append, Hole, Replace, Trim
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.state import PartitionState
+from spark_ledger.topic.upkeep.merge_plan import (
     QUIET_MS,
     MergeLimits,
     Upkept,
@@ -19,9 +21,7 @@ from spark_ledger.topic.merge_plan import (
     plan_merges,
     worth_looking,
 )
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.state import PartitionState
-from tests.segments_seen import segments_of
+from tests.kit.segments_seen import segments_of
 from tests.unit.spark_ledger.topic.stage import segment
 
 LIMITS = MergeLimits(bytes_max=8_000, slot_ms=1_000)  # small is below 1,000 bytes: 9 rows

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.message_batch import (
+from spark_ledger.topic.entry.message_batch import (
     COMPRESSIONS,
     HEADER_BYTES,
     HEADERS_TYPE,
@@ -18,7 +18,7 @@ from spark_ledger.topic.message_batch import (
     encode_body,
     encode_header,
 )
-from tests.message_batches import decode_batch, encode_batch
+from tests.kit.message_batches import decode_batch, encode_batch
 
 # What version 1 wrote for partition 3, first row 70, written at 1000 ms, row (b"k", b"v").
 VERSION_1 = bytes.fromhex(

@@ -9,13 +9,14 @@ import pytest
 
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import decode
-from spark_ledger.topic import checkpointer, commit_draft
-from spark_ledger.topic.actions import Append, OpenLive
+from spark_ledger.topic.checkpoint import checkpointer
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.cursor import IDLE_S as CURSOR_IDLE_S
-from spark_ledger.topic.cursor_ledger import AGE_S_MAX
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.ledger_cache import IDLE_S
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.log.actions import Append, OpenLive
+from spark_ledger.topic.log.ledger_cache import IDLE_S
+from spark_ledger.topic.subscription.cursor import IDLE_S as CURSOR_IDLE_S
+from spark_ledger.topic.subscription.cursor_ledger import AGE_S_MAX
+from spark_ledger.topic.upkeep.janitor import Janitor
 from tests.unit.spark_ledger.topic.stage import NOW_MS, TARGET, play, segment
 from tests.unit.spark_ledger.topic.subscription_stage import fill, opened, told
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.commit_draft import CommitKind
+from spark_ledger.topic.commit.draft import CommitKind
+from spark_ledger.topic.log.records import TxnRecord
 from spark_ledger.topic.parts import COMMITS_OF_EPOCH, Part, commit_part, next_version
-from spark_ledger.topic.records import TxnRecord
 from tests.unit.spark_ledger.topic.stage import RUN, play
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic.payload_columns import check_convertible, conformed
-from spark_ledger.topic.schema_rules import nullable
+from spark_ledger.topic.entry.payload_columns import check_convertible, conformed
+from spark_ledger.topic.schema.rules import nullable
 
 REQUIRED = False
 

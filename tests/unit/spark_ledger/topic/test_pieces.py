@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ledger.topic import state
-from spark_ledger.topic.actions import Append, Hole
-from spark_ledger.topic.pieces import slices_of
-from spark_ledger.topic.read_plan import Cutting, plan_read, segments_in
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segments import INLINE, Segment
-from tests.segments_seen import partitions_of
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append, Hole
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segments import INLINE, Segment
+from spark_ledger.topic.read.pieces import slices_of
+from spark_ledger.topic.read.plan import Cutting, plan_read, segments_in
+from tests.kit.segments_seen import partitions_of
 
 
 def commit(*actions):

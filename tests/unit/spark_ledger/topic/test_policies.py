@@ -1,8 +1,8 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import policies
-from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.log import policies
+from spark_ledger.topic.log.policies import TopicPolicies
 
 
 def test_a_topic_keeps_its_rows_for_ever_unless_it_is_told_otherwise():

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import state
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.pieces import slices_of
-from spark_ledger.topic.read_plan import Cutting, lost_of, plan_read
-from spark_ledger.topic.records import Commit
-from tests.segments_seen import partitions_of, rows_of_slice
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.read.pieces import slices_of
+from spark_ledger.topic.read.plan import Cutting, lost_of, plan_read
+from tests.kit.segments_seen import partitions_of, rows_of_slice
 from tests.unit.spark_ledger.topic.stage import segment
 
 

@@ -1,11 +1,12 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import commit_draft, records
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.commit_draft import CommitKind, TxnKey
-from spark_ledger.topic.records import Content, TopicRows, TxnRecord
-from spark_ledger.topic.replay import OnReplay, QueryBatch, Work, work_of
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit.draft import CommitKind, TxnKey
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.records import Content, TopicRows, TxnRecord
 from tests.unit.spark_ledger.topic.stage import segment
 
 TXN = TxnKey("q", "t@1", 7, "run-2")

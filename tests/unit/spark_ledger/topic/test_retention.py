@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ledger.topic import retention, state
-from spark_ledger.topic.actions import Append, Hole
-from spark_ledger.topic.intervals import BlobPointer, Chunk, Interval, Intervals
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_table import SegmentTable
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append, Hole
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.upkeep import retention
 from tests.unit.spark_ledger.topic.stage import segment
 
 FOR_EVER = TopicPolicies()

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.routing import (
+from spark_ledger.topic.entry.routing import (
     Router,
     Routing,
     key_hashes,

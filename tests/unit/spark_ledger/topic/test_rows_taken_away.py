@@ -3,11 +3,11 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import actions, state
-from spark_ledger.topic.actions import Append, Hole, Overwrite, Replace, Trim
-from spark_ledger.topic.records import Commit
-from spark_ledger.topic.segment_table import SegmentTable
-from tests.segments_seen import end_of, segments_of
+from spark_ledger.topic.log import actions, state
+from spark_ledger.topic.log.actions import Append, Hole, Overwrite, Replace, Trim
+from spark_ledger.topic.log.records import Commit
+from spark_ledger.topic.log.segment_table import SegmentTable
+from tests.kit.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import segment
 
 TIMES = (((10, 0), (10, 100)),)

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import schema_records
-from spark_ledger.topic.schema_records import Compatibility, SchemaHead
+from spark_ledger.topic.schema import records as schema_records
+from spark_ledger.topic.schema.records import Compatibility, SchemaHead
 
 EVERY_TYPE = pa.schema(
     [

@@ -6,10 +6,11 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import OutcomeUnknown
-from spark_ledger.topic import schema_records, schema_registry
-from spark_ledger.topic.schema_records import Compatibility, SchemaHead
-from spark_ledger.topic.schema_registry import SchemaRegistry
-from spark_ledger.topic.schema_rules import SchemaMode
+from spark_ledger.topic.schema import records as schema_records
+from spark_ledger.topic.schema import registry as schema_registry
+from spark_ledger.topic.schema.records import Compatibility, SchemaHead
+from spark_ledger.topic.schema.registry import SchemaRegistry
+from spark_ledger.topic.schema.rules import SchemaMode
 from tests.unit.spark_ledger.topic.stage import play
 
 A = pa.schema([("a", pa.int32())])

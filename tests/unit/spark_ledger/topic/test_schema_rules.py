@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_ledger import errors
-from spark_ledger.topic import schema_rules
-from spark_ledger.topic.schema_records import Compatibility, SchemaHead, canonical, version_of
-from spark_ledger.topic.schema_rules import SchemaMode, can_read, decide, union
+from spark_ledger.topic.schema import rules as schema_rules
+from spark_ledger.topic.schema.records import Compatibility, SchemaHead, canonical, version_of
+from spark_ledger.topic.schema.rules import SchemaMode, can_read, decide, union
 
 REQUIRED = False
 A32 = ("a", pa.int32())

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.ledger.reader import LedgerReader
-from spark_ledger.topic import slice_reader
-from spark_ledger.topic.actions import Append, Replace, Trim
-from spark_ledger.topic.read_plan import ReadTask, plan_read, segments_in
+from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.topic.log.actions import Append, Replace, Trim
+from spark_ledger.topic.read import slice_reader
+from spark_ledger.topic.read.plan import ReadTask, plan_read, segments_in
 from spark_ledger.topic.task_reader import fetch_kept
-from tests.segments_seen import end_of
+from tests.kit.segments_seen import end_of
 from tests.unit.spark_ledger.topic.stage import play
 
 PARTITIONS = 5

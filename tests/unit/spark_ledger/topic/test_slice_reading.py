@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.actions import Hole
-from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.segment_table import SegmentTable
-from spark_ledger.topic.slice_reader import read_task
-from tests.loop_task import LoopTask
+from spark_ledger.topic.log.actions import Hole
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.read.plan import Cutting, plan_read
+from spark_ledger.topic.read.slice_reader import read_task
+from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 

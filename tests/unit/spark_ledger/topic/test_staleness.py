@@ -1,7 +1,7 @@
 import pytest
 
-from spark_ledger.topic.garbage import PAUSE_LEASES, judge
-from spark_ledger.topic.intents import Sighting
+from spark_ledger.topic.log.intents import Sighting
+from spark_ledger.topic.upkeep.garbage import PAUSE_LEASES, judge
 
 LEASE_S = 900.0
 

@@ -1,6 +1,6 @@
 import asyncio
 
-from spark_ledger.topic.store_calls import LONG_AGO_MS, store_now_ms
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, store_now_ms
 from tests.simulation.store import EPOCH_MS
 from tests.unit.spark_ledger.topic.stage import play
 

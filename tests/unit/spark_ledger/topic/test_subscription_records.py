@@ -3,8 +3,8 @@ import json
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import subscription_records as records
-from spark_ledger.topic.subscription_records import (
+from spark_ledger.topic.subscription import records
+from spark_ledger.topic.subscription.records import (
     SubscriptionKind,
     SubscriptionLife,
     SubscriptionRecord,

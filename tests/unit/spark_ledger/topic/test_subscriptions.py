@@ -5,11 +5,11 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MultiFailed
-from spark_ledger.topic.actions import Grow, Hole, Trim
-from spark_ledger.topic.intents import STALE, SUPERSEDED
-from spark_ledger.topic.seek_target import CommittedSince, End
-from spark_ledger.topic.subscription_records import SubscriptionKind
-from spark_ledger.topic.subscriptions import LEASE_S
+from spark_ledger.topic.log.actions import Grow, Hole, Trim
+from spark_ledger.topic.log.intents import STALE, SUPERSEDED
+from spark_ledger.topic.subscription.records import SubscriptionKind
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
+from spark_ledger.topic.subscription.subscriptions import LEASE_S
 from tests.simulation.loop import current
 from tests.simulation.store import EPOCH_MS
 from tests.unit.spark_ledger.topic.stage import play

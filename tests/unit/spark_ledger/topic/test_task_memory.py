@@ -9,9 +9,9 @@ import pytest
 
 from spark_ledger.ledger.pending_adds import PendingAdd
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.task_writer import TaskSettings
-from tests.loop_task import LoopTask
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
 MIB = 1 << 20

@@ -7,18 +7,18 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic.actions import OpenLive, Replace, SealLive, Trim
-from spark_ledger.topic.key_filter import hashes_of
-from spark_ledger.topic.live import LiveEnds
-from spark_ledger.topic.message_batch import Share
-from spark_ledger.topic.read_plan import Cutting, LiveRows, ReadTask, plan_read
-from spark_ledger.topic.segment_table import NO_SEGMENTS
-from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.entry.key_filter import hashes_of
+from spark_ledger.topic.entry.message_batch import Share
+from spark_ledger.topic.log.actions import OpenLive, Replace, SealLive, Trim
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.plan import Cutting, LiveRows, ReadTask, plan_read
 from spark_ledger.topic.task_reader import fetch_kept
-from spark_ledger.topic.task_writer import TaskSettings
-from tests.loop_task import LoopTask
-from tests.message_batches import encode_batch
-from tests.segments_seen import rows_of
+from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.loop_task import LoopTask
+from tests.kit.message_batches import encode_batch
+from tests.kit.segments_seen import rows_of
 from tests.unit.spark_ledger.topic.stage import play
 
 

@@ -14,22 +14,22 @@ from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.pending_adds import MissingCopy
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, decode
-from spark_ledger.topic import entry_sender
-from spark_ledger.topic.batch_encoder import EncodedEntry, EncodedShare
-from spark_ledger.topic.entry_sender import FAILED_LEDGERS_MAX, EntrySender
-from spark_ledger.topic.intents import Intent
-from spark_ledger.topic.key_filter import KeyFilters, hashes_of, key_filter
-from spark_ledger.topic.ledger_cache import LedgerCache
-from spark_ledger.topic.message_batch import encode_body
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.read_plan import Cutting, plan_read
-from spark_ledger.topic.records import IntentRecord
-from spark_ledger.topic.segments import INLINE, NO_ENTRY, NO_MS
-from spark_ledger.topic.slice_reader import fetch_task
-from spark_ledger.topic.task_writer import TaskSettings
-from tests.loop_task import LoopTask
-from tests.message_batches import decode_batch
-from tests.segments_seen import entry_ids, rows_of
+from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
+from spark_ledger.topic.entry.key_filter import KeyFilters, hashes_of, key_filter
+from spark_ledger.topic.entry.message_batch import encode_body
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.ledger_cache import LedgerCache
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.records import IntentRecord
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, NO_MS
+from spark_ledger.topic.read.plan import Cutting, plan_read
+from spark_ledger.topic.read.slice_reader import fetch_task
+from spark_ledger.topic.write import entry_sender
+from spark_ledger.topic.write.entry_sender import FAILED_LEDGERS_MAX, EntrySender
+from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.loop_task import LoopTask
+from tests.kit.message_batches import decode_batch
+from tests.kit.segments_seen import entry_ids, rows_of
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.topic.stage import TO_A_LEDGER, play
 

@@ -7,14 +7,14 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.topic.actions import OpenLive
-from spark_ledger.topic.admin import TopicAdmin, retain
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.seek_target import CommittedSince, End
-from spark_ledger.topic.slice_reader import read_task
-from spark_ledger.topic.store_calls import store_now_ms
-from spark_ledger.topic.task_writer import TaskSettings
-from tests.loop_task import LoopTask
+from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.topic.log.actions import OpenLive
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.read.slice_reader import read_task
+from spark_ledger.topic.subscription.seek_target import CommittedSince, End
+from spark_ledger.topic.upkeep.admin import TopicAdmin, retain
+from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.loop_task import LoopTask
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -121,7 +121,7 @@ def test_a_truncated_topic_is_empty_and_goes_on_with_its_offsets():
 
 
 async def rows_of(stage):
-    from spark_ledger.topic.read_plan import plan_read
+    from spark_ledger.topic.read.plan import plan_read
 
     client = await stage.another()
     state = await client.log(stage.topic.id).fold(fresh=True)

@@ -1,7 +1,7 @@
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.names import escape, parse_topic, unescape
+from spark_ledger.topic.log.names import escape, parse_topic, unescape
 
 
 def test_a_bare_name_is_a_topic_of_the_default_namespace():

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import records
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.policies import TopicPolicies
-from spark_ledger.topic.records import (
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.records import (
     Commit,
     Head,
     IdBlock,
@@ -19,7 +19,7 @@ from spark_ledger.topic.records import (
     TopicRows,
     TxnRecord,
 )
-from spark_ledger.topic.segments import Segment
+from spark_ledger.topic.log.segments import Segment
 
 SEGMENT = Segment(1, 42, 3, ((0, 1), (4, 4)), (10, 20, 5), 35, 3500, 1000, 2000)
 COMMIT = Commit("c1", "q", "t", 7, "r", "i", (Append((SEGMENT,)),))

@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic import state
-from spark_ledger.topic.actions import Append
-from spark_ledger.topic.records import Commit
-from tests.segments_seen import end_of, segments_of
+from spark_ledger.topic.log import state
+from spark_ledger.topic.log.actions import Append
+from spark_ledger.topic.log.records import Commit
+from tests.kit.segments_seen import end_of, segments_of
 from tests.unit.spark_ledger.topic.stage import segment
 
 

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.topic.policies import TopicPolicies
+from spark_ledger.topic.log.policies import TopicPolicies
 from tests.unit.spark_ledger.topic.stage import play
 
 

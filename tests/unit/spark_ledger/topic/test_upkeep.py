@@ -7,9 +7,9 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
-from spark_ledger.topic.intents import IDS_PER_BLOCK
-from spark_ledger.topic.janitor import Janitor
-from spark_ledger.topic.upkeep import LONG_LOG, Upkeep, elected
+from spark_ledger.topic.log.intents import IDS_PER_BLOCK
+from spark_ledger.topic.upkeep.janitor import Janitor
+from spark_ledger.topic.upkeep.upkeep import LONG_LOG, Upkeep, elected
 from tests.unit.spark_ledger.topic.stage import play
 
 

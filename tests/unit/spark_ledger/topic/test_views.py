@@ -5,12 +5,12 @@ import pickle
 
 import pytest
 
-from bookie_server.registration import Registration, Standing
+from bookie_server.serve.registration import Registration, Standing
 from spark_ledger import errors
 from spark_ledger.topic import views
-from spark_ledger.topic.actions import Hole, Terminate
-from spark_ledger.topic.admin import TopicAdmin
-from spark_ledger.topic.seek_target import End
+from spark_ledger.topic.log.actions import Hole, Terminate
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.unit.spark_ledger.topic.stage import play
 from tests.unit.spark_ledger.topic.subscription_stage import commit, fill
 
@@ -107,7 +107,7 @@ def test_rows_that_are_in_the_commit_itself_are_a_segment_without_a_ledger():
 
 
 def test_segments_in_chunks_of_a_checkpoint_are_listed_as_those_that_are_not(monkeypatch):
-    monkeypatch.setattr("spark_ledger.topic.checkpoint.TAIL_BYTES_MAX", 1)
+    monkeypatch.setattr("spark_ledger.topic.log.checkpoint.TAIL_BYTES_MAX", 1)
     monkeypatch.setattr(views, "CHUNKS_PER_PART", 1)
 
     async def act(stage):

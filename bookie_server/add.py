@@ -1,0 +1,351 @@
+"""Adds: a frame of entries is checked, decided entry by entry, and journalled in one go.
+
+Always true:
+- between the decision on an entry and its place in cache and journal there is no await, so adds
+  and fences of a ledger have one order, and the cache holds what the journal is about to;
+- entries are carried as views into the frame; a frame of which less than half is taken is not
+  kept alive by it (what is taken is copied);
+- an entry id above all stored ones needs no look-up: only others can be in conflict;
+- while a fence of the ledger may be forgotten here no normal add is taken (LedgerHandle.doubted).
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
+
+from bookie_server.api import messages as m
+from bookie_server.api.entry import (
+    HEADER_BYTES,
+    BadEntry,
+    Buffer,
+    EntryHeader,
+    check_entries,
+    check_entry,
+    unpack_header,
+)
+from bookie_server.api.status import Status
+from bookie_server.budget import retry_after_ms
+from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.writer import JournalFailed
+from bookie_server.lanes import Lane
+from bookie_server.ledgers.ledger import LedgerHandle
+from bookie_server.ledgers.registry import LedgerHandles, Refused
+from bookie_server.storage.entry_reader import Undeliverable
+from bookie_server.storage.storage import LedgerStorage
+from bookie_server.storage_config import StorageConfig
+
+_OK = m.AddResult(Status.OK)
+_ENTRY = Kind.ENTRY
+_Stored = dict[tuple[int, int], EntryHeader | Undeliverable]
+
+
+class _Item(NamedTuple):
+    """A well-formed add: its place in the frame, and the entry as one buffer."""
+
+    at: int
+    add: m.Add
+    header: EntryHeader
+    entry: Buffer
+
+
+class _Decided(NamedTuple):
+    """By lane: the items that are taken, and the ledgers of those that were stored already."""
+
+    taken: dict[Lane, list[_Item]]
+    repeated: dict[Lane, dict[int, None]]
+
+
+class Adder:
+    """The write path from a request to the journal. Adds under way are counted in bytes."""
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        ledgers: LedgerHandles,
+        config: StorageConfig,
+    ) -> None:
+        self._storage = storage
+        self._ledgers = ledgers
+        self._config = config
+        self._undecided_bytes = 0
+
+    async def add(
+        self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
+    ) -> m.AddResponse:
+        """One result for each add; OK only after the sync that covers it.
+
+        With a `readonly_reason` only recovery's adds are taken, with `even_recovery` not those.
+        """
+        results: list[m.AddResult] = [_OK] * len(request.adds)
+        items, admitted_bytes = self._admit(request.adds, results, readonly_reason, even_recovery)
+        self._undecided_bytes += admitted_bytes
+        try:
+            handles = await self._meet(items, results)
+            for handle in handles.values():
+                handle.adds += 1
+            stored = await self._look_up(items, handles)
+            decided = self._decide(items, handles, stored, results)
+            durable = self._append(decided, admitted_bytes)
+        finally:
+            self._undecided_bytes -= admitted_bytes
+        try:
+            for done in durable:
+                await asyncio.shield(done)
+        except JournalFailed as error:
+            failed = m.AddResult(Status.IO_ERROR, reason=str(error))
+            results = [failed if result is _OK else result for result in results]
+        return m.AddResponse(results)
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When there should be room for what is refused now."""
+        wait_s = self._storage.wait_s
+        return retry_after_ms(wait_s, self._config.retry_after_ms)
+
+    @property
+    def _busy(self) -> m.AddResult:
+        return m.AddResult(Status.BUSY, self.retry_after_ms)
+
+    def _admit(
+        self,
+        adds: Sequence[m.Add],
+        results: list[m.AddResult],
+        readonly_reason: str,
+        even_recovery: bool,
+    ) -> tuple[list[_Item], int]:
+        """The adds that are well-formed and within the budget, and their bytes."""
+        items: list[_Item] = []
+        total = 0
+        used = self._storage.pending_bytes + self._undecided_bytes
+        room, space = self._config.journal_pending_bytes_max, self._storage.pending_bytes_max
+        recovery_room = min(room + self._config.recovery_reserve_bytes, space) - used
+        room = min(room, space) - used
+        size_max = self._config.entry_bytes_max + HEADER_BYTES
+        if not readonly_reason and (whole := _admit_all(adds, min(room, recovery_room), size_max)):
+            return whole
+        for index, add in enumerate(adds):
+            entry = add.entry[0] if len(add.entry) == 1 else b"".join(add.entry)
+            size = len(entry)
+            allowed = recovery_room if add.recovery else room
+            if readonly_reason and (even_recovery or not add.recovery):
+                results[index] = m.AddResult(Status.READ_ONLY, reason=readonly_reason)
+            elif size > size_max:
+                reason = f"{size - HEADER_BYTES} bytes > {self._config.entry_bytes_max}"
+                results[index] = m.AddResult(Status.TOO_LARGE, reason=reason)
+            elif total + size > allowed:
+                results[index] = self._busy
+            else:
+                try:
+                    header = check_entry(entry)
+                except BadEntry as error:
+                    results[index] = m.AddResult(Status.BAD_DIGEST, reason=str(error))
+                    continue
+                if header.ledger_id < 0 or header.entry_id < 0:
+                    results[index] = m.AddResult(Status.BAD_REQUEST, reason="a negative id")
+                    continue
+                items.append(_Item(index, add, header, entry))
+                total += size
+        return items, total
+
+    async def _meet(
+        self, items: Sequence[_Item], results: list[m.AddResult]
+    ) -> dict[int, LedgerHandle]:
+        """The handles of all ledgers in the frame; the others' items get their result."""
+        ids = list(dict.fromkeys([item.header.ledger_id for item in items]))
+        handles = {i: handle for i in ids if (handle := self._ledgers.get(i)) is not None}
+        if len(handles) < len(ids):
+            await self._meet_missing(items, handles, results)
+        doubted = [handle for handle in handles.values() if handle.doubted]
+        if doubted:
+            normal = {item.header.ledger_id: None for item in items if not item.add.recovery}
+            asked = [handle for handle in doubted if handle.ledger_id in normal]
+            await asyncio.gather(*map(self._ledgers.make_sure, asked))
+        return handles
+
+    async def _meet_missing(
+        self,
+        items: Sequence[_Item],
+        handles: dict[int, LedgerHandle],
+        results: list[m.AddResult],
+    ) -> None:
+        """Add the handles of ledgers that were not met yet in this run."""
+        ids = dict.fromkeys([item.header.ledger_id for item in items])
+        missing = [i for i in ids if i not in handles]
+        met = await asyncio.gather(*map(self._ledgers.meet, missing), return_exceptions=True)
+        refusals: dict[int, m.AddResult] = {}
+        for ledger_id, outcome in zip(missing, met, strict=True):
+            if isinstance(outcome, Refused):
+                refusals[ledger_id] = m.AddResult(outcome.status, reason=outcome.reason)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                handles[ledger_id] = outcome
+        for item in items:
+            if item.header.ledger_id in refusals:
+                results[item.at] = refusals[item.header.ledger_id]
+
+    async def _look_up(self, items: Sequence[_Item], handles: dict[int, LedgerHandle]) -> _Stored:
+        """Headers of the frame's entries that are in an entry log already."""
+        while wanted := _perhaps_stored(items, handles):
+            flushes = self._storage.flushes
+            await self._ledgers.settled(wanted)
+            stored: _Stored = {}
+            for ledger_id, ids in wanted.items():
+                for entry_id, header in (await self._storage.headers(ledger_id, ids)).items():
+                    stored[ledger_id, entry_id] = header
+            if flushes == self._storage.flushes:  # else one may have moved, or come and moved
+                return stored
+        return {}
+
+    def _decide(
+        self,
+        items: Sequence[_Item],
+        handles: dict[int, LedgerHandle],
+        stored: _Stored,
+        results: list[m.AddResult],
+    ) -> _Decided:
+        """Give each item its result and put those that are taken into the cache. No await."""
+        decided = _Decided({}, {})
+        for run in _runs(items):
+            _, add, header, _ = run[0]
+            handle = handles.get(header.ledger_id)
+            if handle is None:
+                continue
+            status = handle.refusal_of_add(add.token, add.recovery)
+            if status is not None:
+                for item in run:
+                    results[item.at] = m.AddResult(status)
+            elif not self._take_all(run, handle, decided):
+                self._take_each(run, handle, stored, results, decided)
+        return decided
+
+    def _take_all(self, run: list[_Item], handle: LedgerHandle, decided: _Decided) -> bool:
+        """Take a run of new entries for which there is room; False: nothing was done."""
+        entries = {item.header.entry_id: item.entry for item in run}
+        ids = list(entries)
+        if len(ids) < len(run) or ids[0] <= handle.last_entry or ids != sorted(ids):
+            return False
+        add, ledger_id = run[0].add, handle.ledger_id
+        if not self._storage.put_all(ledger_id, entries, reserve=add.recovery):
+            return False
+        handle.heard(max([item.header for item in run], key=_LAC))
+        handle.heard(run[-1].header)
+        decided.taken.setdefault(_lane(add, handle), []).extend(run)
+        return True
+
+    def _take_each(
+        self,
+        run: list[_Item],
+        handle: LedgerHandle,
+        stored: _Stored,
+        results: list[m.AddResult],
+        decided: _Decided,
+    ) -> None:
+        storage, lane = self._storage, _lane(run[0].add, handle)
+        for item in run:
+            index, add, header, entry = item
+            status = None
+            if header.entry_id <= handle.last_entry:
+                status = self._compare(header, stored, add.recovery)
+                if status is Status.OK:
+                    decided.repeated.setdefault(lane, {})[header.ledger_id] = None
+                    continue
+            if status is not None:
+                results[index] = m.AddResult(status)
+            elif not storage.has_room(len(entry), reserve=add.recovery):
+                results[index] = self._busy
+            else:
+                storage.put(header.ledger_id, header.entry_id, entry)
+                handle.heard(header)
+                decided.taken.setdefault(lane, []).append(item)
+
+    def _compare(self, header: EntryHeader, stored: _Stored, recovery: bool) -> Status | None:
+        """OK: the same entry is stored. None: none is. Otherwise the refusal.
+
+        A stored copy that cannot be read any more is replaced by recovery's or repair's.
+        """
+        cached = self._storage.cached(header.ledger_id, header.entry_id)
+        known: EntryHeader | Undeliverable | None
+        if cached is not None:
+            known = unpack_header(cached)
+        else:
+            known = stored.get((header.ledger_id, header.entry_id))
+        if known is None:
+            return None
+        if isinstance(known, Undeliverable):
+            return None if recovery else Status.IO_ERROR
+        return Status.OK if known.identity == header.identity else Status.CONFLICTING_ENTRY
+
+    def _append(self, decided: _Decided, frame_bytes: int) -> list[asyncio.Future[None]]:
+        """Give the records to the journal; all futures done: every OK may be said."""
+        taken_bytes = sum([len(item.entry) for items in decided.taken.values() for item in items])
+        copy = taken_bytes * 2 < frame_bytes
+        durable = []
+        for lane in Lane:
+            items, after = decided.taken.get(lane, ()), decided.repeated.get(lane, ())
+            if items or after:
+                records = self._records(items, copy)
+                durable.append(self._storage.append(records, lane, list(after)))
+        return durable
+
+    def _records(self, items: Sequence[_Item], copy: bool) -> list[Record]:
+        fields = [(_ENTRY, *h[:2], entry, h.payload_crc) for _, _, h, entry in items]
+        if copy:
+            fields = [(k, i, e, self._storage.compact(i, e), crc) for k, i, e, _, crc in fields]
+        return list(map(tuple.__new__, repeat(Record), fields))
+
+
+def _admit_all(adds: Sequence[m.Add], room: int, size_max: int) -> tuple[list[_Item], int] | None:
+    """All of a frame, if nothing is wrong with any: column by column, since a step of Python for
+    each is what small adds cost most."""
+    buffers = [add.entry for add in adds]
+    if any([len(several) != 1 for several in buffers]):
+        return None
+    entries = [entry for (entry,) in buffers]
+    total = sum(map(len, entries))
+    if total > room or max(map(len, entries), default=0) > size_max:
+        return None
+    headers = check_entries(entries)
+    if headers is None or min(map(min, map(_IDS, headers)), default=0) < 0:
+        return None
+    places = zip(range(len(adds)), adds, headers, entries, strict=True)
+    return list(map(tuple.__new__, repeat(_Item), places)), total
+
+
+_LAC = attrgetter("last_add_confirmed")
+_IDS = itemgetter(0, 1)  # ledger and entry of a header
+
+
+def _runs(items: Sequence[_Item]) -> list[list[_Item]]:
+    """The items in their order, cut where the ledger, the token or the recovery flag changes:
+    what may be done is decided once for each run."""
+    runs: list[list[_Item]] = []
+    last: tuple[int, bytes, bool] | None = None
+    kinds = {(item.header.ledger_id, item.add.token, item.add.recovery) for item in items}
+    if len(kinds) == 1:
+        return [list(items)]
+    for item in items:
+        kind = (item.header.ledger_id, item.add.token, item.add.recovery)
+        if kind != last:
+            runs.append([])
+            last = kind
+        runs[-1].append(item)
+    return runs
+
+
+def _lane(add: m.Add, handle: LedgerHandle) -> Lane:
+    return Lane.RECOVERY if add.recovery else handle.lane
+
+
+def _perhaps_stored(
+    items: Sequence[_Item], handles: dict[int, LedgerHandle]
+) -> dict[int, list[int]]:
+    """By ledger, the entries of the frame that are not above all stored ones."""
+    wanted: dict[int, list[int]] = {}
+    for item in items:
+        handle = handles.get(item.header.ledger_id)
+        if handle is not None and item.header.entry_id <= handle.last_entry:
+            wanted.setdefault(item.header.ledger_id, []).append(item.header.entry_id)
+    return wanted

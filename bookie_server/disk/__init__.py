@@ -1,0 +1,1 @@
+"""Disks: the interface, the OS disk with its threads, identity and reserve."""

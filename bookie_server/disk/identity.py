@@ -1,0 +1,167 @@
+"""Who this bookie is: a UUID minted when its disks are formatted, and the cluster they belong to.
+
+Always true: every directory of a bookie carries the bookie's identity and a UUID of its own; one
+gets them only while it is empty, and while another of its kind (journal, ledger) has them or
+nothing holds anything, so a wiped directory is a new one, never taken for the old, and a format
+that was interrupted is taken up again. The file `bookie.identity` is one line of text:
+
+    spark-ledger-bookie 2 <bookie id> <cluster id> <directory id> <CRC32C of all before it, 8 hex>
+
+(of all before the last space). Version 1 had no directory id: it follows from the bookie's id.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID, uuid5
+
+from crc32c import crc32c
+
+from bookie_server.api.messages import IDENTITY_FILE
+from bookie_server.disk.interface import Disk, NoSuchFile
+
+FILE = IDENTITY_FILE
+LOCK_FILE = "bookie.lock"
+_NEW_FILE = FILE + ".new"
+_MAGIC, _VERSION = "spark-ledger-bookie", "2"
+_IDS_BY_VERSION = {"1": 2, "2": 3}
+_FILE_BYTES_MAX = 1024
+_NOT_OURS = frozenset({LOCK_FILE, _NEW_FILE, "lost+found"})
+
+
+class BadIdentity(Exception):
+    """Disks that no bookie can be started on; the text says which and what to do."""
+
+
+class WrongDisks(BadIdentity):
+    """Disks that are whole, but not this bookie's, or not in their places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Two UUIDs in their canonical text."""
+
+    bookie_id: str
+    cluster_id: str
+
+
+class Stamp(NamedTuple):
+    """What an identity file says. `directory_id` is empty in a file of version 1."""
+
+    identity: Identity
+    directory_id: str
+
+
+class Place(NamedTuple):
+    """A directory: "journal" or "ledger", its name in messages, its disk."""
+
+    kind: str
+    name: str
+    disk: Disk
+
+
+def encode(stamp: Stamp) -> bytes:
+    """The bytes of the identity file; see the opening."""
+    owner = stamp.identity
+    body = " ".join((_MAGIC, _VERSION, owner.bookie_id, owner.cluster_id, stamp.directory_id))
+    return f"{body} {crc32c(body.encode()):08x}\n".encode()
+
+
+def decode(data: bytes) -> Stamp:
+    """Raises BadIdentity when the bytes are damaged or of another version."""
+    body, _, crc = data.removesuffix(b"\n").rpartition(b" ")
+    if not data.endswith(b"\n") or crc != b"%08x" % crc32c(body):
+        raise BadIdentity(
+            f"the identity file is damaged; bring {FILE} back from a backup, or empty the"
+            " directory: beside another of its kind it is a new one then, and what it held is"
+            " brought back from peers"
+        )
+    magic, version, *ids = body.decode().split(" ")
+    if magic != _MAGIC or _IDS_BY_VERSION.get(version) != len(ids):
+        raise BadIdentity(f"the identity file is of version {version!r}, not {_VERSION}")
+    bookie_id, cluster_id, *rest = (str(UUID(text)) for text in ids)
+    return Stamp(Identity(bookie_id, cluster_id), rest[0] if rest else "")
+
+
+async def read(places: Sequence[Place]) -> Identity | None:
+    """The identity on the directories; None: they are to be formatted.
+
+    Raises WrongDisks when they disagree, BadIdentity when one lacks it and holds something or has
+    nobody of its kind beside it that knows; DiskFailed.
+    """
+    stamps = {place: await _read_one(place) for place in places}
+    owners = {place.name: stamp.identity for place, stamp in stamps.items() if stamp is not None}
+    if len(set(owners.values())) > 1:
+        named = ", ".join(f"{name} of {owner.bookie_id}" for name, owner in owners.items())
+        raise WrongDisks(
+            f"the directories belong to different bookies: {named}; give each bookie its own"
+        )
+    ids = [stamp.directory_id for stamp in stamps.values() if stamp and stamp.directory_id]
+    if len(set(ids)) < len(ids):
+        raise WrongDisks(
+            f"two of {', '.join(owners)} are copies of one directory; leave one of them out"
+        )
+    used = [place.name for place in places if await _is_used(place.disk)]
+    lacking = [place for place in places if stamps[place] is None]
+    kinds = [place.kind for place in places if stamps[place] is not None]
+    strange = [p.name for p in lacking if p.name in used or p.kind not in kinds]
+    if strange and used:
+        raise BadIdentity(_lacking(strange, used))
+    return next(iter(owners.values()), None)
+
+
+def _lacking(strange: Sequence[str], used: Sequence[str]) -> str:
+    own = [name for name in strange if name in used]
+    if own:
+        return (
+            f"{', '.join(own)} has no {FILE} but holds files: it is no bookie's directory, or lost"
+            " that file; correct the setting, bring the file back, or empty all directories of the"
+            " bookie to make a new one"
+        )
+    return (
+        f"{', '.join(strange)} has no {FILE} but {', '.join(used)} holds entries; bring back "
+        "the missing disk, or empty all of them to make a new bookie"
+    )
+
+
+async def write(disk: Disk, identity: Identity, directory_id: str) -> None:
+    """Durable when it returns; a directory that has an identity is left alone."""
+    if FILE not in await disk.list():
+        await _write_one(disk, Stamp(identity, directory_id))
+
+
+async def directory_id(disk: Disk, kind: str) -> str:
+    """The id of a directory that has an identity. Raises BadIdentity, DiskFailed."""
+    stamp = await _read_one(Place(kind, kind, disk))
+    if stamp is None:
+        raise BadIdentity(f"a {kind} directory has no {FILE} any more")
+    return stamp.directory_id or str(uuid5(UUID(stamp.identity.bookie_id), kind))
+
+
+async def _is_used(disk: Disk) -> bool:
+    return any(name != FILE and name not in _NOT_OURS for name in await disk.list())
+
+
+async def _read_one(place: Place) -> Stamp | None:
+    try:
+        file = await place.disk.open(FILE)
+    except NoSuchFile:
+        return None
+    try:
+        return decode(await file.read(0, _FILE_BYTES_MAX))
+    except (BadIdentity, ValueError) as error:
+        raise BadIdentity(f"{place.name}: {error}") from error
+    finally:
+        await file.close()
+
+
+async def _write_one(disk: Disk, stamp: Stamp) -> None:
+    if _NEW_FILE in await disk.list():
+        await disk.remove(_NEW_FILE)
+    file = await disk.create(_NEW_FILE)
+    try:
+        await file.append([encode(stamp)], sync=True)
+    finally:
+        await file.close()
+    await disk.rename(_NEW_FILE, FILE)
+    await disk.sync_dir()

@@ -1,0 +1,314 @@
+"""The disk behind the storage engine: one folder of the operating system, its calls in threads.
+
+Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
+fdatasync; after a failed write or sync the file refuses everything that follows. Where fdatasync
+or posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
+really written. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy
+there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
+ordinary file. Who writes (a flush, a placed log, a compaction) or looks at the space waits for
+nobody else's sync, and for no read. Threads carry the disk's name and their work
+("journal-write_0"); a call that does not return in time fails (disk_threads.Deadline), and a write
+or sync that did so has failed for its file too.
+"""
+
+import asyncio
+import contextlib
+import errno
+import math
+import mmap
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bookie_server.api.entry import Buffer
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
+from bookie_server.disk.threads import Deadline, DiskThreads
+from bookie_server.lanes import in_recovery
+
+_BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
+_ZEROS = bytes(1 << 20)
+_STAGING_BYTES = 2 << 20
+_JOINED_BYTES_MAX = 8 << 10  # on average: buffers below it are joined before they are staged
+_WRITERS = 4
+_READERS = 8  # what a disk serves best is asked of it at once: docs/performance-trials.md
+_RECOVERY_READERS = 2  # they read for recovery only, which so waits behind no bulk read
+T = TypeVar("T")
+_Appender = Callable[[int, Sequence[Buffer], int, bool], None]
+
+
+class OsDisk(Disk):
+    """`root` on a local file system. `name` ("journal", "ledger") begins its threads' names; a call
+    that takes longer than `limit_s` has hung."""
+
+    def __init__(self, root: Path, name: str = "disk", limit_s: float = math.inf) -> None:
+        self._root = root
+        self._deadline = Deadline(limit_s)
+        self._writers = DiskThreads(_WRITERS, f"{name}-write", self._deadline)
+        self._readers = DiskThreads(_READERS, f"{name}-read", self._deadline)
+        self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery", self._deadline)
+        root.mkdir(parents=True, exist_ok=True)
+
+    def shut_down(self) -> None:
+        """End the threads; calls under way end first."""
+        self._writers.shut_down()
+        self._readers.shut_down()
+        self._recovery.shut_down()
+
+    async def create(self, path: str, reserve_bytes: int = 0, *, direct: bool = False) -> File:
+        create = self._writers.run(
+            *(_create, self._root / path, reserve_bytes, direct), alters=True, unwanted=_close_made
+        )
+        fd, is_direct = await _judged(create)
+        return OsFile(self, path, fd, 0, _DirectWriter().append if is_direct else _append)
+
+    async def open(self, path: str) -> File:
+        fd, size = await self._read(_open, self._root / path, unwanted=_close_made)
+        return OsFile(self, path, fd, size)
+
+    async def list(self, folder: str = "") -> list[str]:
+        return await _judged(self._writers.run(_list, self._root / folder))
+
+    async def rename(self, old: str, new: str) -> None:
+        await self._alter(os.replace, self._root / old, self._root / new)
+
+    async def remove(self, path: str) -> None:
+        await self._alter(os.unlink, self._root / path)
+
+    async def make_folder(self, path: str) -> None:
+        await self._alter(_make_folder, self._root / path)
+
+    async def sync_dir(self, folder: str = "") -> None:
+        await self._alter(_sync_dir, self._root / folder)
+
+    async def free_bytes(self) -> int:
+        return (await self._space())[0]
+
+    async def total_bytes(self) -> int:
+        return (await self._space())[1]
+
+    async def _space(self) -> tuple[int, int]:
+        space = await _judged(self._writers.run(os.statvfs, self._root))
+        used = space.f_blocks - space.f_bfree
+        return space.f_bavail * space.f_frsize, (used + space.f_bavail) * space.f_frsize
+
+    async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await _judged(self._writers.run(call, *arguments, alters=True))
+
+    async def _read(
+        self, call: Callable[..., T], *arguments: Any, unwanted: Callable[[T], None] | None = None
+    ) -> T:
+        threads = self._recovery if in_recovery() else self._readers
+        return await _judged(threads.run(call, *arguments, unwanted=unwanted))
+
+
+class OsFile(File):
+    """A file of an OsDisk; see disk.File."""
+
+    def __init__(
+        self, disk: OsDisk, path: str, fd: int, end: int, append: _Appender | None = None
+    ) -> None:
+        self._disk = disk
+        self._append = append or _append
+        self._path = path
+        self._fd = fd
+        self._end = end
+        self._dead = False
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    async def append(self, buffers: Sequence[Buffer], *, sync: bool = False) -> int:
+        position = self._end
+        self._end += sum(map(len, buffers))
+        await self._alter(self._append, self._fd, buffers, position, sync)
+        return position
+
+    async def sync(self) -> None:
+        await self._alter(_sync, self._fd)
+
+    async def read(self, position: int, length: int) -> bytes:
+        return await self._disk._read(_pread, self._fd, length, position)
+
+    async def close(self) -> None:
+        fd, self._fd, self._dead = self._fd, -1, True
+        if fd >= 0 and not self._disk._deadline.has_hung:  # a thread may hang in it
+            await self._disk._alter(os.close, fd)
+
+    async def _alter(self, call: Callable[..., T], *arguments: Any) -> T:
+        if self._dead:
+            raise DiskFailed(f"{self._path}: closed, or an earlier write or sync failed")
+        try:
+            return await self._disk._alter(call, *arguments)
+        except BaseException:
+            self._dead = True  # a cancelled caller does not know what was written either
+            raise
+
+
+async def _judged(done: asyncio.Future[T]) -> T:
+    """Raises what became of the call, as a DiskFailed."""
+    try:
+        return await done
+    except FileNotFoundError as error:
+        raise NoSuchFile(str(error)) from error
+    except OSError as error:
+        kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else DiskFailed
+        raise kind(str(error)) from error
+
+
+def _close_made(made: tuple[int, Any]) -> None:
+    """Of a file that was opened after its caller had given up."""
+    os.close(made[0])
+
+
+# -- what runs in the threads -----------------------------------------------------------------
+
+
+def _create(path: Path, reserve_bytes: int, direct: bool) -> tuple[int, bool]:
+    """The new file, and whether it is written past the page cache."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        if reserve_bytes:
+            _reserve(fd, reserve_bytes)
+        if direct and hasattr(os, "O_DIRECT"):
+            return _reopened_direct(path, fd)
+    except BaseException:
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # it may hold all the space there was
+        raise
+    return fd, False
+
+
+def _reopened_direct(path: Path, fd: int) -> tuple[int, bool]:
+    try:
+        direct_fd = os.open(path, os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:  # tmpfs and some network file systems have no O_DIRECT
+        return fd, False
+    os.close(fd)
+    return direct_fd, True
+
+
+def _reserve(fd: int, length: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, length)
+        return
+    for position in range(0, length, len(_ZEROS)):
+        _pwrite_all(fd, [_ZEROS[: length - position]], position)
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """Files are read in pieces as large as the caller wants them: the kernel's own read-ahead
+    would cut these up, and bring what nobody asked for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):  # it opens, and then no block of it can be read
+        os.close(fd)
+        raise OSError(errno.EISDIR, "not a file", str(path))
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd, found.st_size
+
+
+def _list(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+
+
+def _make_folder(folder: Path) -> None:
+    """Each new name is made durable in its parent, so a synced file cannot lose its folder."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_dir(folder.parent)
+
+
+def _sync_dir(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _append(fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
+    for start in range(0, len(buffers), _BUFFERS_PER_CALL):
+        position = _pwrite_all(fd, buffers[start : start + _BUFFERS_PER_CALL], position)
+    if sync:
+        _sync(fd)
+
+
+class _DirectWriter:
+    """Writes a file opened with O_DIRECT: memory, lengths and positions are multiples of 4096."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _STAGING_BYTES)  # page-aligned; kept from append to append
+        self._staging = memoryview(self._memory)
+
+    def append(self, fd: int, buffers: Sequence[Buffer], position: int, sync: bool) -> None:
+        staged = 0
+        if sum(map(len, buffers)) < _JOINED_BYTES_MAX * len(buffers):
+            buffers = [b"".join(buffers)]  # many small ones: a copy costs less than a step for each
+        for buffer in buffers:
+            left = memoryview(buffer)
+            while left:
+                taken = min(len(left), _STAGING_BYTES - staged)
+                self._staging[staged : staged + taken] = left[:taken]
+                staged, left = staged + taken, left[taken:]
+                if staged == _STAGING_BYTES:
+                    position = _pwrite_all(fd, [self._staging], position)
+                    staged = 0
+        if staged:
+            _pwrite_all(fd, [self._staging[:staged]], position)
+        if sync:
+            _sync(fd)
+
+
+def _pwrite_all(fd: int, buffers: Sequence[Buffer], position: int) -> int:
+    """Write every byte, also when the kernel takes fewer; returns the position after them."""
+    length = sum(map(len, buffers))
+    end = position + length
+    written = os.pwritev(fd, buffers, position)
+    while position + written < end:
+        if written <= 0:
+            raise OSError(errno.EIO, "the disk takes no more bytes")
+        position += written
+        buffers = _without_first(buffers, written)
+        written = os.pwritev(fd, buffers, position)
+    return end
+
+
+def _without_first(buffers: Sequence[Buffer], count: int) -> Sequence[Buffer]:
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []
+
+
+def _sync(fd: int) -> None:
+    if hasattr(os, "fdatasync"):
+        os.fdatasync(fd)
+        return
+    import fcntl
+
+    fcntl.fcntl(fd, getattr(fcntl, "F_FULLFSYNC"))  # noqa: B009 (absent on Linux, where types are checked)
+
+
+def _pread(fd: int, length: int, position: int) -> bytes:
+    data = os.pread(fd, length, position)
+    while len(data) < length:
+        more = os.pread(fd, length - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data

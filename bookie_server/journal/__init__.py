@@ -1,0 +1,1 @@
+"""The journal: how an add becomes durable."""

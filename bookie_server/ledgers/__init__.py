@@ -1,0 +1,1 @@
+"""What a node knows of each ledger: fences, limbo, and what the cluster says of it."""

@@ -1,0 +1,366 @@
+"""The handles of all ledgers this node has met, and first contact with a ledger.
+
+Always true: there is one handle per ledger; a ledger is met once, however many requests come for
+it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
+ledger record in the journal) before anything else of that ledger is; a ledger that was buried
+(tombstones.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
+for a fence it may have had here was forgotten with it (reclaim/collect.py). While EVERY_LEDGER is
+in limbo any fence may be forgotten, and is asked for only after the record says so: a ledger is met
+as fenced unless its record is OPEN, and one that was met in an earlier run takes no normal add
+before its record was read (`make_sure`).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bookie_server.api.entry import NO_ENTRY
+from bookie_server.api.status import Status
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.lanes import Lane, travelling
+from bookie_server.ledgers.cluster_ledgers import names
+from bookie_server.ledgers.ledger import LedgerHandle
+from bookie_server.logs.index import (
+    EVERY_LEDGER,
+    LedgerState,
+    LimboReason,
+    encode_ledger_state,
+    worse,
+)
+from bookie_server.storage.entry_reader import Undeliverable
+from bookie_server.storage.storage import LedgerStorage
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import LedgerRecord, entries_kept, keeps
+from spark_ledger.metadata.ledger_record import LedgerState as RecordState
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+
+_MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
+_COUNTED_AT_ONCE = 4096
+COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as missing_logs.py does
+METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
+
+
+class Refused(Exception):
+    """First contact did not come about; `status` is what the caller answers."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+class LedgerHandles:
+    """Ledger id to handle."""
+
+    def __init__(self, storage: LedgerStorage, metadata: MetadataStore, bookie_id: str) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._bookie_id = bookie_id
+        self._handles: dict[int, LedgerHandle] = {}
+        self._meeting: dict[int, asyncio.Task[LedgerHandle]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}  # by `make_sure`
+        self._fences: dict[int, asyncio.Future[None]] = {}  # set here, and not durable (yet)
+        self._going: dict[int, asyncio.Future[None]] = {}
+
+    def known(self, ledger_id: int) -> bool:
+        """Whether this node ever met the ledger. In every-ledger limbo nobody can say no."""
+        every = self._storage.state(EVERY_LEDGER)
+        return self._storage.state(ledger_id) is not None or bool(every and every.limbo)
+
+    def get(self, ledger_id: int) -> LedgerHandle | None:
+        return self._handles.get(ledger_id)
+
+    async def meet(self, ledger_id: int) -> LedgerHandle:
+        """The ledger's handle, after first contact if need be. Raises Refused."""
+        while (handle := self._handles.get(ledger_id)) is None:
+            task = self._meeting.get(ledger_id)
+            if task is None:
+                task = self._meeting[ledger_id] = asyncio.ensure_future(self._meet(ledger_id))
+                task.add_done_callback(lambda done: _ended(self._meeting, ledger_id, done))
+            handle = await asyncio.shield(task)
+            if not handle.forgotten:  # else it was forgotten in the moment it was met
+                break
+        return handle
+
+    def forget(self, ledger_id: int) -> bool:
+        """Nothing of the ledger is stored here, or will be by a handle of before: who comes next
+        meets it anew. False when it is just being met: then it is not forgotten."""
+        fence = self._fences.get(ledger_id)
+        if ledger_id in self._meeting or not (fence is None or fence.done()):
+            return False
+        self._fences.pop(ledger_id, None)
+        handle = self._handles.pop(ledger_id, None)
+        if handle is not None:
+            handle.forget()
+        return True
+
+    async def make_sure(self, handle: LedgerHandle) -> None:
+        """Read the ledger's record, once however many ask: if it could be read, nothing is doubted
+        any more when this returns, and a fence that was forgotten is durable again. Raises
+        JournalFailed."""
+        ledger_id = handle.ledger_id
+        task = self._asking.get(ledger_id)
+        if task is None:
+            task = self._asking[ledger_id] = asyncio.ensure_future(self._make_sure(handle))
+            task.add_done_callback(lambda done: _ended(self._asking, ledger_id, done))
+        await asyncio.shield(task)
+
+    async def _make_sure(self, handle: LedgerHandle) -> None:
+        try:
+            found = await self._record(handle.ledger_id)
+        except Refused:  # without a record too: tombstones.py says when a ledger was deleted
+            return
+        if found.state is not RecordState.OPEN:
+            await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])
+        handle.doubted = False
+
+    def adds(self, ledger_id: int) -> int:
+        """Counts up with each frame of adds for the ledger that came."""
+        handle = self._handles.get(ledger_id)
+        return 0 if handle is None else handle.adds
+
+    @contextlib.contextmanager
+    def going(self, ledger_id: int) -> Iterator[None]:
+        """While the ledger's entries leave an index: what is found there is as good as gone."""
+        done = self._going[ledger_id] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._going[ledger_id]
+            done.set_result(None)
+
+    async def settled(self, ledger_ids: Iterable[int]) -> None:
+        """Wait until nothing of these ledgers is just leaving an index."""
+        for ledger_id in ledger_ids:
+            while (done := self._going.get(ledger_id)) is not None:
+                await asyncio.shield(done)
+
+    def alive(self) -> list[int]:
+        """Every ledger that this node knows of and that is not buried, by id."""
+        return [
+            state.ledger_id
+            for state in self._storage.states()
+            if not state.deleted and state.ledger_id != EVERY_LEDGER
+        ]
+
+    async def bury(self, ledger_ids: Sequence[int]) -> None:
+        """Take no normal add of these ledgers from now on; durable when it returns.
+
+        Raises JournalFailed.
+        """
+        records = []
+        for ledger_id in ledger_ids:
+            known = self._storage.state(ledger_id)
+            if known is None:  # it was forgotten while the metadata was asked
+                continue
+            state = self._storage.set_state(replace(known, deleted=True))
+            if (handle := self._handles.get(ledger_id)) is not None:
+                handle.end_waiting()
+            records.append(_ledger_record(state))
+        if records:
+            await asyncio.shield(self._storage.append(records))
+
+    # -- limbo (limbo.py decides) --
+
+    def every(self) -> LedgerState:
+        """What is known of all ledgers at once."""
+        return self._storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
+
+    def limbo(self, ledger_id: int) -> tuple[LimboReason, int]:
+        """Why the ledger itself is in limbo, NONE if it is not, and the revision that says so. A
+        directory of it that goes is another revision."""
+        state = self._storage.state(ledger_id)
+        if state is None:
+            return LimboReason.NONE, 0
+        missing = self._storage.missing(state) << _MISSING_SHIFT
+        return self._reason(state), state.revision | missing & _INT64_MAX
+
+    def in_limbo(self) -> dict[int, LimboReason]:
+        """The ledgers that are in limbo themselves, by id, and why."""
+        return {
+            state.ledger_id: reason
+            for state in self._storage.states()
+            if state.ledger_id != EVERY_LEDGER and (reason := self._reason(state))
+        }
+
+    def _reason(self, state: LedgerState) -> LimboReason:
+        """A directory that is not there took along what it had."""
+        return state.limbo if self._storage.is_whole(state) else LimboReason.LOST
+
+    def read_from_disk(self, ledger_id: int) -> None:
+        """What is read of the ledger from now on is as good as it lies there now."""
+        self._storage.dropped(ledger_id)
+
+    async def lacks(self, record: LedgerRecord) -> bool:
+        """Whether an entry that a CLOSED ledger's record says belongs here is not here: all are
+        counted, for repair copies in any order. COUNTED_PER_S. Raises DiskFailed."""
+        assert record.last_entry is not None
+        for entries, slot in reversed(entries_kept(record, self._bookie_id, record.last_entry)):
+            for at in range(entries.stop, entries.start, -_COUNTED_AT_ONCE):
+                window = range(max(entries.start, at - _COUNTED_AT_ONCE), at)
+                kept = [each for each in window if keeps(record, slot, each)]
+                if kept:
+                    here = await self._storage.stored(record.ledger_id, kept[0], kept[-1])
+                    if any(each not in here for each in kept):
+                        return True
+                    await asyncio.sleep(len(kept) / COUNTED_PER_S)
+        return False
+
+    def has_state(self, ledger_id: int) -> bool:
+        """Whether anything is known here of the ledger itself."""
+        return self._storage.state(ledger_id) is not None
+
+    def is_whole(self, ledger_id: int) -> bool:
+        """Whether every directory that may hold entries of the ledger is there, as far as is
+        known."""
+        state = self._storage.state(ledger_id)
+        return state is None or self._storage.is_whole(state)
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Whether it is buried."""
+        state = self._storage.state(ledger_id)
+        return state is not None and state.deleted
+
+    async def renew(self, ledger_id: int) -> None:
+        """How the ledger stands is a new revision, durably: what was told before, in an earlier
+        run say, when other directories were there, does not clear it. Raises JournalFailed."""
+        if (known := self._storage.state(ledger_id)) is None:
+            return
+        state = self._storage.set_state(known)
+        await asyncio.shield(self._storage.append([_ledger_record(state)]))
+
+    async def doubt(self, judged: Sequence[tuple[int, LimboReason, bool]]) -> None:
+        """(ledger, reason, fence): from now on it is in limbo for that reason too,
+        and fenced if it is to be; durable when this returns.
+
+        Raises JournalFailed.
+        """
+        changed = []
+        for ledger_id, limbo, fence in judged:
+            known = self._storage.state(ledger_id)
+            if known is not None or limbo or fence:
+                base = known or LedgerState(ledger_id, met=False)
+                reason = worse(base.limbo, limbo)
+                state = replace(base, limbo=reason, fenced=base.fenced or fence)
+                changed += self._changed(state, known)
+        await asyncio.gather(*changed)
+
+    async def clear_limbo(self, ledger_id: int) -> None:
+        """The ledger, or EVERY_LEDGER, is not in limbo any more; see `doubt`. What directories had
+        that are not there is not missed any more."""
+        known = self._storage.state(ledger_id)
+        if known is not None:
+            state = self._storage.without_missing(replace(known, limbo=LimboReason.NONE))
+            rescued = self._storage.rescue(ledger_id)  # who compared may have found it in memory
+            changed = [*rescued, *self._changed(state, known)]
+            if ledger_id == EVERY_LEDGER:
+                for handle in self._handles.values():
+                    handle.doubted = False
+            await asyncio.gather(*changed)
+
+    def _changed(self, state: LedgerState, known: LedgerState | None) -> list[asyncio.Future[None]]:
+        """Make a state known that was `known` in this same step; what is done when it is durable.
+        One that was so already may not be yet: its journal failed, say, and a flush is to make
+        that good."""
+        if state == known:
+            return [asyncio.shield(self._storage.append([], after=[state.ledger_id]))]
+        ledger_id, state = state.ledger_id, self._storage.set_state(state)
+        done = self._storage.append([_ledger_record(state)])
+        if state.fenced and not (known and known.fenced):
+            if (handle := self._handles.get(ledger_id)) is not None:
+                handle.end_waiting()
+                handle.fence_durable = done
+            self._fence_until(ledger_id, done)
+        return [asyncio.shield(done)]
+
+    def _fence_until(self, ledger_id: int, done: asyncio.Future[None]) -> None:
+        """Whoever meets the ledger before it is durable that it is fenced waits for that, or makes
+        it good when it failed."""
+
+        def ended(done: asyncio.Future[None]) -> None:
+            failed = done.cancelled() or done.exception() is not None
+            if not failed and self._fences.get(ledger_id) is done:
+                del self._fences[ledger_id]
+
+        self._fences[ledger_id] = done
+        done.add_done_callback(ended)
+
+    def wake_all(self) -> None:
+        """The node stops: nobody is kept waiting."""
+        for handle in self._handles.values():
+            handle.end_waiting()
+
+    async def _meet(self, ledger_id: int) -> LedgerHandle:
+        travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whoever began it
+        state = self._storage.state(ledger_id)
+        first = state is None or not state.met
+        if first:
+            await self._first_contact(ledger_id, state)
+        try:
+            last, lac = await self._last(ledger_id)
+        except DiskFailed as error:
+            raise Refused(Status.IO_ERROR, str(error)) from error
+        handle = LedgerHandle(ledger_id, self._storage.state, last, lac)
+        self._handles[ledger_id] = handle
+        handle.fence_durable = self._fences.get(ledger_id)
+        handle.doubted = bool(self.every().limbo) and not first
+        return handle
+
+    async def _first_contact(self, ledger_id: int, damaged: LedgerState | None) -> None:
+        """Read the ledger's record and log that it was met; `damaged` is what replay could save."""
+        doubted = bool(self.every().limbo)
+        found = await self._record(ledger_id)
+        damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
+        known = damaged or LedgerState(ledger_id)
+        surplus = bool(self._bookie_id) and found.closed and not names(found, self._bookie_id)
+        forgotten = doubted and found.state is not RecordState.OPEN
+        state = replace(
+            known,
+            verifiers=found.verifiers,
+            durability=found.durability,
+            met=True,
+            fenced=known.fenced or surplus or forgotten,
+        )
+        state = self._storage.set_state(state)
+        done = self._storage.append([_ledger_record(state)])
+        if state.fenced:
+            self._fence_until(ledger_id, done)
+
+    async def _record(self, ledger_id: int) -> LedgerRecord:
+        """The ledger's record, after a sync. Raises Refused."""
+        path = paths.ledger(ledger_id)
+        try:
+            async with asyncio.timeout(METADATA_WAIT_S):
+                await self._metadata.sync(path)
+                return ledger_record.decode((await self._metadata.get(path)).value)
+        except NoNode as error:
+            raise Refused(Status.LEDGER_DELETED, "the ledger has no record") from error
+        except TimeoutError as error:
+            reason = f"the metadata store did not answer within {METADATA_WAIT_S} s"
+            raise Refused(Status.METADATA_UNAVAILABLE, reason) from error
+        except (StoreError, ledger_record.BadLedgerRecord) as error:
+            raise Refused(Status.METADATA_UNAVAILABLE, str(error)) from error
+
+    async def _last(self, ledger_id: int) -> tuple[int, int]:
+        """The highest entry stored, and the last add confirmed that its header carries."""
+        last = await self._storage.last_entry(ledger_id)
+        if last is None:
+            return NO_ENTRY, NO_ENTRY
+        header = (await self._storage.headers(ledger_id, [last])).get(last)
+        if header is None or isinstance(header, Undeliverable):
+            return last, NO_ENTRY
+        return last, header.last_add_confirmed
+
+
+def _ended(tasks: dict[int, asyncio.Task[Any]], ledger_id: int, done: asyncio.Task[Any]) -> None:
+    del tasks[ledger_id]
+    if not done.cancelled():
+        done.exception()  # whoever waited has it; perhaps all were cancelled
+
+
+def _ledger_record(state: LedgerState) -> Record:
+    body = encode_ledger_state(state)
+    return Record(Kind.LEDGER, state.ledger_id, NO_ENTRY, body, body_crc(body))

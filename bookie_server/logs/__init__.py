@@ -1,0 +1,1 @@
+"""Entry logs, direct logs and the index of where entries are in them."""

@@ -1,0 +1,257 @@
+"""The entry log of one directory to which large entries go before they are acknowledged: it is
+their journal, and what it holds beyond its mark in the index is replayed at the next start
+(start/direct_log_replay.py).
+
+Always true:
+- a place is told only after the entry's record was synced, and before that the log's name and the
+  log's mark in the directory's index: a log that a mark names and that is not there was lost;
+- a write begins only after the one before was synced, and each record says where its own began
+  (entry_log.write_start): what lies before that and cannot be read was synced, and is damaged;
+- what is put while one write + sync runs is written together by the next one; there is no timer;
+  entries of one ledger are written in the order they were put;
+- a failed write ends the log: all that waits is told, and must be made durable by other means; what
+  is put after a lack of space goes to a new log;
+- nothing is written that would take the space of a flush;
+- the mark moves with a flush, past what was put before the flush began: the index has it then, or
+  never needs it; a log is sealed when it has ended, and its mark is gone, durably.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from bookie_server.api.entry import Buffer
+from bookie_server.budget import Work
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull
+from bookie_server.disk.monitor import unasked_bytes
+from bookie_server.logs.entry_log import RECORD_HEADER_BYTES, EntryLogs, GrowingLog, record_end
+from bookie_server.logs.index import EntryIndex, Location
+from bookie_server.storage_config import StorageConfig
+
+Told = asyncio.Future[list[Location]]
+
+
+class _Put(NamedTuple):
+    """Entries of one ledger that somebody waits for; `number` counts them."""
+
+    number: int
+    ledger_id: int
+    entries: Sequence[tuple[int, int, Buffer]]
+    bytes: int
+    told: Told
+
+
+class _Written(NamedTuple):
+    """A put whose places were told: they lie before `end`."""
+
+    number: int
+    log_id: int
+    end: int
+
+
+class PlacedLog:
+    """Of one directory; `logs` are all that it has, beside `index`. `spare_bytes` of its space are
+    for flushes."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        logs: EntryLogs,
+        index: EntryIndex,
+        config: StorageConfig,
+        spare_bytes: int = 0,
+    ) -> None:
+        self._disk = disk
+        self._logs = logs
+        self._index = index
+        self._config = config
+        self._spare_bytes = spare_bytes
+        self._waiting: deque[_Put] = deque()
+        self._writing: list[_Put] = []
+        self._log: GrowingLog | None = None
+        self._written: deque[_Written] = deque()  # that no settled mark has passed
+        self._settled = 0  # puts
+        self._ended: dict[int, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._failure: DiskFailed | None = None
+        self._unasked_bytes = 0
+        self._work = Work()
+        self.pending_bytes = 0
+        """Bytes put and not told yet."""
+        self.puts = 0
+        """How often `put` was called."""
+        self.on_failure: Callable[[DiskFailed], None] = lambda _: None
+        """Called when the directory has failed, before who waits is told."""
+
+    def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> Told:
+        """The places of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
+
+        Fails with DiskFailed: then nobody knows what of them was written.
+        """
+        told: Told = asyncio.get_running_loop().create_future()
+        if self._failure is not None:
+            told.set_exception(self._failure)
+            return told
+        size = sum([len(entry) for _, _, entry in entries]) + len(entries) * RECORD_HEADER_BYTES
+        self.puts += 1
+        self._waiting.append(_Put(self.puts, ledger_id, entries, size, told))
+        self.pending_bytes += size
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._write_all())
+        return told
+
+    def marks(self, puts: int) -> dict[int, int | None]:
+        """For EntryIndex.mark_logs, when the index has all that it needs of the first `puts`, each
+        of which was told or failed."""
+        marks: dict[int, int | None] = {}
+        more: dict[int, None] = {}
+        for number, log_id, end in self._written:
+            if number <= puts:
+                marks[log_id] = end
+            else:
+                more[log_id] = None
+        marks.update((log_id, None) for log_id in self._ended if log_id not in more)
+        return marks
+
+    def settle(self, puts: int, marks: Mapping[int, int | None]) -> None:
+        """The index says so, durably."""
+        self._settled = max(self._settled, puts)
+        while self._written and self._written[0].number <= puts:
+            self._written.popleft()
+        for log_id in [log_id for log_id, mark in marks.items() if mark is None]:
+            del self._ended[log_id]
+            self._logs.seal(log_id)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a log waits for a flush after which it can be sealed."""
+        return bool(self._ended)
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds in which half of what is pending should be written."""
+        now_s = asyncio.get_running_loop().time()
+        return self._work.left_s(now_s, self.pending_bytes // 2)
+
+    def fail(self, error: DiskFailed) -> None:
+        """The directory is lost: nobody waits for it any longer."""
+        self._failure = self._failure or error
+        self._tell_all(error)
+
+    async def close(self) -> None:
+        """End the log with its footer, and its mark if all is settled; nothing may wait.
+
+        Raises DiskFailed.
+        """
+        if self._task is not None:
+            await self._task
+        if self._log is not None:
+            await self._finish(self._log)
+        if marks := self.marks(self._settled):
+            await self._index.mark_logs(marks)
+            await self._index.sync()
+
+    def abandon(self) -> None:
+        """End at once, as a crash would."""
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- the writing task --
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                self._writing = self._take()
+                try:
+                    await self._write(self._writing)
+                except DiskFailed as error:
+                    await self._give_up(error)
+                self._writing = []
+        except Exception as error:  # a defect: what waits is told, and the directory is not used
+            await self._give_up(DiskFailed(f"it could not be written: {error!r}"))
+            raise
+        finally:
+            self._task = None
+
+    def _take(self) -> list[_Put]:
+        taken = [self._waiting.popleft()]
+        room = self._config.journal_batch_bytes_max - taken[0].bytes
+        while self._waiting and self._waiting[0].bytes <= room:
+            taken.append(self._waiting.popleft())
+            room -= taken[-1].bytes
+        return taken
+
+    async def _leaves_room(self, puts: Sequence[_Put]) -> bool:
+        """A flush under way counts on the space that it found: what it may still need is left."""
+        if not self._spare_bytes:
+            return True
+        size = sum([put.bytes for put in puts])
+        if size > self._unasked_bytes:
+            free_bytes = await self._disk.free_bytes() - self._spare_bytes
+            self._unasked_bytes = unasked_bytes(free_bytes, size) if free_bytes >= size else 0
+        fits = size <= self._unasked_bytes
+        self._unasked_bytes -= size if fits else 0
+        return fits
+
+    async def _write(self, puts: Sequence[_Put]) -> None:
+        if not await self._leaves_room(puts):
+            for put in puts:
+                self._tell(put, DiskFull("the space that is left is for flushes"))
+            return
+        loop = asyncio.get_running_loop()
+        self._work.begun(sum([put.bytes for put in puts]), loop.time())
+        try:
+            log = self._log or await self._begin()
+            places = await log.append([e for put in puts for e in put.entries], sync=True)
+        finally:
+            self._work.ended(loop.time())
+        for put in puts:
+            end = record_end(places[len(put.entries) - 1])
+            self._written.append(_Written(put.number, log.log_id, end))
+            self._tell(put, places[: len(put.entries)])
+            places = places[len(put.entries) :]
+        if log.file.end >= self._config.entry_log_bytes_max:
+            await self._finish(log)
+
+    async def _begin(self) -> GrowingLog:
+        log = self._log = await self._logs.begin()
+        await log.sync(self._disk)
+        await self._index.mark_logs({log.log_id: log.file.end})
+        await self._index.sync()
+        return log
+
+    def _tell(self, put: _Put, told: list[Location] | DiskFailed) -> None:
+        if put.told.done():  # it was told when the directory was lost
+            return
+        self.pending_bytes -= put.bytes
+        if isinstance(told, DiskFailed):
+            put.told.set_exception(told)
+        else:
+            put.told.set_result(told)
+
+    def _tell_all(self, error: DiskFailed) -> None:
+        puts = [*self._writing, *self._waiting]
+        self._waiting.clear()
+        for put in puts:
+            self._tell(put, error)
+
+    async def _finish(self, log: GrowingLog) -> None:
+        await log.append_footer()
+        await log.sync(self._disk)
+        await self._end(log)
+
+    async def _give_up(self, error: DiskFailed) -> None:
+        """The log has no footer then, and can be scanned for what it holds."""
+        if self._log is not None:
+            with contextlib.suppress(DiskFailed):
+                await self._end(self._log)
+        if not isinstance(error, DiskFull):
+            self.on_failure(error)
+        self._tell_all(error)
+
+    async def _end(self, log: GrowingLog) -> None:
+        self._log = None
+        self._ended[log.log_id] = None
+        await log.file.close()

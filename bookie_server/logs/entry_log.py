@@ -1,0 +1,572 @@
+"""Entry logs: where entries rest, written in runs sorted by (ledger, entry).
+
+Always true: a log is appended to only by the bookie run that made it, and an index names a record
+only after the log and its name were synced; each record names its log and its position; a full
+log ends in a map of the bytes each ledger has in it (a log without one was cut off by a crash, and
+can be scanned). What is appended at once is filled up with zeros to a multiple of 4096, so that it
+can go past the page cache. A record that is not what the index says is an entry that cannot be
+delivered, never one that does not exist. A log may be removed only when it is `sealed`: nobody
+appends to it, and the index was given every record of it that it will ever be given.
+
+docs/formats.md has the pictures. All integers are little-endian.
+"""
+
+import asyncio
+import contextlib
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, repeat
+from operator import add
+from typing import Any, NamedTuple
+
+from crc32c import crc32c
+
+from bookie_server.api.entry import BadEntry, Buffer, check_entry
+from bookie_server.disk.interface import Disk, DiskFailed, File, NoSuchFile
+from bookie_server.logs.index import Location
+from bookie_server.storage_config import StorageConfig
+
+FOLDER, SUFFIX = "entrylog", ".log"
+MAP, MAP_TEMPORARY = ".map", ".map.tmp"
+COMPACTING, COMPACTED, DAMAGED = ".compacting", ".compacted", ".damaged"
+LOG_MAGIC, RECORD_MAGIC, FOOTER_MAGIC = b"SLEL", b"SLER", b"SLEF"
+VERSION = 1
+LOG_HEADER_BYTES = 64
+RECORD_HEADER_BYTES = 48
+FOOTER_BYTES = 40
+BLOCK_BYTES = 4096
+_CHUNK_ENTRIES = 1024  # most entries that are read and checked between two awaits: about 5 ms
+_FLUSH_ENTRIES = 4096  # most that a flush handles between two awaits: about 5 ms
+
+_LOG = struct.Struct("<4sHHQ")
+_RECORD = struct.Struct("<4sHHqqQQI")
+_MAP_ITEM = struct.Struct("<qQQ")
+_FOOTER = struct.Struct("<4sHHQQQI")
+_CRC = struct.Struct("<I")
+_BLOCKS, _BLOCKS_AT = struct.Struct("<H"), 6
+MAP_ITEM_BYTES = _MAP_ITEM.size
+assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
+assert _FOOTER.size + _CRC.size == FOOTER_BYTES
+
+
+class BadEntryLog(Exception):
+    """Bytes that are no such structure of an entry log."""
+
+
+class LedgerShare(NamedTuple):
+    """What a ledger has in one log: bytes of records (their headers counted) and entries."""
+
+    bytes: int
+    entries: int
+
+
+# -- formats ----------------------------------------------------------------------------------
+
+
+def encode_log_header(log_id: int) -> bytes:
+    head = _LOG.pack(LOG_MAGIC, VERSION, 0, log_id)
+    return (head + _CRC.pack(crc32c(head))).ljust(LOG_HEADER_BYTES, b"\0")
+
+
+def decode_log_header(data: Buffer, log_id: int) -> None:
+    """Raises BadEntryLog when these are not the first bytes of log `log_id`."""
+    magic, version, _, found = _unpack(_LOG, data, "log header")
+    if (magic, version, found) != (LOG_MAGIC, VERSION, log_id):
+        raise BadEntryLog(f"log {log_id} says {magic!r} version {version} log {found}")
+
+
+def encode_record_headers(
+    locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
+) -> list[bytes]:
+    """The headers of records at these places (the fields of Location, in their order). `blocks`:
+    how many blocks before its own the write began that brings each (see `write_start`)."""
+    fixed = map(repeat, (RECORD_MAGIC, VERSION))
+    back = repeat(0) if blocks is None else blocks
+    heads = list(map(_RECORD.pack, *fixed, back, *zip(*locations, strict=True)))
+    return list(map(add, heads, map(_CRC.pack, map(crc32c, heads))))
+
+
+def decode_record_header(data: Buffer) -> Location:
+    """Raises BadEntryLog."""
+    magic, version, _, *location = _unpack(_RECORD, data, "record header")
+    if (magic, version) != (RECORD_MAGIC, VERSION):
+        raise BadEntryLog(f"unknown record format {magic!r} version {version}")
+    return Location(*location)
+
+
+def write_start(header: Buffer, position: int) -> int:
+    """Where the write began that brought the record at `position` to its placed log: all that lies
+    before was synced when it began."""
+    (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
+    return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES
+
+
+def decode_record(data: Buffer, location: Location) -> memoryview:
+    """The entry in `data`, header, payload, place and identity checked. Raises BadEntryLog."""
+    if len(data) != RECORD_HEADER_BYTES + location.entry_bytes:
+        raise BadEntryLog(f"the log ends inside the record of {location}")
+    if (found := decode_record_header(data)) != location:
+        raise BadEntryLog(f"expected {location}, found {found}")
+    entry = memoryview(data)[RECORD_HEADER_BYTES:]
+    try:
+        header = check_entry(entry)
+    except BadEntry as error:
+        raise BadEntryLog(f"{location}: {error}") from error
+    if (header.ledger_id, header.entry_id) != (location.ledger_id, location.entry_id):
+        raise BadEntryLog(f"the record of {location} holds another entry")
+    return entry
+
+
+def encode_footer(log_id: int, position: int, shares: dict[int, LedgerShare]) -> bytes:
+    """The ledger map, which is written at `position`, and the footer after it."""
+    items = b"".join(_MAP_ITEM.pack(ledger_id, *shares[ledger_id]) for ledger_id in sorted(shares))
+    head = _FOOTER.pack(
+        FOOTER_MAGIC, VERSION, 0, log_id, position, len(shares), crc32c(items)
+    )  # fmt: skip
+    return items + head + _CRC.pack(crc32c(head))
+
+
+def decode_footer(log_id: int, tail: Buffer, log_bytes: int) -> dict[int, LedgerShare]:
+    """The ledger map of a log of `log_bytes`, whose last bytes are `tail` (map and footer).
+
+    Raises BadEntryLog; one reason is that `tail` is too short: the map's length is not known
+    before the footer is read, so a reader takes a generous tail first, the whole log at worst.
+    """
+    view = memoryview(tail)
+    magic, version, _, found, position, count, crc = _unpack(
+        _FOOTER, view[max(0, len(view) - FOOTER_BYTES) :], "footer"
+    )
+    if (magic, version, found) != (FOOTER_MAGIC, VERSION, log_id):
+        raise BadEntryLog(f"the footer of log {log_id} says {magic!r} {version} log {found}")
+    items_bytes = count * MAP_ITEM_BYTES
+    if position + items_bytes + FOOTER_BYTES != log_bytes or items_bytes + FOOTER_BYTES > len(view):
+        raise BadEntryLog(f"the ledger map of log {log_id} is not where the footer says")
+    items = view[len(view) - FOOTER_BYTES - items_bytes : len(view) - FOOTER_BYTES]
+    if crc32c(items) != crc:
+        raise BadEntryLog(f"the ledger map's CRC of log {log_id} does not match")
+    return {ledger: LedgerShare(size, n) for ledger, size, n in _MAP_ITEM.iter_unpack(items)}
+
+
+def map_start(log_id: int, footer: Buffer, log_bytes: int) -> int:
+    """Where the ledger map begins in a log of `log_bytes` that ends in `footer` (40 bytes).
+
+    Raises BadEntryLog.
+    """
+    magic, version, _, found, position, count, _ = _unpack(_FOOTER, footer, "footer")
+    if (magic, version, found) != (FOOTER_MAGIC, VERSION, log_id):
+        raise BadEntryLog(f"the footer of log {log_id} says {magic!r} {version} log {found}")
+    if position + count * MAP_ITEM_BYTES + FOOTER_BYTES != log_bytes:
+        raise BadEntryLog(f"the ledger map of log {log_id} is not where the footer says")
+    return int(position)
+
+
+def _unpack(layout: struct.Struct, data: Buffer, what: str) -> tuple[Any, ...]:
+    view = memoryview(data)
+    if len(view) < layout.size + _CRC.size:
+        raise BadEntryLog(f"the log ends inside a {what}")
+    if _CRC.unpack_from(view, layout.size)[0] != crc32c(view[: layout.size]):
+        raise BadEntryLog(f"the CRC of a {what} does not match")
+    fields: tuple[Any, ...] = layout.unpack_from(view)
+    return fields
+
+
+# -- the logs of one disk ---------------------------------------------------------------------
+
+
+class EntryLogs:
+    """All entry logs of one disk: one that is written, all that are read."""
+
+    def __init__(self, disk: Disk, config: StorageConfig, next_log_id: int) -> None:
+        self._disk = disk
+        self._config = config
+        self._next_log_id = next_log_id
+        self._current: GrowingLog | None = None
+        self._filled: list[int] = []  # by the latest `write`: the index may not know them yet
+        self._sealed: dict[int, None] = {}
+        self._unfinished: dict[int, int] = {}  # a compaction's copy to the log it was made from
+        self._files = _OpenFiles(disk, self.path)
+
+    @classmethod
+    async def open(
+        cls, disk: Disk, config: StorageConfig, known: Iterable[int] = ()
+    ) -> "EntryLogs":
+        """Older logs are read only; new entries go to a log after them, and after those `known`,
+        which may be lost. Raises DiskFailed."""
+        await disk.make_folder(FOLDER)
+        names = [name for name in await disk.list(FOLDER) if name.split(".")[0].isdigit()]
+        logs = cls(disk, config, max([*known, *map(_log_id, names)], default=0) + 1)
+        for name in names:
+            if name.endswith((COMPACTING, MAP_TEMPORARY)):
+                await disk.remove(f"{FOLDER}/{name}")
+            elif name.endswith(COMPACTED):
+                logs._unfinished[_log_id(name)] = int(name.split(".")[1].removeprefix("from-"))
+            elif name.endswith(SUFFIX):
+                logs._sealed[_log_id(name)] = None
+        return logs
+
+    async def write(self, entries: Iterator[tuple[int, int, Buffer]]) -> list[Location]:
+        """Append (ledger, entry id, entry) in the given order; durable when it returns.
+
+        The caller gives the locations to the index before it calls this again. Raises DiskFailed,
+        which is final: nothing written here may be relied on.
+        """
+        self._sealed.update(dict.fromkeys(self._filled))
+        self._filled = []
+        locations: list[Location] = []
+        async for log in self._write_chunks(entries, locations):
+            if log.file.end >= self._config.entry_log_bytes_max:
+                await self._finish(log)
+        if self._current is not None:
+            await self._current.sync(self._disk)
+        return locations
+
+    async def read(self, locations: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
+        """The entries at the locations, each checked, or why it cannot be delivered.
+
+        Neighbours on disk are read at once; what is returned are views.
+        """
+        found: list[Buffer | BadEntryLog | DiskFailed] = []
+        for run in runs(locations, self._config.read_bytes_max):
+            found += await self.read_run(run)
+        return found
+
+    async def read_run(self, run: Sequence[Location]) -> list[Buffer | BadEntryLog | DiskFailed]:
+        """As `read`, of neighbours on disk (see `runs`), which hold `held_bytes(run)`; where not
+        all of that can be read, those that touch each other."""
+        start = run[0].position
+        try:
+            data = await self._files.read(run[0].log_id, start, run_bytes(run))
+        except DiskFailed as error:
+            touching = list(runs(run, run_bytes(run), gap_max=0))
+            if len(touching) == 1 or isinstance(error, NoSuchFile):
+                return [error] * len(run)
+            return [*chain(*await asyncio.gather(*map(self.read_run, touching)))]
+        view = memoryview(data)
+        records = [view[e.position - start : record_end(e) - start] for e in run]
+        if held_bytes(run) < len(data):
+            return [_check(bytes(record), e) for record, e in zip(records, run, strict=True)]
+        return list(map(_check, records, run))
+
+    async def close(self) -> None:
+        """End the current log with its footer."""
+        if self._current is not None:
+            await self._finish(self._current)
+        await self._files.close()
+
+    async def _write_chunks(
+        self, entries: Iterator[tuple[int, int, Buffer]], locations: list[Location]
+    ) -> AsyncIterator["GrowingLog"]:
+        """Hand about flush_chunk_bytes at a time to the disk, so that no chunk holds up others."""
+        chunk: list[tuple[int, int, Buffer]] = []
+        chunk_bytes = 0
+        for item in entries:
+            chunk.append(item)
+            chunk_bytes += len(item[2]) + RECORD_HEADER_BYTES
+            if chunk_bytes >= self._config.flush_chunk_bytes or len(chunk) >= _FLUSH_ENTRIES:
+                yield await self._append(chunk, locations)
+                chunk, chunk_bytes = [], 0
+        if chunk:
+            yield await self._append(chunk, locations)
+
+    async def _append(
+        self, chunk: Sequence[tuple[int, int, Buffer]], locations: list[Location]
+    ) -> "GrowingLog":
+        if self._current is None:
+            self._current = await self.begin()
+        locations += await self._current.append(chunk)
+        return self._current
+
+    async def _finish(self, log: "GrowingLog") -> None:
+        self._current = None
+        await log.append_footer()
+        await log.sync(self._disk)
+        await log.file.close()
+        self._filled.append(log.log_id)
+
+    async def begin(self) -> "GrowingLog":
+        """A new log; whoever writes it says when it is sealed."""
+        log_id = self._take_id()
+        return await GrowingLog.make(self._disk, log_id, log_path(log_id))
+
+    def seal(self, log_id: int) -> None:
+        """See `sealed`: of a log from `begin`."""
+        self._sealed[log_id] = None
+
+    def _take_id(self) -> int:
+        self._next_log_id += 1
+        return self._next_log_id - 1
+
+    # -- reclaim: what compaction, collection and scrub do with whole logs --
+
+    def path(self, log_id: int) -> str:
+        """The file that holds the log now."""
+        source = self._unfinished.get(log_id)
+        return log_path(log_id) if source is None else _copy_path(log_id, source)
+
+    def sealed(self) -> list[int]:
+        """The logs whose records the index knows, or has replaced or dropped; by id. Copies that
+        a compaction has not finished, and their sources, are none of them."""
+        under_way = (*self._unfinished, *self._unfinished.values())
+        return sorted(log_id for log_id in self._sealed if log_id not in under_way)
+
+    def unfinished(self) -> dict[int, int]:
+        """Complete copies that the index may not point to yet, and what each is a copy of."""
+        return dict(self._unfinished)
+
+    async def open_log(self, log_id: int) -> File:
+        """For reading it through; the caller closes it. Raises DiskFailed."""
+        return await self._disk.open(self.path(log_id))
+
+    async def begin_copy(self) -> "GrowingLog":
+        """A log for a compaction's records; gone at the next start if it is not published."""
+        log_id = self._take_id()
+        return await GrowingLog.make(self._disk, log_id, _path(log_id, COMPACTING))
+
+    async def discard_copy(self, copy: "GrowingLog") -> None:
+        """Away with a copy that was not published; nothing of it is needed."""
+        await copy.file.close()
+        with contextlib.suppress(NoSuchFile):
+            await self._disk.remove(_path(copy.log_id, COMPACTING))
+
+    async def publish_copy(self, copy: "GrowingLog", source: int) -> None:
+        """The copy is complete, durable and can be read when this returns."""
+        await copy.append_footer()
+        await copy.file.sync()
+        await copy.file.close()
+        path = _copy_path(copy.log_id, source)
+        await self._disk.rename(_path(copy.log_id, COMPACTING), path)
+        await self._disk.sync_dir(FOLDER)
+        self._unfinished[copy.log_id] = source
+
+    async def finish_copy(self, log_id: int) -> None:
+        """The copy is a log like others: the index points to it, and its source is gone."""
+        source = self._unfinished[log_id]
+        await self._disk.rename(_copy_path(log_id, source), log_path(log_id))
+        del self._unfinished[log_id]
+        self._sealed[log_id] = None
+        await self._disk.sync_dir(FOLDER)
+
+    async def abandon_copy(self, log_id: int) -> None:
+        """Away with a published copy that the index does not point to."""
+        await self._disk.remove(self.path(log_id))
+        await self._files.forget(log_id)
+        del self._unfinished[log_id]
+        await self._disk.sync_dir(FOLDER)
+
+    async def remove(self, log_id: int) -> None:
+        """Away with a sealed log (or a copy's source), durably. Reads under way may end."""
+        await self._let_go(log_id)
+        with contextlib.suppress(NoSuchFile):  # by an earlier run, whose removal was not durable
+            await self._disk.remove(log_path(log_id))
+        await self._files.forget(log_id)  # after it: an open file would keep the space
+        await self._disk.sync_dir(FOLDER)
+
+    async def set_aside(self, log_id: int) -> None:
+        """As `remove`, but a damaged log is kept for examination under another name."""
+        await self._let_go(log_id)
+        with contextlib.suppress(NoSuchFile):
+            await self._disk.rename(log_path(log_id), _path(log_id, DAMAGED))
+        await self._files.forget(log_id)
+        await self._disk.sync_dir(FOLDER)
+
+    async def _let_go(self, log_id: int) -> None:
+        self._sealed.pop(log_id, None)
+        with contextlib.suppress(NoSuchFile):
+            await self._disk.remove(_path(log_id, MAP))
+
+
+class GrowingLog:
+    """A log that is written: by a flush, a compaction, or with large entries."""
+
+    def __init__(self, log_id: int, file: File) -> None:
+        self.log_id = log_id
+        self.file = file
+        self._shares: dict[int, LedgerShare] = {}
+        self._name_synced = False
+
+    @classmethod
+    async def make(cls, disk: Disk, log_id: int, path: str) -> "GrowingLog":
+        file = await disk.create(path, direct=True)
+        try:
+            await file.append(_filled_up([encode_log_header(log_id)], LOG_HEADER_BYTES))
+        except DiskFailed:
+            await file.close()
+            raise
+        return cls(log_id, file)
+
+    async def append(
+        self, chunk: Sequence[tuple[int, int, Buffer]], *, sync: bool = False
+    ) -> list[Location]:
+        """Column by column, since a step of Python for each entry is what a flush costs most. What
+        is synced at once begins a block, and names it."""
+        ledger_ids, entry_ids, entries = zip(*chunk, strict=True)
+        sizes = list(map(len, entries))
+        ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
+        *positions, end = ends
+        places = list(zip(ledger_ids, entry_ids, repeat(self.log_id), positions, sizes))
+        blocks = [(at - positions[0]) // BLOCK_BYTES for at in positions] if sync else None
+        heads = encode_record_headers(places, blocks)
+        self._count(ledger_ids, sizes)
+        buffers = list(chain.from_iterable(zip(heads, entries, strict=True)))
+        await self.file.append(_filled_up(buffers, end - self.file.end), sync=sync)
+        return list(map(tuple.__new__, repeat(Location), places))
+
+    def _count(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
+        added: dict[int, int] = {}
+        for ledger_id, size in zip(ledger_ids, sizes, strict=True):
+            added[ledger_id] = added.get(ledger_id, 0) + size
+        for ledger_id, count in Counter(ledger_ids).items():
+            size, before = self._shares.get(ledger_id, _NO_SHARE)
+            size += added[ledger_id] + count * RECORD_HEADER_BYTES
+            self._shares[ledger_id] = LedgerShare(size, before + count)
+
+    async def append_footer(self) -> None:
+        """The footer ends where the file ends: what fills it up comes before it."""
+        length = len(encode_footer(self.log_id, 0, self._shares))
+        gap = -length % BLOCK_BYTES
+        await self.file.append(
+            [bytes(gap), encode_footer(self.log_id, self.file.end + gap, self._shares)]
+        )
+
+    async def sync(self, disk: Disk) -> None:
+        await self.file.sync()
+        if not self._name_synced:
+            await disk.sync_dir(FOLDER)
+            self._name_synced = True
+
+
+class _OpenFiles:
+    """Logs open for reading, at most FILES_MAX; one being read is not closed."""
+
+    FILES_MAX = 128
+
+    def __init__(self, disk: Disk, path: Callable[[int], str]) -> None:
+        self._disk = disk
+        self._path = path
+        self._files: dict[int, File] = {}  # least recently read first
+        self._reads: dict[int, int] = {}
+        self._gone: dict[int, None] = {}  # to be closed after the reads that are under way
+
+    async def read(self, log_id: int, position: int, length: int) -> bytes:
+        file = await self._take(log_id)
+        try:
+            return await file.read(position, length)
+        finally:
+            self._reads[log_id] -= 1
+            await self._evict()
+
+    async def forget(self, log_id: int) -> None:
+        """The log goes away; reads under way end as they would have."""
+        if log_id in self._files:
+            if self._reads[log_id]:
+                self._gone[log_id] = None
+            else:
+                await self._files.pop(log_id).close()
+
+    async def _take(self, log_id: int) -> File:
+        while log_id not in self._files:
+            opened = await self._open(log_id)
+            if log_id in self._files:  # another read was faster
+                await opened.close()
+            else:
+                self._files[log_id] = opened
+        file = self._files[log_id] = self._files.pop(log_id)
+        self._reads[log_id] = self._reads.get(log_id, 0) + 1
+        return file
+
+    async def _open(self, log_id: int) -> File:
+        path = self._path(log_id)
+        try:
+            return await self._disk.open(path)
+        except NoSuchFile:
+            if path == log_path(log_id):
+                raise
+            return await self._disk.open(log_path(log_id))  # the copy has, or just got, its name
+
+    async def _evict(self) -> None:
+        idle = [log_id for log_id in self._files if not self._reads[log_id]]
+        surplus = idle[: max(0, len(self._files) - self.FILES_MAX)]
+        surplus += [log_id for log_id in idle if log_id in self._gone and log_id not in surplus]
+        for log_id in surplus:
+            self._gone.pop(log_id, None)
+        for file in [self._files.pop(log_id) for log_id in surplus]:
+            await file.close()
+
+    async def close(self) -> None:
+        while self._files:
+            await self._files.pop(next(iter(self._files))).close()
+
+
+def log_path(log_id: int) -> str:
+    return _path(log_id, SUFFIX)
+
+
+def map_path(log_id: int) -> str:
+    """Where the map of a log that has no footer is kept."""
+    return _path(log_id, MAP)
+
+
+def _copy_path(log_id: int, source: int) -> str:
+    return _path(log_id, f".from-{source:010d}{COMPACTED}")
+
+
+def _path(log_id: int, suffix: str) -> str:
+    return f"{FOLDER}/{log_id:010d}{suffix}"
+
+
+def _log_id(name: str) -> int:
+    return int(name.split(".", 1)[0])
+
+
+def _filled_up(buffers: list[Buffer], length: int) -> list[Buffer]:
+    """The buffers, `length` bytes together, and the zeros up to the next multiple of 4096."""
+    return [*buffers, bytes(-length % BLOCK_BYTES)]
+
+
+def record_end(location: Location) -> int:
+    """Where its record ends in the log."""
+    return location.position + RECORD_HEADER_BYTES + location.entry_bytes
+
+
+def run_bytes(run: Sequence[Location]) -> int:
+    """The length of a run on disk."""
+    return record_end(run[-1]) - run[0].position
+
+
+def held_bytes(run: Sequence[Location]) -> int:
+    """What the entries of a run hold once they are read: the run, whose views they are; or copies
+    of their records, if the run is mostly filler."""
+    on_disk = run_bytes(run)
+    records = sum([location.entry_bytes for location in run]) + len(run) * RECORD_HEADER_BYTES
+    return records if 2 * records < on_disk else on_disk
+
+
+def runs(
+    locations: Sequence[Location], bytes_max: int, gap_max: int = BLOCK_BYTES - 1
+) -> Iterator[list[Location]]:
+    """Cut into runs that lie one after the other in a log, with less than a block of filler (or
+    of others' records) between two, each of at most about `bytes_max`."""
+    run: list[Location] = []
+    for location in locations:
+        if run and not (
+            len(run) < _CHUNK_ENTRIES
+            and location.log_id == run[-1].log_id
+            and 0 <= location.position - record_end(run[-1]) <= gap_max
+            and record_end(location) - run[0].position <= bytes_max
+        ):
+            yield run
+            run = []
+        run.append(location)
+    if run:
+        yield run
+
+
+def _check(data: Buffer, location: Location) -> Buffer | BadEntryLog:
+    try:
+        return decode_record(data, location)
+    except BadEntryLog as error:
+        return error
+
+
+_NO_SHARE = LedgerShare(0, 0)

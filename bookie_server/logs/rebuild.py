@@ -1,0 +1,264 @@
+"""The entry index made anew from the entry logs: `python -m bookie_server --rebuild-index`.
+
+For a directory whose index is lost or damaged, while no bookie runs on it (the caller holds its
+lock). Always true: the new index is written beside the old one and takes its place by a rename
+after it is whole and durable; a marker is there from the first step to the last, and no bookie
+starts on a directory that has it (`refuse_half_rebuilt`), so the command can be given again after
+any interruption; of two copies of an entry the one in the newer log counts; a damaged record is
+still an entry that cannot be delivered, never one that is absent, and damage of nobody knows whom
+puts every ledger in limbo.
+
+What a ledger's state was (fenced, deleted ...) is in no entry log. Where another directory's index
+gives the states, they are taken from there; where none does, every ledger is in limbo, and those
+found in the logs are fenced: their writers must not go on as if nothing had happened.
+"""
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, NoSuchFile
+from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
+from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
+from bookie_server.logs.index import merged as merge
+from bookie_server.logs.log_map import LogMap, read_map
+from bookie_server.logs.scan import Chunk, scan
+from bookie_server.storage_config import StorageConfig
+
+MARKER = "index-rebuild"
+INDEX, NEW, OLD = "index", "index.new", "index.damaged"
+_LATEST = 1 << 32  # a revision beyond those in journals: these states are not overruled by replay
+_log = logging.getLogger(__name__)
+
+MakeIndex = Callable[[str], Awaitable[EntryIndex]]
+"""Opens the index in that folder of the directory, which is empty or absent."""
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was found. `doubted`: ledgers of which a record is missing; `all_doubted`: of nobody
+    knows which, or nobody knows what the ledgers' states were."""
+
+    logs: int = 0
+    entries: int = 0
+    damaged: int = 0
+    ledgers: dict[int, None] = field(default_factory=dict)
+    doubted: dict[int, None] = field(default_factory=dict)
+    all_doubted: bool = False
+
+    def sentence(self) -> str:
+        """What an operator wants to know of it."""
+        said = (
+            f"the index was made anew: {self.entries} entries of {len(self.ledgers)} ledgers in"
+            f" {self.logs} entry logs, {self.damaged} damaged records"
+        )
+        if self.all_doubted:
+            return f"{said}; every ledger is in limbo until it was compared with its peers"
+        if self.doubted:
+            return f"{said}; {len(self.doubted)} ledgers lack entries and are in limbo"
+        return said
+
+
+async def refuse_half_rebuilt(disk: Disk) -> None:
+    """Raises DiskFailed when a rebuild of the directory's index was begun and not ended."""
+    if MARKER in await disk.list():
+        raise DiskFailed("a rebuild of the entry index was interrupted; give --rebuild-index again")
+
+
+async def rebuild(
+    disk: Disk,
+    directory_id: str,
+    make_index: MakeIndex,
+    config: StorageConfig,
+    states: Sequence[LedgerState] | None = None,
+) -> Rebuilt:
+    """Make the index of the directory anew; durable when it returns. `states` are those of the
+    other directories' indexes (one ledger may come several times), None when there is none.
+
+    Raises DiskFailed; then the command has to be given again. Raises DiskFull when there was no
+    space for it: the directory is as it was.
+    """
+    goes_on = MARKER in await disk.list()
+    if not goes_on:
+        await (await disk.create(MARKER)).close()
+        await disk.sync_dir()
+    try:
+        found = await _make(disk, directory_id, make_index, config, states)
+    except DiskFull as error:
+        if goes_on:
+            raise
+        await _empty(disk, NEW)
+        await disk.remove(MARKER)
+        await disk.sync_dir()
+        raise DiskFull(
+            f"there is no space to make the index anew, which is as it was: {error}"
+        ) from error
+    await _replace(disk)
+    return found
+
+
+async def _make(
+    disk: Disk,
+    directory_id: str,
+    make_index: MakeIndex,
+    config: StorageConfig,
+    states: Sequence[LedgerState] | None,
+) -> Rebuilt:
+    """The new index, whole and durable beside the old one."""
+    await disk.make_folder(FOLDER)
+    await _empty(disk, NEW)
+    index = await make_index(NEW)
+    known = _merged(states) if states is not None else {}
+    found = Rebuilt()
+    try:
+        logs = await EntryLogs.open(disk, config)
+        for log_id in sorted([*logs.sealed(), *_halves(logs)]):
+            await _take(logs, disk, log_id, index, known, found)
+        found.all_doubted = found.all_doubted or states is None
+        await index.put_ledgers(_states(known, found, directory_id))
+        await index.sync()
+        await logs.close()
+    except DiskFailed:
+        with contextlib.suppress(DiskFailed):
+            await index.close()
+        raise
+    await index.close()
+    await _forget_maps(disk)
+    return found
+
+
+def _halves(logs: EntryLogs) -> list[int]:
+    """Copies that a compaction has not finished, and their sources: the copy is the newer one."""
+    return [log_id for pair in logs.unfinished().items() for log_id in pair]
+
+
+def _merged(states: Sequence[LedgerState]) -> dict[int, LedgerState]:
+    known: dict[int, LedgerState] = {}
+    for state in states:
+        other = known.get(state.ledger_id)
+        known[state.ledger_id] = state if other is None else merge(state, other)
+    return known
+
+
+async def _take(
+    logs: EntryLogs,
+    disk: Disk,
+    log_id: int,
+    index: EntryIndex,
+    known: dict[int, LedgerState],
+    found: Rebuilt,
+) -> None:
+    """Put what one log holds into the index."""
+    try:
+        file = await logs.open_log(log_id)
+    except NoSuchFile:  # the source of a copy, removed already
+        return
+    counts: dict[int, int] = {}
+    unknown = False
+    try:
+        footer = await read_map(logs, disk, log_id)
+        footer = footer if footer is not None and footer.has_footer else None
+        async for chunk in scan(file, log_id, footer.records_end if footer else file.end):
+            await _put(chunk, index, known, counts, found)
+            unknown = unknown or any(bad.location is None for bad in chunk.damage)
+    finally:
+        await file.close()
+    found.logs += 1
+    _doubt(log_id, footer, counts, unknown, found)
+    _log.info("log %d of %d ledgers: %d entries so far", log_id, len(counts), found.entries)
+
+
+async def _put(
+    chunk: Chunk,
+    index: EntryIndex,
+    known: dict[int, LedgerState],
+    counts: dict[int, int],
+    found: Rebuilt,
+) -> None:
+    places = [record.location for record in chunk.records]
+    bad = [damage.location for damage in chunk.damage if damage.location is not None]
+    for place in (*places, *bad):
+        counts[place.ledger_id] = counts.get(place.ledger_id, 0) + 1
+        found.ledgers[place.ledger_id] = None
+    found.entries += len(places)
+    found.damaged += len(chunk.damage)
+    deleted = {i for i in counts if (state := known.get(i)) is not None and state.deleted}
+    await index.put([place for place in places if place.ledger_id not in deleted])
+    for place in bad:  # an older copy is better than a damaged one
+        older = await index.get(place.ledger_id, place.entry_id)
+        if older is None and place.ledger_id not in deleted:
+            await index.put([place])
+
+
+def _doubt(
+    log_id: int, footer: LogMap | None, counts: dict[int, int], unknown: bool, found: Rebuilt
+) -> None:
+    """Whose records are missing, by the log's own map; without one, nobody can say."""
+    if footer is None:
+        if unknown:
+            _log.error("log %d is damaged or torn and has no map", log_id)
+            found.all_doubted = True
+        return
+    for ledger_id, share in footer.shares().items():
+        if counts.get(ledger_id, 0) < share.entries:
+            _log.error("log %d lacks entries of ledger %d", log_id, ledger_id)
+            found.doubted[ledger_id] = None
+            found.ledgers[ledger_id] = None
+
+
+def _states(known: dict[int, LedgerState], found: Rebuilt, directory_id: str) -> list[LedgerState]:
+    """The states of all ledgers, and of EVERY_LEDGER, as the new index says them."""
+    every = known.pop(EVERY_LEDGER, LedgerState(EVERY_LEDGER))
+    if found.all_doubted:
+        every = _in_limbo(every)
+    states = []
+    for ledger_id in sorted({**known, **found.ledgers}):
+        state = known.get(ledger_id)
+        if state is None:
+            directories = (directory_id,) if directory_id else ()
+            state = LedgerState(ledger_id, fenced=True, met=False, directories=directories)
+            state = _in_limbo(state)
+        elif ledger_id in found.doubted:
+            state = _in_limbo(state)
+        states.append(state)
+    return [*states, every]
+
+
+def _in_limbo(state: LedgerState) -> LedgerState:
+    return merge(
+        LedgerState(
+            state.ledger_id,
+            state.verifiers,
+            state.durability,
+            limbo=LimboReason.LOST,
+            met=state.met,
+            directories=state.directories,
+            revision=max(_LATEST, state.revision + 1),
+        ),
+        state,
+    )
+
+
+async def _empty(disk: Disk, folder: str) -> None:
+    for name in await disk.list(folder):
+        await disk.remove(f"{folder}/{name}")
+
+
+async def _forget_maps(disk: Disk) -> None:
+    """They were counted by what the old index pointed to."""
+    for name in await disk.list(FOLDER):
+        if name.endswith(MAP):
+            await disk.remove(f"{FOLDER}/{name}")
+    await disk.sync_dir(FOLDER)
+
+
+async def _replace(disk: Disk) -> None:
+    if await disk.list(INDEX):
+        await _empty(disk, OLD)
+        await disk.rename(INDEX, OLD)
+    await disk.rename(NEW, INDEX)
+    await disk.sync_dir()
+    with contextlib.suppress(NoSuchFile):
+        await disk.remove(MARKER)
+    await disk.sync_dir()

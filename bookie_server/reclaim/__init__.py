@@ -1,0 +1,1 @@
+"""How space comes back: collection, compaction, scrub, tombstones."""

@@ -1,0 +1,200 @@
+"""Compaction of one entry log: what lives in it is copied, the index turned to the copy, the log
+removed. Each step leaves files that say how far it came, and can be taken again:
+
+    7.compacting                      being written; removed at the next start
+    7.from-3.compacted                whole and durable; the index may point to it or to 3.log yet
+    (index turned, synced; 3.log removed, durably)
+    7.log
+
+Always true: the source goes only after a copy of what lives in it was read back without a fault and
+the index, which points to nothing in the source any more, was synced; an entry is copied only if
+the index points to that very record, and the index is turned only where it still does; a record
+that is not whole is never copied: its ledger is quarantined and the source kept as `.damaged`; a
+failure leaves the source as it was and no copy behind, and the next log is not touched by it.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bookie_server.budget import Pace
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, GrowingLog
+from bookie_server.logs.log_map import (
+    LogMap,
+    places_in,
+    places_of,
+    pointed_to,
+    read_map,
+    runs_of_a_ledger,
+)
+from bookie_server.logs.scan import CHUNK_BYTES, Chunk, scan
+from bookie_server.storage.directories import DirectoryStore
+
+Quarantine = Callable[[int, int, str], object]
+"""(ledger id, entry id, why): the entry cannot be delivered, its ledger must not say no."""
+_log = logging.getLogger(__name__)
+
+
+class _Copied(NamedTuple):
+    """`copy` is None when nothing lives. `doubtful`: the source may hold more than was read."""
+
+    copy: GrowingLog | None
+    doubtful: bool
+
+
+class Compactor:
+    """The compactions of one directory, one at a time."""
+
+    def __init__(self, store: DirectoryStore, quarantine: Quarantine, pace: Pace) -> None:
+        self._store = store
+        self._quarantine = quarantine
+        self._pace = pace
+        self.failures = 0
+
+    async def redo(self) -> None:
+        """Finish what an earlier run or a failure left between copy and source."""
+        for copy_id, source in self._store.logs.unfinished().items():
+            try:
+                await self._finish(copy_id, source, doubtful=True)
+            except DiskFailed as error:
+                self._gave_up(source, error)
+
+    async def compact(self, source: LogMap) -> int | None:
+        """Bytes of files freed; None when it was given up, and everything is as before."""
+        copied: _Copied | None = None
+        try:
+            copied = await self._copy(source)
+            if copied.copy is None:
+                await self._sync_index()
+                await self._away_with(source.log_id, doubtful=copied.doubtful)
+                return source.file_bytes
+            await self._store.logs.publish_copy(copied.copy, source.log_id)
+            copy_bytes = copied.copy.file.end
+            await self._finish(copied.copy.log_id, source.log_id, doubtful=copied.doubtful)
+        except DiskFailed as error:
+            self._gave_up(source.log_id, error)
+            if copied is not None and copied.copy is not None:
+                await self._discard(copied.copy)
+            return None
+        return source.file_bytes - copy_bytes
+
+    async def _copy(self, source: LogMap) -> _Copied:
+        """Write what lives to a copy. Raises DiskFailed; then there is no copy."""
+        copying = _Copying(self._store.logs)
+        records, damaged = 0, False
+        file = await self._store.logs.open_log(source.log_id)
+        try:
+            async for chunk in scan(file, source.log_id, source.records_end):
+                records += len(chunk.records)
+                damaged = damaged or bool(chunk.damage)
+                await copying.add(await self._living(chunk))
+                await self._pace.spend(chunk.size)
+            await copying.flush()
+        except DiskFailed:
+            if copying.copy is not None:
+                await self._discard(copying.copy)
+            raise
+        finally:
+            await file.close()
+        doubtful = damaged or (source.has_footer and records != source.entries)
+        return _Copied(copying.copy, doubtful)
+
+    async def _living(self, chunk: Chunk) -> list[tuple[int, int, bytes]]:
+        """Copied, so that a chunk is not kept alive by a few entries of it."""
+        living = await pointed_to(self._store.index, chunk.records)
+        return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
+
+    async def _finish(self, copy_id: int, source: int, *, doubtful: bool) -> None:
+        """From a published copy to a log like others. Raises DiskFailed; `redo` takes it up."""
+        store = self._store
+        pointing, whole = await self._turn_to(copy_id, source)
+        await self._sync_index()
+        if not pointing:
+            await store.logs.abandon_copy(copy_id)
+        if whole:
+            await self._away_with(source, doubtful=doubtful)
+        else:
+            _log.error("the copy of log %d is damaged: both are kept", source)
+            self.failures += 1
+        if pointing:
+            await store.logs.finish_copy(copy_id)
+
+    async def _sync_index(self) -> None:
+        async with self._store.index_lock:
+            await self._store.index.sync()
+
+    async def _turn_to(self, copy_id: int, source: int) -> tuple[int, bool]:
+        """Let the index point to the copy wherever it pointed to the source; read back on the
+        way. Returns how many records it points to then, and whether the copy is whole."""
+        store = self._store
+        found = await read_map(store.logs, store.disk, copy_id)
+        pointing = records = 0
+        whole = found is not None and found.has_footer
+        file = await store.logs.open_log(copy_id)
+        try:
+            async for chunk in scan(file, copy_id, found.records_end if found else file.end):
+                whole = whole and not chunk.damage
+                records += len(chunk.records)
+                pointing += await self._turn(chunk, source)
+                await self._pace.spend(chunk.size)
+        finally:
+            await file.close()
+        return pointing, whole and found is not None and found.entries == records
+
+    async def _turn(self, chunk: Chunk, source: int) -> int:
+        index, pointing = self._store.index, 0
+        for run in runs_of_a_ledger(chunk.records):
+            pairs = list(zip(await places_of(index, run), run, strict=True))
+            moves = [(old, new.location) for old, new in pairs if old and old.log_id == source]
+            pointing += sum(old == new.location for old, new in pairs) + len(moves)
+            if moves:
+                async with self._store.index_lock:
+                    await index.move(moves)
+        return pointing
+
+    async def _away_with(self, source: int, *, doubtful: bool) -> None:
+        """Remove the source; keep it aside if the index points to anything in it still."""
+        logs = self._store.logs
+        lost = await places_in(self._store.index, source) if doubtful else []
+        for place in lost:
+            why = f"its record in log {source} is damaged"
+            self._quarantine(place.ledger_id, place.entry_id, why)
+        if lost:
+            _log.error("log %d has lost %d entries and is set aside", source, len(lost))
+            await logs.set_aside(source)
+        else:
+            await logs.remove(source)
+
+    async def _discard(self, copy: GrowingLog) -> None:
+        if copy.log_id not in self._store.logs.unfinished():
+            with contextlib.suppress(DiskFailed):
+                await self._store.logs.discard_copy(copy)
+
+    def _gave_up(self, source: int, error: DiskFailed | BadEntryLog) -> None:
+        self.failures += 1
+        _log.warning("compaction of log %d was given up: %s", source, error)
+
+
+class _Copying:
+    """Gathers records for a copy, which is made when there is something to write."""
+
+    def __init__(self, logs: EntryLogs) -> None:
+        self._logs = logs
+        self._waiting: list[tuple[int, int, bytes]] = []
+        self._waiting_bytes = 0
+        self.copy: GrowingLog | None = None
+
+    async def add(self, entries: list[tuple[int, int, bytes]]) -> None:
+        self._waiting += entries
+        self._waiting_bytes += sum(len(entry) for _, _, entry in entries)
+        if self._waiting_bytes >= CHUNK_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Everything added is in the copy, not durably."""
+        if self._waiting:
+            self.copy = self.copy or await self._logs.begin_copy()
+            await self.copy.append(self._waiting)
+            self._waiting, self._waiting_bytes = [], 0

@@ -1,0 +1,247 @@
+"""The node's background work on what is stored: sweeps, collection, compaction, scrub; and when.
+
+Always true: deleted ledgers are buried before anything of them is collected, in one pass; a log in
+which nothing lives goes without being copied, of the others the emptiest is compacted first, and
+only one whose copy fits the free space, so that there is always a next step even on a full disk; a
+metadata store that fails keeps every ledger and ends nothing else; a directory that fails is left
+alone by the pass, the others are not; everything can be cancelled at any await, and a later pass or
+run takes it up; it all goes on while a disk is full.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from bookie_server.budget import Pace
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.journal.writer import JournalFailed
+from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
+from bookie_server.ledgers.registry import LedgerHandles
+from bookie_server.logs.log_map import LogMap
+from bookie_server.reclaim.collect import GarbageCollector, Tombstones
+from bookie_server.reclaim.compact import Compactor
+from bookie_server.reclaim.scrub import Scrub
+from bookie_server.reclaim.store_logs import StoreLogs
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.storage import LedgerStorage
+from bookie_server.storage_config import StorageConfig
+from spark_ledger.metadata.cluster import BadClusterRecord
+from spark_ledger.metadata.store import MetadataStore, StoreError
+
+COPY_MARGIN_BYTES = 1 << 20  # header, fillers, footer and map of a copy
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Facts:
+    """What reclaim did in this run. `live_share` is of all sealed logs, as of the last pass."""
+
+    passes: int = 0
+    ledgers: int = 0
+    logs_removed: int = 0
+    logs_compacted: int = 0
+    freed_bytes: int = 0
+    failures: int = 0
+    sealed_logs: int = 0
+    live_share: float = 1.0
+
+
+class _Directory:
+    """Reclaim of one ledger directory."""
+
+    def __init__(self, store: DirectoryStore, logs: StoreLogs, compactor: Compactor) -> None:
+        self.store = store
+        self.logs = logs
+        self.compactor = compactor
+
+
+class Reclaim:
+    """The reclaim of one node; a node that does not know its cluster takes no ledger for gone."""
+
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        ledgers: LedgerHandles,
+        metadata: MetadataStore,
+        config: StorageConfig,
+        bookie_id: str,
+        cluster_id: str,
+    ) -> None:
+        self._storage = storage
+        self._config = config
+        self._cluster_id = cluster_id
+        records = ClusterLedgers(metadata, cluster_id)
+        self._tombstones = Tombstones(ledgers, records)
+        self._collector = GarbageCollector(storage, ledgers, records, bookie_id)
+        self._pace = Pace(config.compaction_bytes_per_s)
+        self._directories: dict[str, _Directory] = {}
+        self.scrub = Scrub(lambda: storage.stores, storage.quarantine, config)
+        self.facts = Facts()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await asyncio.gather(self._collecting(), self._compacting(), self.scrub.run())
+
+    def describe(self) -> str:
+        """The facts in a sentence; empty before the first pass."""
+        facts = self.facts
+        if not facts.passes:
+            return ""
+        return (
+            f"{facts.passes} passes: {facts.freed_bytes} bytes freed by {facts.logs_removed} logs"
+            f" removed and {facts.logs_compacted} compacted, {facts.ledgers} ledgers dropped;"
+            f" {facts.sealed_logs} sealed logs, {facts.live_share:.0%} of their bytes live;"
+            f" {facts.failures} failures; scrub: {self.scrub.passes} passes,"
+            f" {self.scrub.bad_entries} bad entries"
+        )
+
+    # -- collection --
+
+    async def _collecting(self) -> None:
+        loop, config = asyncio.get_running_loop(), self._config
+        sweep_at = loop.time() + config.tombstone_sweep_s
+        surplus_at = loop.time() + config.overreplicated_wait_s
+        collect_at = loop.time() + config.gc_interval_s
+        while True:
+            await asyncio.sleep(min(sweep_at, surplus_at, collect_at) - loop.time())
+            sweep, surplus = loop.time() >= sweep_at, loop.time() >= surplus_at
+            await self.collect(sweep=sweep, surplus=surplus)
+            now = loop.time()
+            sweep_at = now + config.tombstone_sweep_s if sweep else sweep_at
+            surplus_at = now + config.overreplicated_wait_s if surplus else surplus_at
+            collect_at = now + config.gc_interval_s
+
+    async def collect(self, *, sweep: bool, surplus: bool) -> None:
+        """Bury and drop what the metadata store says, then remove dead logs."""
+        collector, directories = self._collector, [d.logs for d in self._living()]
+        if self._cluster_id:
+            if sweep:
+                await self._asking(self._tombstones.sweep())
+            dropped = await self._asking(collector.drop_deleted(directories)) or []
+            if surplus:
+                dropped += await self._asking(collector.drop_surplus(directories)) or []
+            self.facts.ledgers += len(dropped)
+        if surplus:
+            for directory in self._living():
+                drop = partial(self._collector.drop_strays, directory=directory.store)
+                self.facts.ledgers += len(await self._on(directory.logs, drop) or [])
+        for logs in directories:
+            before = logs.removed
+            self.facts.freed_bytes += await self._on(logs, self._remove_dead_logs) or 0
+            self.facts.logs_removed += logs.removed - before
+        self.facts.passes += 1
+        await self._count()
+
+    async def _remove_dead_logs(self, logs: StoreLogs) -> int:
+        await logs.look()
+        return await logs.remove_dead_logs()
+
+    async def _asking(self, work: Awaitable[T]) -> T | None:
+        """None: the metadata store could not say, or a journal failed (others may be left, and a
+        flush makes good what it had), so everything is kept for now."""
+        try:
+            return await work
+        except (StoreError, BadClusterRecord, DiskFailed, JournalFailed) as failure:
+            _log.warning("looking for deleted ledgers was given up for now: %r", failure)
+            return None
+
+    # -- compaction --
+
+    async def _compacting(self) -> None:
+        loop, config = asyncio.get_running_loop(), self._config
+        await self.redo()
+        minor_at = loop.time() + config.minor_compaction_s
+        major_at = loop.time() + config.major_compaction_s
+        while True:
+            await asyncio.sleep(min(minor_at, major_at) - loop.time())
+            major = loop.time() >= major_at
+            share = config.major_compaction_share if major else config.minor_compaction_share
+            await self.compact(share)
+            minor_at = loop.time() + config.minor_compaction_s
+            major_at = loop.time() + config.major_compaction_s if major else major_at
+
+    async def redo(self) -> None:
+        """Take up the compactions that an earlier run did not finish."""
+        for directory in self._living():
+            await directory.compactor.redo()
+
+    async def compact(self, below: float) -> None:
+        """Compact every log with a live share under `below` whose copy fits the disk."""
+        for directory in self._living():
+            await directory.compactor.redo()
+            for found in await self._on(directory.logs, _chosen_by(below)) or []:
+                await self._on(directory.logs, self._compact_one(directory, found))
+        await self._count()
+
+    def _compact_one(
+        self, directory: _Directory, found: LogMap
+    ) -> Callable[[StoreLogs], Awaitable[None]]:
+        async def compact(logs: StoreLogs) -> None:
+            free_bytes = await logs.store.disk.free_bytes()
+            is_there = found.log_id in logs.store.logs.sealed() and directory in self._living()
+            copy_bytes = found.live_bytes(logs.dead) + COPY_MARGIN_BYTES
+            if not is_there or copy_bytes > free_bytes:
+                return
+            freed = await directory.compactor.compact(found)
+            if freed is not None:
+                self.facts.freed_bytes += freed
+                self.facts.logs_compacted += 1
+
+        return compact
+
+    # -- directories --
+
+    def _living(self) -> list[_Directory]:
+        """Those that have not failed; a new one is got to know."""
+        for store in self._storage.stores:
+            if store.id not in self._directories:
+                self._directories[store.id] = _Directory(
+                    store,
+                    StoreLogs(store, partial(_lives_in, self._collector, store.id), self._pace),
+                    Compactor(store, self._storage.quarantine, self._pace),
+                )
+        return [self._directories[store.id] for store in self._storage.stores]
+
+    async def _on(self, logs: StoreLogs, work: Callable[[StoreLogs], Awaitable[T]]) -> T | None:
+        """None: the directory failed, which its next flush finds out for good."""
+        try:
+            return await work(logs)
+        except DiskFailed as error:
+            self.facts.failures += 1
+            _log.error("reclaim leaves a ledger directory alone for now: %s", error)
+            return None
+
+    async def _count(self) -> None:
+        live = total = logs = failures = 0
+        for directory in self._living():
+            maps = directory.logs.maps
+            for log_id, share in (await directory.logs.shares()).items():
+                if (found := maps.get(log_id)) is not None:
+                    live += round(share * found.record_bytes)
+                    total += found.record_bytes
+                    logs += 1
+            failures += directory.logs.failures + directory.compactor.failures
+        self.facts.sealed_logs = logs
+        self.facts.live_share = live / total if total else 1.0
+        self.facts.failures = failures
+
+
+def _lives_in(collector: GarbageCollector, directory_id: str, ledger_id: int) -> bool:
+    return collector.lives(ledger_id, directory_id)
+
+
+def _chosen_by(below: float) -> Callable[[StoreLogs], Awaitable[list[LogMap]]]:
+    """Logs with a live share under `below`, the emptiest first; those with nothing living are
+    none of a compaction's business."""
+
+    async def choose(logs: StoreLogs) -> list[LogMap]:
+        await logs.look()
+        shares = await logs.shares()
+        chosen = [log_id for log_id, share in shares.items() if 0.0 < share < below]
+        return [logs.maps[log_id] for log_id in sorted(chosen, key=lambda i: (shares[i], i))]
+
+    return choose

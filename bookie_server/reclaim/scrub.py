@@ -1,0 +1,181 @@
+"""The local scrub: every sealed entry log is read once in scrub_interval_s, so that rot is found
+while the other copies are there, not when one of them is needed.
+
+Always true: at most scrub_bytes_per_s are read, through files of its own, so neither the read
+cache nor a reader is pushed aside; what an index points to and a log cannot deliver is quarantined,
+entry by entry, and told of in one line for each log, and the scrub goes on with the next one; a log
+that is removed meanwhile is let go. Where a pass has come to is not kept: after a restart it begins
+again with the oldest log. Once after a start the index is walked through, paced (PLACES_PER_S), for
+logs that are not there; a ledger is quarantined for one only if an entry of it lies in that log by
+the index asked again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from bookie_server.budget import Pace
+from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.logs.entry_log import BadEntryLog, runs
+from bookie_server.logs.index import IndexDamaged, Location
+from bookie_server.logs.log_map import places_in, read_map
+from bookie_server.logs.scan import CHUNK_BYTES, scan
+from bookie_server.reclaim.compact import Quarantine
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage_config import StorageConfig
+
+PLACES_PER_S = 200_000  # of the index, when logs that are not there are looked for
+_IDLE_S = 3600.0
+_PAGE_BYTES = 4 << 20
+_ID_MAX = 2**63 - 1
+_log = logging.getLogger(__name__)
+
+
+class Scrub:
+    """The scrub of one node; `stores` says which directories live."""
+
+    def __init__(
+        self,
+        stores: Callable[[], Sequence[DirectoryStore]],
+        quarantine: Quarantine,
+        config: StorageConfig,
+    ) -> None:
+        self._stores = stores
+        self._quarantine = quarantine
+        self._config = config
+        self._pace = Pace(config.scrub_bytes_per_s)
+        self.passes = 0
+        self.read_bytes = 0
+        self.bad_entries = 0
+
+    async def run(self) -> None:
+        """Until cancelled: a pass takes about an interval. Before the first one, logs that are not
+        there at all are looked for."""
+        await self.find_missing()
+        while True:
+            began = asyncio.get_running_loop().time()
+            await self.once(self._config.scrub_interval_s)
+            pass_s = asyncio.get_running_loop().time() - began
+            left_s = self._config.scrub_interval_s - pass_s
+            await asyncio.sleep(max(1.0, min(left_s, _IDLE_S)))
+
+    async def find_missing(self) -> None:
+        """Of each directory; one that cannot be looked at is let be."""
+        for store in list(self._stores()):
+            try:
+                await _find_missing_logs(store, self._quarantine)
+            except IndexDamaged:
+                continue  # it was told of
+            except DiskFailed as error:
+                _log.warning("whether entry logs are missing cannot be said: %s", error)
+
+    async def once(self, interval_s: float) -> None:
+        """Read every log there is now, spread over `interval_s` or as fast as is allowed."""
+        for store in list(self._stores()):
+            log_ids = store.logs.sealed()
+            sizes = {log_id: await _size(store, log_id) for log_id in log_ids}
+            limit = self._config.scrub_bytes_per_s
+            total = sum(sizes.values()) or CHUNK_BYTES
+            rate = min(float(limit), total / max(interval_s, 1e-9))
+            for log_id in log_ids:
+                began = asyncio.get_running_loop().time()
+                await self._scrub(store, log_id)
+                log_s = asyncio.get_running_loop().time() - began
+                await asyncio.sleep(max(0.0, sizes[log_id] / rate - log_s))
+        self.passes += 1
+
+    async def _scrub(self, store: DirectoryStore, log_id: int) -> None:
+        """One log; never raises because of it."""
+        try:
+            whole = await self._is_whole(store, log_id)
+        except DiskFailed as error:
+            _log.warning("the scrub of log %d met %s", log_id, error)
+            whole = False
+        try:
+            if not whole and log_id in store.logs.sealed():
+                await self._find_bad_entries(store, log_id)
+        except DiskFailed as error:
+            _log.error("the scrub cannot tell what is lost of log %d: %s", log_id, error)
+
+    async def _is_whole(self, store: DirectoryStore, log_id: int) -> bool:
+        if log_id not in store.logs.sealed():
+            return True
+        found = await read_map(store.logs, store.disk, log_id)
+        whole, records = True, 0
+        file = await store.logs.open_log(log_id)
+        try:
+            async for chunk in scan(file, log_id, found.records_end if found else file.end):
+                whole = whole and not chunk.damage
+                records += len(chunk.records)
+                self.read_bytes += chunk.size
+                await self._pace.spend(chunk.size)
+                if log_id not in store.logs.sealed():
+                    return True
+        finally:
+            await file.close()
+        return whole and (found is None or not found.has_footer or records == found.entries)
+
+    async def _find_bad_entries(self, store: DirectoryStore, log_id: int) -> None:
+        """The log is not whole: read what the index points to in it, entry by entry."""
+        places = sorted(await places_in(store.index, log_id), key=lambda place: place.position)
+        bad: dict[int, int] = {}  # by ledger
+        first = ""
+        try:
+            for run in runs(places, CHUNK_BYTES):
+                for place, entry in zip(run, await store.logs.read(run), strict=True):
+                    why = str(entry) if isinstance(entry, BadEntryLog | DiskFailed) else ""
+                    if why and await self._found_bad(store, place, why):
+                        bad[place.ledger_id] = bad.get(place.ledger_id, 0) + 1
+                        first = first or f"{place.ledger_id}:{place.entry_id}: {why}"
+                await self._pace.spend(sum(place.entry_bytes for place in run))
+        finally:
+            if bad:
+                text = "scrub: log %d: %d entries of %d ledgers are damaged, the first is %s"
+                _log.error(text, log_id, sum(bad.values()), len(bad), first)
+
+    async def _found_bad(self, store: DirectoryStore, place: Location, why: str) -> bool:
+        """Whether it is anybody's loss."""
+        if await store.index.get(place.ledger_id, place.entry_id) != place:
+            return False
+        self.bad_entries += 1
+        self._quarantine(place.ledger_id, place.entry_id, why)
+        return True
+
+
+async def _size(store: DirectoryStore, log_id: int) -> int:
+    try:
+        file = await store.logs.open_log(log_id)
+    except DiskFailed:
+        return 0
+    await file.close()
+    return file.end
+
+
+async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> None:
+    """Raises DiskFailed."""
+    missing: dict[int, int] = {}  # by log: how many ledgers have an entry in it
+    for ledger_id in await store.index.ledger_ids():
+        of_ledger: dict[int, None] = {}
+        first = 0
+        while page := await store.index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
+            first = page[-1].entry_id + 1
+            for place in {place.log_id: place for place in page}.values():
+                if place.log_id not in of_ledger and await _is_missing(store, place):
+                    why = f"log {place.log_id} is not there"
+                    of_ledger[place.log_id] = None
+                    quarantine(ledger_id, place.entry_id, why)
+            await asyncio.sleep(len(page) / PLACES_PER_S)
+        for log_id in of_ledger:
+            missing[log_id] = missing.get(log_id, 0) + 1
+    for log_id, count in missing.items():
+        _log.error("entry log %d is not there: %d ledgers have entries in it", log_id, count)
+
+
+async def _is_missing(store: DirectoryStore, place: Location) -> bool:
+    """Asked of the disk, and then of the index again: a log may just have been compacted."""
+    if place.log_id in store.logs.sealed():
+        return False
+    (read,) = await store.logs.read_run([place])
+    if not isinstance(read, NoSuchFile):
+        return False
+    return await store.index.get(place.ledger_id, place.entry_id) == place

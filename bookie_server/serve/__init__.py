@@ -1,0 +1,1 @@
+"""The ports of a node: frames, the gRPC gateway, its registration."""

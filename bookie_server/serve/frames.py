@@ -1,0 +1,320 @@
+"""The bookie on the network: frames in, bytes of bookie.proto to the handler.
+
+Always true: the same handler answers as for gRPC; the bytes of a request are counted in
+`bookie.received` before a buffer is made for them, and one for which there is no room is passed
+over and answered BUSY; the bytes of an answer count until the kernel has them; a call whose caller
+gave it up, or whose connection is lost, is cancelled; before the bookie is ready, Info says so and
+everything else is refused as if nobody listened; a connection costs no thread.
+"""
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from functools import partial
+
+from bookie_server import __version__
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.connection import FrameConnection
+from bookie_server.api.entry import Buffer
+from bookie_server.api.frames import (
+    HEAD_BYTES,
+    METHOD_NAMES,
+    METHOD_NUMBERS,
+    RECOVERY,
+    Frame,
+    FrameReader,
+    Head,
+    Kind,
+    pack_head,
+    pack_wait,
+)
+from bookie_server.api.status import Status
+from bookie_server.bookie import Bookie
+from bookie_server.lanes import calling
+from bookie_server.serve.gateway import CannotListen
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, answer_counted
+from bookie_server.serve.read_stream import serve_stream
+
+CALLS_MAX = 10_000  # under way on one connection; beyond it the answer is BUSY
+CREDITS_MAX = 100  # messages of one stream that nobody has looked at yet
+SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
+UNSENT_BYTES_MAX = 8 << 20  # answers that one caller does not take, before he is heard no more
+BACKLOG = 256
+ACCEPT_AGAIN_S = 1.0
+_NUMBERS = {
+    Kind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
+    Kind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
+}
+log = logging.getLogger(__name__)
+
+
+class FrameService:
+    """Serves one bookie, None: the one that `serve` tells it; `message_bytes_max` is the largest
+    message either way."""
+
+    def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
+        self.bookie = bookie
+        self.message_bytes_max = message_bytes_max
+        self.connections: dict[_Caller, None] = {}
+        self.stopping = False
+        self._listening: socket.socket | None = None
+
+    async def start(self, listen: str) -> int:
+        """Serve at `listen` ("host:port", port 0: any free one); returns the port.
+
+        Raises CannotListen.
+        """
+        loop = asyncio.get_running_loop()
+        host, _, port = listen.rpartition(":")
+        try:
+            found = await loop.getaddrinfo(
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            family, *_, address = found[0]
+            self._listening = socket.create_server(
+                address[:2],
+                family=family,
+                backlog=BACKLOG,
+                dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
+            )
+        except (OSError, ValueError) as error:
+            raise CannotListen(f"cannot listen on {listen}: {error}") from error
+        self._listening.setblocking(False)
+        loop.add_reader(self._listening, self._accept)
+        bound: int = self._listening.getsockname()[1]
+        return bound
+
+    def serve(self, bookie: Bookie) -> None:
+        """From now on."""
+        self.bookie = bookie
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls; those under way get `grace_s` to end and to be answered."""
+        self.stopping = True
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        callers = list(self.connections)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await asyncio.gather(*(caller.ended() for caller in callers))
+        for caller in callers:
+            caller.connection.close("the bookie has stopped")
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptors left: do not ask again at once
+                log.warning("cannot accept connections: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._listening)
+                loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
+                return
+            self.connections[_Caller(self, sock)] = None
+
+    def _accept_again(self) -> None:
+        if self._listening is not None and not self.stopping:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+
+class _Caller:
+    """One connection and what is under way on it."""
+
+    def __init__(self, service: FrameService, sock: socket.socket) -> None:
+        self._service = service
+        self._bookie = service.bookie
+        self._name = f"frames {sock.fileno()}"
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._requests: dict[int, _Requests] = {}
+        self._admitted_bytes = 0
+        """Counted in `bookie.received`, of requests whose bytes are not all there yet."""
+        self.connection = FrameConnection(
+            sock,
+            FrameReader(service.message_bytes_max, self._admit),
+            self._arrived,
+            self._lost,
+            UNSENT_BYTES_MAX,
+        )
+        self._send(Kind.HELLO, 0)
+
+    async def ended(self) -> None:
+        """Return when nothing is under way any more and all answers are sent."""
+        for requests in self._requests.values():
+            requests.end()
+        while self._calls:
+            await asyncio.gather(*self._calls.values(), return_exceptions=True)
+        await self.connection.drained()
+
+    # -- in -----------------------------------------------------------------------------------
+
+    def _admit(self, head: Head) -> bool:
+        if head.kind not in _NUMBERS:
+            return not head.length
+        bookie = self._bookie = self._service.bookie
+        if bookie is None or self._service.stopping or head.method not in _NUMBERS[head.kind]:
+            return False
+        size = head.length + REQUEST_OVERHEAD_BYTES
+        small = head.length <= SMALL_BYTES
+        if head.kind is Kind.STREAM:
+            room = small and len(self._calls) < CALLS_MAX
+        elif head.method == METHOD_NUMBERS["Info"]:
+            room = small  # whoever asks how we are is told
+        else:
+            urgent = small or bool(head.flags & RECOVERY)
+            room = len(self._calls) < CALLS_MAX and bookie.received.has_room(size, recovery=urgent)
+        if room:
+            bookie.received.take(size)
+            self._admitted_bytes += size
+        return room
+
+    def _arrived(self, frame: Frame) -> None:
+        head = frame.head
+        if head.kind is Kind.CALL:
+            self._called(head, frame.body)
+        elif head.kind is Kind.STREAM:
+            self._streamed(head, frame.body)
+        elif head.kind is Kind.CANCEL:
+            if (task := self._calls.get(head.call)) is not None:
+                task.cancel()
+        elif head.kind is Kind.END:
+            if (requests := self._requests.get(head.call)) is not None:
+                requests.end()
+        else:
+            self.connection.close(f"a caller does not send {head.kind.name}")
+
+    def _called(self, head: Head, body: memoryview | None) -> None:
+        if body is None:
+            self._refuse(head)
+            return
+        bookie, size = self._take_over(body)
+        if head.call in self._calls:
+            bookie.received.give_back(size)
+            self.connection.close(f"two calls of number {head.call}")
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(bookie, head, body))
+        self._calls[head.call] = task
+        task.add_done_callback(partial(self._done, bookie, head.call, size))
+
+    def _streamed(self, head: Head, body: memoryview | None) -> None:
+        if body is None:
+            self._refuse(head)
+            return
+        bookie, size = self._take_over(body)
+        bookie.received.give_back(size)
+        requests = self._requests.get(head.call)
+        if requests is None:
+            if head.call in self._calls:
+                return  # credit for a stream that has just ended, or a caller's mistake
+            requests = self._requests[head.call] = _Requests()
+            task = asyncio.get_running_loop().create_task(self._stream(bookie, head, requests))
+            self._calls[head.call] = task
+            task.add_done_callback(partial(self._done, bookie, head.call, 0))
+        if not requests.put(body):
+            self.connection.close("a stream sends more than is taken")
+
+    def _take_over(self, body: memoryview) -> tuple[Bookie, int]:
+        """The bytes are all there: they are counted by their call from now on."""
+        assert self._bookie is not None
+        size = len(body) + REQUEST_OVERHEAD_BYTES
+        self._admitted_bytes -= size
+        return self._bookie, size
+
+    def _done(self, bookie: Bookie, call: int, size: int, task: "asyncio.Task[None]") -> None:
+        bookie.received.give_back(size)
+        del self._calls[call]
+        self._requests.pop(call, None)
+        if not task.cancelled():
+            task.result()  # a defect in here is raised into the loop's exception handler
+
+    def _lost(self, why: str) -> None:
+        log.debug("a connection is lost: %s", why)
+        self._service.connections.pop(self, None)
+        if self._bookie is not None:
+            self._bookie.received.give_back(self._admitted_bytes)
+        for task in list(self._calls.values()):
+            task.cancel()
+
+    # -- out ----------------------------------------------------------------------------------
+
+    async def _serve(self, bookie: Bookie, head: Head, body: memoryview) -> None:
+        method = METHOD_NAMES[head.method]
+        calling.set(self._name)
+        try:
+            reply = await answer_counted(bookie, method, body)
+        except Exception:
+            log.exception("%s failed", method)
+            self._send(Kind.REFUSED, head.call, b"a defect of the bookie; its log has where")
+            return
+        buffers = (pack_head(Kind.ANSWER, head.call, reply.size), *reply.buffers)
+        self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
+
+    async def _stream(self, bookie: Bookie, head: Head, requests: "_Requests") -> None:
+        calling.set(self._name)
+        try:
+            async with aclosing(serve_stream(bookie, requests)) as replies:
+                async for _, reply in replies:
+                    buffers = (pack_head(Kind.STREAM, head.call, reply.size), *reply.buffers)
+                    self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
+                    await self.connection.drained()
+        except Exception:
+            log.exception("ReadStream failed")
+            self._send(Kind.REFUSED, head.call, b"a defect of the bookie; its log has where")
+        else:
+            self._send(Kind.END, head.call)
+
+    def _refuse(self, head: Head) -> None:
+        bookie = self._service.bookie
+        if bookie is None and head.method == METHOD_NUMBERS["Info"]:
+            self._send(Kind.ANSWER, head.call, _STARTING)
+        elif bookie is None:
+            self._send(Kind.REFUSED, head.call, b"the bookie is starting")
+        elif self._service.stopping:
+            self._send(Kind.REFUSED, head.call, b"the bookie is stopping")
+        elif head.method not in _NUMBERS[head.kind]:
+            self._send(Kind.REFUSED, head.call, b"there is no such method")
+        elif head.kind is Kind.STREAM:
+            self._send(Kind.REFUSED, head.call, b"too many calls, or too large a message")
+        else:
+            self._send(Kind.BUSY, head.call, pack_wait(bookie.retry_after_ms))
+
+    def _send(self, kind: Kind, call: int, body: bytes = b"") -> None:
+        self.connection.send((pack_head(kind, call, len(body)) + body,), HEAD_BYTES + len(body))
+
+
+class _Requests(AsyncIterator[Buffer]):
+    """The messages of a stream's caller, until he ends it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[memoryview] = deque()
+        self._ended = False
+        self._news = asyncio.Event()
+
+    def put(self, message: memoryview) -> bool:
+        """False: there are too many already."""
+        self._waiting.append(message)
+        self._news.set()
+        return len(self._waiting) <= CREDITS_MAX
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    async def __anext__(self) -> Buffer:
+        while not self._waiting:
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._waiting.popleft()
+
+
+_STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))

@@ -1,0 +1,178 @@
+"""The bookie on the network: gRPC in, bytes of bookie.proto to the handler; the only grpc server.
+
+Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
+the methods take and give bytes; reflection tells anybody what the messages are; before the bookie
+is ready, Info says so and everything else meets what it would if nobody listened: UNAVAILABLE.
+A call's context is in a cycle of grpc's own, so nothing it refers to holds a reply's bytes.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, NoReturn
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from bookie_server import __version__
+from bookie_server.api import bookie_pb2, codec
+from bookie_server.api import messages as m
+from bookie_server.api.messages import METHODS
+from bookie_server.api.status import Status
+from bookie_server.bookie import LONG_POLLS_MAX, Bookie
+from bookie_server.lanes import calling
+from bookie_server.serve.handler import answer
+from bookie_server.serve.read_stream import serve_stream
+
+LARGE_MESSAGES = (
+    ("grpc.http2.max_frame_size", 4 << 20),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.experimental.tcp_read_chunk_size", 1 << 20),
+    ("grpc.experimental.tcp_max_read_chunk_size", 4 << 20),
+)
+"""A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
+CALLS_MAX = 2 * LONG_POLLS_MAX
+"""Under way in gRPC, of all connections; beyond it the answer is RESOURCE_EXHAUSTED, at once."""
+SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
+log = logging.getLogger(__name__)
+
+
+class CannotListen(Exception):
+    """The address is taken, or is none of this machine."""
+
+
+class BookieService:
+    """Serves one bookie, None: the one that `serve` tells it; `message_bytes_max` is the largest
+    message either way."""
+
+    def __init__(self, bookie: Bookie | None, message_bytes_max: int) -> None:
+        self._ready_bookie = bookie
+        self._stopping = asyncio.Event()
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=CALLS_MAX,
+            options=[
+                ("grpc.max_receive_message_length", message_bytes_max),
+                ("grpc.max_send_message_length", message_bytes_max),
+                ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                *LARGE_MESSAGES,
+            ],
+        )
+        handlers = {
+            method: grpc.unary_unary_rpc_method_handler(self._method(method)) for method in METHODS
+        }
+        handlers["ReadStream"] = grpc.stream_stream_rpc_method_handler(self._read_stream)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, handlers),)
+        )
+        reflection.enable_server_reflection((SERVICE, reflection.SERVICE_NAME), self._server)
+
+    async def start(self, listen: str) -> int:
+        """Serve at `listen` ("host:port", port 0: any free one); returns the port.
+
+        Raises CannotListen.
+        """
+        await _require_free(listen)
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise CannotListen(f"cannot listen on {listen}: {error}") from error
+        if port == 0:
+            raise CannotListen(f"cannot listen on {listen}")
+        await self._server.start()
+        return port
+
+    def serve(self, bookie: Bookie) -> None:
+        """From now on."""
+        self._ready_bookie = bookie
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls; those under way get `grace_s` to end."""
+        self._stopping.set()
+        await self._server.stop(grace_s)
+
+    def _method(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        async def call(request: bytes, context: Any) -> bytes:
+            if self._ready_bookie is None and method == "Info":
+                return codec.encode(
+                    m.InfoResponse(Status.OK, state="starting", version=__version__)
+                )
+            bookie = self._ready_bookie or await _refuse(context)
+            calling.set(context.peer())
+            try:
+                reply = await answer(bookie, method, request)
+            except Exception:
+                log.exception("%s failed", method)
+                raise
+            data, sent = reply.data, reply.sent
+            context.add_done_callback(lambda _: sent())  # sent, or the caller is gone
+            return data
+
+        return call
+
+    async def _read_stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        bookie = self._ready_bookie or await _refuse(context)
+        calling.set(context.peer())
+        try:
+            heard = _until(self._stopping, requests)
+            async with aclosing(heard), aclosing(serve_stream(bookie, heard)) as replies:
+                async for _, reply in replies:
+                    try:
+                        await context.write(reply.data)
+                    finally:
+                        reply.sent()
+        except Exception:
+            log.exception("ReadStream failed")
+            raise
+
+
+async def _require_free(listen: str) -> None:
+    """gRPC does not say why it cannot have an address. Raises CannotListen."""
+    host, _, port = listen.rpartition(":")
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, *_, address = found[0]
+        socket.create_server(address[:2], family=family).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise CannotListen(
+            f"cannot listen on {listen}: {why}. Stop whoever listens there, or set listen to an"
+            " address of this machine that is free"
+        ) from error
+
+
+async def _until(
+    ended: asyncio.Event, requests: AsyncIterator[bytes]
+) -> AsyncGenerator[bytes, None]:
+    """The requests, as if the caller had ended when `ended` is set: a stream that waits for credit
+    holds up no stop."""
+
+    async def following() -> bytes | None:
+        return await anext(requests, None)
+
+    ending = asyncio.ensure_future(ended.wait())
+    coming = asyncio.ensure_future(following())
+    try:
+        while True:
+            await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done() or (request := coming.result()) is None:
+                return
+            coming = asyncio.ensure_future(following())
+            yield request
+    finally:
+        coming.cancel()
+        ending.cancel()
+
+
+_STARTING = codec.encode(m.InfoResponse(Status.OK, state="starting", version=__version__))
+
+
+async def _refuse(context: Any) -> NoReturn:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the bookie is starting")
+    raise AssertionError("abort raises")

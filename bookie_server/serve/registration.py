@@ -1,0 +1,184 @@
+"""How a bookie is found: its node in the metadata store, kept true while it serves.
+
+Always true: at most one of /bookies/available/<id> and /bookies/readonly/<id> stays, it is owned
+by our session, and the new one is there before the old one goes; what changes is published at
+once, free space every `refresh_s`; a node left by an earlier session of this bookie is replaced
+(twin.py has asked who that is); one that names another address once we are registered is told as an
+error: somebody serves from a copy of our directories; a lost session is made good as soon as
+there is a new one. /bookies/known/<id> is written once and never deleted here.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from bookie_server import __version__
+from bookie_server.disk.interface import DiskFailed
+from bookie_server.serve.twin import registered
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    SessionState,
+    StoreError,
+)
+
+VERSION = 1
+RETRY_S = 1.0
+DEREGISTER_TIMEOUT_S = 5.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What changes while a bookie runs. Space is that of the ledger directories that live;
+    `readonly_reason` is empty when it is writable, `degraded` names the directories it lost."""
+
+    free_bytes: int
+    total_bytes: int
+    readonly_reason: str = ""
+    degraded: str = ""
+
+
+class Registration:
+    """The registration of one bookie. It serves gRPC at `address` and frames, by which our own
+    clients reach it, at `frames`."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        bookie_id: str,
+        address: str,
+        frames: str,
+        rack: str,
+        standing: Callable[[], Awaitable[Standing]],
+        refresh_s: float,
+    ) -> None:
+        self._store = store
+        self._id = bookie_id
+        self.address = address
+        self.frames = frames
+        self._rack = rack
+        self._standing = standing
+        self._refresh_s = refresh_s
+        self._changed = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self, first_seen_ms: int) -> None:
+        """Registered when it returns, and kept so until `stop`. Raises StoreError."""
+        await self._remember(first_seen_ms)
+        self._store.add_session_listener(self._heard_of_session)
+        await self._publish()
+        self._keeper = asyncio.create_task(self._keep(), name="registration")
+
+    def publish_soon(self) -> None:
+        """What `standing` says has changed: do not wait for the next refresh."""
+        self._changed.set()
+
+    async def stop(self) -> None:
+        """Nobody is sent here any more; gives up after DEREGISTER_TIMEOUT_S."""
+        if self._keeper is None:
+            return
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        if self._store.session_state is not SessionState.CONNECTED:
+            return  # the session's end will do it
+        try:
+            async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
+                for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+                    await self._remove(folder)
+        except (TimeoutError, StoreError) as error:
+            log.warning("could not deregister; the session's end will do it: %r", error)
+
+    def _heard_of_session(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self.publish_soon()
+
+    async def _keep(self) -> None:
+        pause_s = self._refresh_s
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):  # wait_for may forget that it was cancelled
+                    await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._publish()
+                pause_s = self._refresh_s
+            except (StoreError, DiskFailed) as error:
+                log.warning("could not register, trying again: %r", error)
+                pause_s = min(RETRY_S, self._refresh_s)
+
+    async def _publish(self) -> None:
+        """Make what the store says of us true: first the new place, then away with the other."""
+        standing = await self._standing()
+        here, there = paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY
+        if standing.readonly_reason:
+            here, there = there, here
+        await self._put(f"{here}/{self._id}", self._record(standing))
+        await self._remove(there)
+
+    def _record(self, standing: Standing) -> bytes:
+        record = {
+            "address": self.address,
+            "frames": self.frames,
+            "rack": self._rack,
+            "free_bytes": standing.free_bytes,
+            "total_bytes": standing.total_bytes,
+            "version": VERSION,
+            "server_version": __version__,
+        }
+        if standing.readonly_reason:
+            record["reason"] = standing.readonly_reason
+        if standing.degraded:
+            record["degraded"] = standing.degraded
+        return _json(record)
+
+    async def _put(self, path: str, value: bytes) -> None:
+        try:
+            found = await self._store.get(path)
+        except NoNode:
+            await self._store.create(path, value, ephemeral=True, parents=True)
+            return
+        if found.owner != self._store.session_id:
+            self._look_for_twin(registered(found.value)[0])
+            await self._store.delete(path, found.version)
+            await self._store.create(path, value, ephemeral=True)
+        elif found.value != value:
+            await self._store.set(path, value, found.version)
+
+    def _look_for_twin(self, address: str) -> None:
+        if self._keeper is not None and address not in ("", self.address):
+            log.error(
+                "another process registered as this bookie %s, at %s: it serves from a copy of"
+                " our directories; stop one of the two now, readers may be told of lost entries",
+                self._id,
+                address,
+            )
+
+    async def _remove(self, folder: str) -> None:
+        with contextlib.suppress(NoNode):
+            await self._store.delete(f"{folder}/{self._id}")
+
+    async def _remember(self, first_seen_ms: int) -> None:
+        path = f"{paths.BOOKIES_KNOWN}/{self._id}"
+        known = {
+            "address": self.address,
+            "frames": self.frames,
+            "first_seen_ms": first_seen_ms,
+        }
+        try:
+            await self._store.create(path, _json(known), parents=True)
+        except NodeExists:
+            found = await self._store.get(path)
+            known["first_seen_ms"] = json.loads(found.value)["first_seen_ms"]
+            if _json(known) != found.value:
+                await self._store.set(path, _json(known), found.version)
+
+
+def _json(record: dict[str, object]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,1 @@
+"""How a node starts: directories, replay, self test."""

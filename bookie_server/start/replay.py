@@ -1,0 +1,260 @@
+"""At start: what the journals hold beyond the checkpoint goes to the stores, and damage is judged.
+
+Always true:
+- every whole record is applied, also those of a batch that was torn: applying what was never
+  acknowledged is allowed, forgetting what was is not; applying twice changes nothing;
+- bytes beyond the last position known to be synced that cannot be read are a torn write, or rot in
+  the last one, which looks the same: they are cut and the node serves; whose they are known is in
+  torn limbo itself, open or closed, and every ledger is until limbo.py has found those concerned;
+- bytes below it that cannot be read are damage: whose they are known puts that ledger in limbo
+  (and fences it, unless the record was an entry: it may have been a fence); whose they are
+  unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
+  checkpoint moves past the damage;
+- a journal that an earlier start missed is replayed after all others (LateReplayed), and placed
+  logs after all journals (start/direct_log_replay.py).
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from bookie_server.disk.interface import Disk, DiskFailed
+from bookie_server.journal.checkpoint import Mark, Marks
+from bookie_server.journal.format import Kind, Position, Suspect
+from bookie_server.journal.journals import Journals
+from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_ids
+from bookie_server.ledgers.limbo import doubt_the_tail
+from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
+from bookie_server.start.direct_log_replay import replay_placed
+from bookie_server.start.replayed import LateReplayed, Replayed
+from bookie_server.storage.directories import Directories
+from bookie_server.storage.flush import Space
+from bookie_server.storage.storage import LedgerStorage
+from bookie_server.storage_config import StorageConfig
+
+_FIRST = Position(1, 0)
+_log = logging.getLogger(__name__)
+
+
+async def open_storage(
+    directories: Directories, config: StorageConfig, space: Space | None = None
+) -> LedgerStorage:
+    """Replay what the journals hold beyond the checkpoint, flush it, begin new segments.
+
+    The checkpoint is at their start when this returns. `space` says which ledger directories new
+    ledgers go to. Raises DiskFailed.
+    """
+    storage, marks = await LedgerStorage.open(directories, config, space)
+    lost = _lost_before_replay(directories, storage, marks)
+    replayed, late = Replayed(storage), LateReplayed(storage)
+    try:
+        endings = await _replay_all(directories, marks, replayed, lost)
+        endings.update(await _replay_late(directories, marks, late))
+    finally:
+        replayed.cancel()
+        late.cancel()
+    if marks is None:
+        lost += _lost_without_checkpoint(endings, replayed)
+    for each in endings.values():  # what was logged earlier must not take back what is found now
+        _judge(each.replay, storage)
+    for why in lost:
+        _lost(storage, why)
+    try:
+        await replay_placed(storage, replayed)
+        await replayed.end()
+    finally:
+        replayed.cancel()
+    while storage.is_flushing or storage.has_unflushed:  # the loss of a directory leaves more
+        await storage.flush()
+    await storage.forget_replayed_logs()
+    journals = await _begin(directories, endings, config, storage)
+    await storage.attach(journals, {i: end.damaged for i, end in endings.items()})
+    return storage
+
+
+async def _replay_all(
+    directories: Directories, marks: Marks | None, replayed: Replayed, lost: list[str]
+) -> dict[str, "_End"]:
+    """What each journal ended with, but those that are back after a start that missed them; why
+    one of several cannot be read is added to `lost`."""
+    endings: dict[str, _End] = {}
+    for directory in directories.journals:
+        mark = (marks or {}).get(directory.id)
+        try:
+            if mark is not None and await _is_back(directory.disk, mark):
+                continue
+            if mark is None and marks and await segment_ids(directory.disk):
+                mark = Mark(_FIRST)  # it came and was used since: all of it has to be there
+            endings[directory.id] = await _replay(directory.disk, mark, replayed)
+        except DiskFailed as error:
+            if len(directories.journals) == 1:
+                raise
+            lost.append(f"journal directory {directory.name} cannot be read: {error}")
+    await replayed.end()
+    return endings
+
+
+async def _replay_late(
+    directories: Directories, marks: Marks | None, late: LateReplayed
+) -> dict[str, "_End"]:
+    """What each journal ended with that an earlier start missed. One that cannot be read stays
+    missed; what that may have cost was said then."""
+    endings: dict[str, _End] = {}
+    for directory in directories.journals:
+        mark = (marks or {}).get(directory.id)
+        try:
+            if mark is not None and await _is_back(directory.disk, mark):
+                text = "journal directory %s was missing at an earlier start and is back"
+                _log.error(text, directory.name)
+                end = await _replay(directory.disk, mark, late)
+                for suspect in end.replay.damage if end.replay is not None else ():
+                    _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
+                endings[directory.id] = end._replace(replay=None)  # nothing of it is judged
+        except DiskFailed as error:
+            if len(directories.journals) == 1:
+                raise
+            _log.error("journal directory %s cannot be read: %s", directory.name, error)
+    await late.end()
+    return endings
+
+
+async def _is_back(disk: Disk, mark: Mark) -> bool:
+    """Whether it is the journal that a start missed, as it was. Raises DiskFailed."""
+    return mark.missed and not _was_used_since(mark, await segment_ids(disk))
+
+
+async def _begin(
+    directories: Directories,
+    endings: Mapping[str, "_End"],
+    config: StorageConfig,
+    storage: LedgerStorage,
+) -> Journals:
+    """New segments in all directories that can be written. What the others had is flushed by now.
+
+    Raises DiskFailed when none can.
+    """
+    journals: dict[str, Journal] = {}
+    failures: dict[str, str] = {}
+    for directory in directories.journals:
+        end = endings.get(directory.id)
+        try:
+            if end is None:
+                raise DiskFailed("it could not be read at the start")
+            opened = Journal.open(directory.disk, config, end.file_id, end.synced)
+            journals[directory.id] = await opened
+        except DiskFailed as error:
+            failures[directory.id] = str(error)
+            _log.error("journal directory %s is left out: %s", directory.name, error)
+    if not journals:
+        raise DiskFailed(f"no journal directory can be written: {failures}")
+    found = Journals(journals, storage.record)
+    found.failures.update(failures)
+    return found
+
+
+class _End(NamedTuple):
+    """Of a journal that was replayed: where it goes on, up to where it is durable, and the
+    segments to set aside."""
+
+    file_id: int
+    synced: Position
+    damaged: list[int]
+    replay: Replay | None
+
+
+def _lost_before_replay(
+    directories: Directories, storage: LedgerStorage, marks: Marks | None
+) -> list[str]:
+    """What the checkpoint says about all ledgers: why any of them may have lost something.
+
+    The index carries the state of EVERY_LEDGER from a node's first start on: a checkpoint
+    without it means that the index was lost, and nothing is known of any ledger. A journal that it
+    names, does not call retired, and is not there takes what was acknowledged last along.
+    """
+    lost = []
+    if storage.state(EVERY_LEDGER) is None:
+        storage.set_state(LedgerState(EVERY_LEDGER))
+        if marks is not None or any(store.logs.sealed() for store in storage.stores):
+            lost.append("the entry index is empty although there is a checkpoint or a log")
+        elif storage.failures:
+            lost.append("no ledger directory that is left knows of any ledger")
+    present = [directory.id for directory in directories.journals]
+    for journal_id, mark in (marks or {}).items():
+        if journal_id not in present and not mark.retired:
+            lost.append(f"journal directory {journal_id} is missing")
+    return lost
+
+
+def _lost_without_checkpoint(endings: Mapping[str, "_End"], replayed: Replayed) -> list[str]:
+    """Why the journals are not all that ever was acknowledged. Nothing of them is removed before a
+    checkpoint is in every ledger directory: without one this is a first start, or those directories
+    are not there, and what is there was formatted by a start that never got so far."""
+    lost = []
+    for journal_id, end in endings.items():
+        file_ids = end.replay.file_ids if end.replay is not None else []
+        if file_ids and file_ids[0] != _FIRST.file_id:
+            lost.append(f"there is no checkpoint, and journal {journal_id} lacks its beginning")
+        elif not file_ids and replayed.ledgers:
+            lost.append(f"there is no checkpoint, and journal {journal_id} is empty, others not")
+    return lost
+
+
+def _lost(storage: LedgerStorage, why: str) -> None:
+    _log.error("%s: every ledger is in limbo", why)
+    state = storage.state(EVERY_LEDGER) or LedgerState(EVERY_LEDGER)
+    storage.set_state(replace(state, limbo=LimboReason.LOST))
+
+
+async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
+    """Raises DiskFailed."""
+    await disk.make_folder(FOLDER)
+    there = await segment_ids(disk)
+    if mark is not None and mark.retired and not (mark.missed or _was_used_since(mark, there)):
+        newest = max([mark.position.file_id, *there])
+        _log.info("journal: 0 records replayed")
+        return _End(newest + 1, mark.position, [], None)
+    replay = Replay(disk, mark.position if mark is not None else None)
+    count = 0
+    async for records in replay.records():
+        await replayed.apply(records)
+        count += len(records) - (bool(records) and records[-1].kind is Kind.SEAL)
+    _log.info("journal: %d records replayed", count)
+    newest = max([replay.end.file_id, *replay.file_ids])
+    damaged = sorted({suspect.position.file_id for suspect in replay.damage})
+    return _End(newest + 1, replay.end, damaged, replay)
+
+
+def _was_used_since(mark: Mark, there: list[int]) -> bool:
+    """A journal that is closed or given up keeps the segment in which that happened, until a later
+    run begins new ones: then the mark is of a directory that was away since."""
+    return bool(there) and mark.position.file_id not in there
+
+
+def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
+    if replay is None:
+        return
+    for torn in replay.torn:
+        _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
+        if torn.ledger_id is not None:
+            _doubt(torn.ledger_id, torn.kind is Kind.FENCE, storage)
+    for suspect in replay.damage:
+        _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
+        _put_in_limbo(suspect, storage)
+    doubt_the_tail(replay.ending, storage)
+
+
+def _doubt(ledger_id: int, fence: bool, storage: LedgerStorage) -> None:
+    """What was torn of the ledger may have been acknowledged: rot looks the same."""
+    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
+    if not state.deleted:
+        fenced = state.fenced or fence
+        storage.set_state(replace(state, limbo=state.limbo or LimboReason.TORN, fenced=fenced))
+
+
+def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
+    ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
+    state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
+    known = suspect.ledger_id is not None
+    fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
+    storage.set_state(replace(state, limbo=LimboReason.LOST, fenced=fenced))

@@ -1,0 +1,1 @@
+"""The storage engine: caches, flush, reads and the directories of ledgers."""

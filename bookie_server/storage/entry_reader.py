@@ -1,0 +1,460 @@
+"""The reading half of the storage: write cache, read cache, index, entry log; and read-ahead.
+
+Always true:
+- an entry is taken from where it is newest: the active half of the write cache, the flushing one,
+  the read cache, then the logs by the index; a flush under way can never hide it;
+- what comes from a disk is checked whole (header, digest, place) before anybody sees it. What is
+  bad is told to `quarantine` and answered as Undeliverable, never as absent; the other entries of
+  the same read are served;
+- an entry is called undeliverable only when no place where it lies now delivers it: one whose log
+  went while it was read may have been compacted, and is looked up once more; one that lies in
+  several directories is read from each of them;
+- an entry of which a client gets the location is unread and unchecked: the client checks what it
+  reads there, and asks for the bytes if that is not the entry;
+- read-ahead is done beside requests and with a share of the disk's threads; a request waits for it
+  only where it is reading just what the request needs. What it finds bad it leaves to who asks for
+  it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
+
+What is under way is bounded: for requests by the callers (Bookie counts replies), ahead of them by
+AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the read
+cache and counts there.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import EntryIds, neat
+from bookie_server.api.messages import EntryLocation
+from bookie_server.disk.interface import DiskFailed, NoSuchFile
+from bookie_server.lanes import in_recovery
+from bookie_server.logs.entry_log import (
+    RECORD_HEADER_BYTES,
+    BadEntryLog,
+    held_bytes,
+    runs,
+)
+from bookie_server.logs.index import EntryIndex, Location
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.read_ahead import Ahead, ReadAhead
+from bookie_server.storage.read_cache import ReadCache
+from bookie_server.storage.write_cache import WriteCache
+from bookie_server.storage_config import StorageConfig
+
+RUN_BYTES_MAX = 1 << 20  # one read of the disk: several are under way for one request
+AHEAD_RUNS = 2  # at a time for a ledger
+BAD_LEDGERS_MAX = 10_000  # for each a number is remembered
+_EVERYTHING = 1 << 62
+_ID_MAX = 2**63 - 1
+_log = logging.getLogger(__name__)
+
+
+class Undeliverable(NamedTuple):
+    """An entry that the index knows and the disk cannot give: it exists, or existed."""
+
+    why: str
+    entry_bytes: int
+
+
+Delivered = Buffer | Undeliverable
+Found = Delivered | EntryLocation
+
+
+class Range(NamedTuple):
+    """What a read found: by entry id, ascending; what was asked for up to and including entry
+    `known_through` and is not there is not stored, what lies beyond was not looked at."""
+
+    entries: dict[int, Found]
+    known_through: int
+
+
+class _Place(NamedTuple):
+    """Where an entry lies, and in which directory."""
+
+    store: DirectoryStore
+    location: Location
+
+
+Stores = Callable[[int], Sequence[DirectoryStore]]
+"""The living directories that may hold a ledger's entries. Of two that hold the same one the later
+is read first; the other counts where that one is bad: what is whole is right wherever it lies."""
+Quarantine = Callable[[int, int, str], None]
+"""(ledger, entry, why): the copy here is bad."""
+
+
+class EntryReader:
+    """Reads entries for LedgerStorage, which tells it what changes."""
+
+    def __init__(
+        self, cache: WriteCache, stores: Stores, quarantine: Quarantine, config: StorageConfig
+    ) -> None:
+        self._cache = cache
+        self._stores = stores
+        self._quarantine = quarantine
+        self._read_cache = ReadCache(config.read_cache_bytes)
+        self._ahead = ReadAhead()
+        self._bad_entries = BadEntries()
+        self._run_bytes_max = min(RUN_BYTES_MAX, config.read_cache_bytes // 16 or RUN_BYTES_MAX)
+        self._ahead_bytes = min(config.read_ahead_bytes, config.read_cache_bytes // 4)
+        self._place_bytes_min = config.place_bytes_min
+        self._bringing: dict[asyncio.Task[None], None] = {}
+        self._moves = 0
+
+    # -- what changes -------------------------------------------------------------------------
+
+    def overwritten(self, ledger_id: int, entry_id: int) -> None:
+        """Called with every `put` to the write cache, before any await that follows it."""
+        self._read_cache.drop(ledger_id, entry_id)
+
+    def deleted(self, ledger_id: int) -> None:
+        """The ledger's entries are not in the index any more."""
+        self._read_cache.drop_ledger(ledger_id)
+
+    def lost_directory(self) -> None:
+        """What was read there is no copy any more: who compares must not take it for one."""
+        self._read_cache.clear()
+
+    def moving(self) -> None:
+        """Called before entries go from one directory's index that are in another's: a read under
+        way may have looked there too early, and will look here too late."""
+        self._moves += 1
+
+    async def close(self) -> None:
+        """End what is under way ahead of requests."""
+        tasks = list(self._bringing)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._read_cache.clear()
+
+    # -- what is read -------------------------------------------------------------------------
+
+    async def read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
+    ) -> Range:
+        """Those of the entries that are stored, each checked; with `locate` the locations of large
+        ones that are in no memory. There is one id at least.
+
+        Stops after the entry that brings the bytes to `max_bytes`. Raises DiskFailed when an
+        index cannot be read.
+        """
+        ahead = self._ahead.under_way(ledger_id)
+        if ahead is not None and not in_recovery():
+            await ahead.arrives(entry_ids[0])
+        while True:
+            moves = self._moves
+            answer = await self._read(ledger_id, entry_ids, max_bytes, locate)
+            if moves == self._moves:
+                break
+        located = any(isinstance(entry, EntryLocation) for entry in answer.entries.values())
+        if isinstance(entry_ids, range) and not located:
+            self._go_ahead(ledger_id, entry_ids[0], answer.known_through)
+        return answer
+
+    async def _read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, locate: bool
+    ) -> Range:
+        found: dict[int, Found] = dict(self._cache.among(ledger_id, entry_ids))
+        left, through = max_bytes, entry_ids[-1]
+        missing = entry_ids if len(found) < len(entry_ids) else ()
+        if not found:
+            found.update(self._read_cache.leading(ledger_id, entry_ids, max_bytes))
+            missing = neat(entry_ids[len(found) :])
+            left -= sum(map(_size, found.values()))
+        if missing and left > 0:
+            places, through = await self._look_up(ledger_id, missing, left)
+            places = [place for place in places if place.location.entry_id not in found]
+            if locate:
+                located = self._located(places)
+                found.update(located)
+                places = [place for place in places if place.location.entry_id not in located]
+            found.update(await self._fetch(ledger_id, places))
+        return _cut(found, through, max_bytes)
+
+    async def locations(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryLocation]:
+        """Where the entries are, up to the first that has no location for clients or is in memory.
+        Raises DiskFailed when an index cannot be read."""
+        places, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
+        located = self._located(places)
+        found = []
+        for entry_id in entry_ids:
+            if entry_id not in located or self._in_memory(ledger_id, entry_id):
+                break
+            found.append(located[entry_id])
+        return found
+
+    async def headers(
+        self, ledger_id: int, entry_ids: Sequence[int]
+    ) -> dict[int, EntryHeader | Undeliverable]:
+        """Headers of those of the entries that are stored. An answer taken while a flush ended
+        may miss an entry that moved. Raises DiskFailed when an index cannot be read."""
+        found: dict[int, Delivered] = {}
+        for entry_id in dict.fromkeys(entry_ids):
+            if (entry := self._cache.get(ledger_id, entry_id)) is not None:
+                found[entry_id] = entry
+        if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in found)):
+            places, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
+            found.update(await self._fetch(ledger_id, places))
+        return {
+            entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
+            for entry_id, entry in found.items()
+        }
+
+    def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """Which of the entries are in the write cache, or have a place there."""
+        found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
+        found.update(dict.fromkeys(self._cache.places(ledger_id, first_entry, last_entry)))
+        return found
+
+    async def stored(
+        self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
+    ) -> dict[int, None]:
+        """Which of the entries are in cache or index. With `since`, in the index of that directory
+        or of one that took the ledger's entries after it. Raises DiskFailed."""
+        found = self.stored_in_cache(ledger_id, first_entry, last_entry)
+        stores = self._stores(ledger_id)
+        first = next((n for n, store in enumerate(stores) if store.id == since), 0)
+        for store in stores[first:]:
+            places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
+            found.update((place.entry_id, None) for place in places)
+        return found
+
+    async def last_entry(self, ledger_id: int) -> int | None:
+        """The highest entry id stored of the ledger. Raises DiskFailed."""
+        stored = [await store.index.last(ledger_id) for store in self._stores(ledger_id)]
+        stored.append(self._cache.last(ledger_id))
+        return max((entry_id for entry_id in stored if entry_id is not None), default=None)
+
+    # -- ahead of readers ---------------------------------------------------------------------
+
+    def _go_ahead(self, ledger_id: int, first_entry: int, through: int) -> None:
+        """A read was answered: bring what its reader is going to ask for."""
+        if not self._ahead_bytes or in_recovery():
+            return
+        ahead = self._ahead.was_read(ledger_id, first_entry, through)
+        if ahead is not None:
+            task = asyncio.ensure_future(self._bring(ledger_id, ahead))
+            self._bringing[task] = None
+            task.add_done_callback(self._bringing.pop)
+
+    async def _bring(self, ledger_id: int, ahead: Ahead) -> None:
+        first = through = ahead.passed
+        try:
+            beyond = range(first, _ID_MAX)
+            places, _ = await self._look_up(ledger_id, beyond, self._ahead_bytes)
+            every = list(self._runs(places))
+            for at in range(0, len(every), AHEAD_RUNS):
+                several = every[at : at + AHEAD_RUNS]
+                await self._bring_runs(ledger_id, ahead, several)
+                through = several[-1][1][-1].entry_id
+        except DiskFailed as error:
+            _log.warning("ledger %d is not read ahead: %s", ledger_id, error)
+        finally:
+            self._ahead.brought(ledger_id, first, through)
+
+    async def _bring_runs(
+        self, ledger_id: int, ahead: Ahead, several: Sequence[tuple[DirectoryStore, list[Location]]]
+    ) -> None:
+        """Those of the runs that nobody has asked for meanwhile, that are not in memory and that
+        the read cache will take: others would be read for nothing."""
+        wanted = [
+            (store, run)
+            for store, run in several
+            if run[0].entry_id >= ahead.passed
+            and self._read_cache.takes(held_bytes(run), len(run))
+            and not any(self._in_memory(ledger_id, location.entry_id) for location in run)
+        ]
+        if wanted:
+            ahead.begin(range(wanted[0][1][0].entry_id, wanted[-1][1][-1].entry_id + 1))
+            await _all([self._read_run(store, run, uses=0) for store, run in wanted])
+            ahead.end()
+
+    def _in_memory(self, ledger_id: int, entry_id: int) -> bool:
+        if self._cache.get(ledger_id, entry_id) is not None:
+            return True
+        return self._read_cache.has(ledger_id, entry_id)
+
+    # -- where entries lie --------------------------------------------------------------------
+
+    async def _look_up(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int
+    ) -> tuple[list[_Place], int]:
+        """The places of those of the entries that are stored, ascending, and through which entry
+        every index was looked at: one stops when it has found `max_bytes`."""
+        found: dict[int, _Place] = {}
+        through = entry_ids[-1]
+        stores = self._stores(ledger_id)
+        for store in stores:
+            places = await _of_index(store.index, ledger_id, entry_ids, max_bytes)
+            found.update((place.entry_id, _Place(store, place)) for place in places)
+            if sum([place.entry_bytes for place in places]) >= max_bytes:
+                through = min(through, places[-1].entry_id)
+        ids = found if len(stores) == 1 else sorted(found)
+        return [found[entry_id] for entry_id in ids if entry_id <= through], through
+
+    async def _every_place(self, ledger_id: int, entry_id: int) -> list[_Place]:
+        """Of the entry, the one that is read first at the beginning."""
+        stores = list(reversed(self._stores(ledger_id)))
+        found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
+        return [_Place(store, location) for store, location in found if location is not None]
+
+    def _located(self, places: Sequence[_Place]) -> dict[int, EntryLocation]:
+        """Of those of the entries that a client on this host is to read itself."""
+        least = self._place_bytes_min
+        return {
+            at.entry_id: EntryLocation(
+                store.path,
+                store.logs.path(at.log_id),
+                at.position + RECORD_HEADER_BYTES,
+                at.entry_bytes,
+            )
+            for store, at in places
+            if store.path and at.entry_bytes >= least > 0
+        }
+
+    # -- what lies there ----------------------------------------------------------------------
+
+    async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Delivered]:
+        """The entries at the places: those in the read cache from there, those that are just
+        being read ahead when they have arrived, the others by many reads of the disk at once."""
+        found, absent = self._among(ledger_id, places)
+        ahead = None if in_recovery() else self._ahead.under_way(ledger_id)  # it is bulk reading
+        coming = range(0)
+        if ahead is not None and places:
+            ahead.passed = max(ahead.passed, places[-1].location.entry_id + 1)
+            coming = ahead.run
+        now = [place for place in absent if place.location.entry_id not in coming]
+        for entries in await _all([self._read_run(store, run) for store, run in self._runs(now)]):
+            found.update(entries)
+        if ahead is not None and len(now) < len(absent):
+            late = [place for place in absent if place.location.entry_id in coming]
+            await ahead.arrives(late[0].location.entry_id)
+            arrived, lost = self._among(ledger_id, late)
+            found.update(arrived)
+            for entries in await _all(
+                [self._read_run(store, run) for store, run in self._runs(lost)]
+            ):
+                found.update(entries)
+        return found
+
+    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
+        """Neighbours on one disk, in the order of the places; as many as the read cache keeps."""
+        for store, group in itertools.groupby(places, key=lambda place: place.store):
+            for run in runs([place.location for place in group], self._run_bytes_max):
+                yield store, run
+
+    def _among(
+        self, ledger_id: int, places: Sequence[_Place]
+    ) -> tuple[dict[int, Delivered], list[_Place]]:
+        """The entries that are in the read cache, and the places of the others."""
+        ids = [place.location.entry_id for place in places]
+        found: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
+        return found, [place for place in places if place.location.entry_id not in found]
+
+    async def _read_run(
+        self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
+    ) -> dict[int, Delivered]:
+        """One read of the disk. What is good is kept in the read cache."""
+        ledger_id = run[0].ledger_id
+        ticket = self._read_cache.begin(ledger_id)
+        found: dict[int, Delivered] = {}
+        good: dict[int, Buffer] = {}
+        try:
+            for location, entry in zip(run, await store.logs.read_run(run), strict=True):
+                if isinstance(entry, BadEntryLog | DiskFailed):
+                    if not uses:
+                        continue  # nobody asked for it: whoever does finds it
+                    bad = await self._look_again(_Place(store, location), entry)
+                    if bad is not None:
+                        found[location.entry_id] = bad
+                else:
+                    found[location.entry_id] = good[location.entry_id] = entry
+            self._read_cache.put(ticket, good, held_bytes(run), uses=uses)
+        finally:
+            self._read_cache.end(ticket)
+        return found
+
+    async def _look_again(self, place: _Place, error: Exception) -> Delivered | None:
+        """Compaction, recovery or deletion may have moved the entry since it was looked up, and
+        another directory may hold it too; None: it was deleted."""
+        ledger_id, entry_id = place.location.ledger_id, place.location.entry_id
+        tried: list[tuple[_Place, Exception]] = [(place, error)]
+        while True:
+            if (cached := self._cache.get(ledger_id, entry_id)) is not None:
+                return cached
+            places = await self._every_place(ledger_id, entry_id)
+            if not places:
+                return self._cache.get(ledger_id, entry_id)
+            known = [each for each, _ in tried]
+            untried = [each for each in places if each not in known]
+            if not untried:
+                break
+            (entry,) = await untried[0].store.logs.read_run([untried[0].location])
+            if not isinstance(entry, BadEntryLog | DiskFailed):
+                return entry
+            tried.append((untried[0], entry))
+        return self._undeliverable(place.location, [why for each, why in tried if each in places])
+
+    def _undeliverable(self, location: Location, errors: Sequence[Exception]) -> Undeliverable:
+        """`errors`: one for each place where the entry lies. What is an error of the disk alone
+        proves nothing of the copy there."""
+        bad = [each for each in errors if isinstance(each, BadEntryLog | NoSuchFile)]
+        why = str((bad or errors)[0])
+        self._bad_entries.found(location.ledger_id, location.entry_id, why)
+        if bad:
+            self._quarantine(location.ledger_id, location.entry_id, why)
+        return Undeliverable(why, location.entry_bytes)
+
+
+async def _of_index(
+    index: EntryIndex, ledger_id: int, entry_ids: EntryIds, max_bytes: int
+) -> list[Location]:
+    if isinstance(entry_ids, range):
+        return await index.range(ledger_id, entry_ids[0], entry_ids[-1], max_bytes)
+    return await index.among(ledger_id, entry_ids, max_bytes)
+
+
+async def _all(
+    reads: Sequence[Coroutine[Any, Any, dict[int, Delivered]]],
+) -> list[dict[int, Delivered]]:
+    if len(reads) == 1:
+        return [await reads[0]]
+    return list(await asyncio.gather(*reads))
+
+
+def _size(entry: Found) -> int:
+    return entry.entry_bytes if isinstance(entry, Undeliverable | EntryLocation) else len(entry)
+
+
+def _cut(found: dict[int, Found], through: int, max_bytes: int) -> Range:
+    """In order of entry id, up to the entry that brings the bytes to `max_bytes`, `through` at
+    most: what lies beyond was not looked at everywhere."""
+    kept: dict[int, Found] = {}
+    for entry_id in sorted(found):
+        if entry_id > through:
+            break
+        entry = kept[entry_id] = found[entry_id]
+        max_bytes -= _size(entry)
+        if max_bytes <= 0:
+            return Range(kept, entry_id)
+    return Range(kept, through)
+
+
+class BadEntries:
+    """What is said of entries that cannot be delivered: a line at a ledger's 1st, 10th, 100th, ...
+    finding, which says how many there were."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+
+    def found(self, ledger_id: int, entry_id: int, why: str) -> None:
+        """A read met the entry and could not deliver it; one that is read again counts again."""
+        if len(self._counts) >= BAD_LEDGERS_MAX:
+            self._counts.clear()
+        count = self._counts[ledger_id] = self._counts.get(ledger_id, 0) + 1
+        if str(count).rstrip("0") == "1":
+            text = "ledger %d: entry %d cannot be delivered: %s (%d such reads of the ledger)"
+            _log.error(text, ledger_id, entry_id, why, count)

@@ -1,0 +1,267 @@
+"""Large entries are written once: to a ledger directory at once, and to no journal.
+
+Always true:
+- an entry is acknowledged after its record in the directory's log was synced, which a start reads
+  as it does a journal, and after a ledger record that names the directory is in a journal: without
+  it nobody would know that what lies there counts;
+- who appends after large entries of a ledger waits for them too; recovery for none that is still to
+  be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
+- a directory that fails, or has no space, costs nothing but time: the write cache still has the
+  entries, and they go to the journal like any others.
+
+Only what comes in the bulk lane goes this way: recovery has its own, and page-cache ledgers gain
+nothing by it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.journals import Journals, gathered
+from bookie_server.journal.writer import retrieve
+from bookie_server.lanes import Lane
+from bookie_server.logs.index import LedgerState, Location
+from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.write_cache import CacheHalf, Place, WriteCache
+
+Appended = asyncio.Future[None]
+
+
+class Owner(Protocol):
+    """What placing asks the engine."""
+
+    def state(self, ledger_id: int) -> LedgerState | None: ...
+    def record(self, ledger_id: int) -> Record | None: ...
+    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
+        """The living directory with space that takes the ledger's entries."""
+
+    def lives(self, store: DirectoryStore) -> bool: ...
+
+
+class _Large(NamedTuple):
+    """Entries of one ledger on their way; `half` has them. `told`: a journal is told of `store`."""
+
+    ledger_id: int
+    records: Sequence[Record]
+    bytes: int
+    store: DirectoryStore
+    half: CacheHalf
+    journals: Journals
+    told: Appended | None
+    done: Appended
+
+
+class Placing:
+    """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
+
+    def __init__(self, owner: Owner, cache: WriteCache, bytes_min: int) -> None:
+        self._owner = owner
+        self._cache = cache
+        self._bytes_min = bytes_min
+        self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
+        self._unwritten: dict[int, dict[Appended, _Large]] = {}  # by ledger: it is nowhere yet
+        self._stores: dict[DirectoryStore, int] = {}  # of what is under way: how many
+        self._told: dict[int, str] = {}  # by ledger: the directory that a ledger record named
+        self._telling: dict[int, Appended] = {}  # by ledger: that record is not durable yet
+        self.pending_bytes = 0
+        """Of entries that are neither acknowledged nor counted by a journal."""
+
+    def append(
+        self, journals: Journals, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> Appended:
+        """See LedgerStorage.append. The entries are in the write cache since this step."""
+        large = self._large(records) if lane is Lane.BULK else {}
+        if not large and not self._under_way:
+            return journals.append(records, lane, after)
+        waiting = self._before(records, lane, after)
+        begun = [self._begin(journals, *each) for each in large.items()]
+        placed = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
+        rest = [r for r in records if not (r.ledger_id in placed and self._is_large(r))]
+        if rest or after or not records:
+            waiting.append(journals.append(rest, lane, after))
+        for ledger_id, done in placed.items():
+            self._follow(ledger_id, done)
+        return gathered([*waiting, *placed.values()])
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there should be room again in what is under way here."""
+        return max([store.placed_log.wait_s for store in self._stores], default=0.0)
+
+    def forget(self, ledger_id: int) -> None:
+        """Nothing is known of the ledger any more."""
+        self._told.pop(ledger_id, None)
+
+    # -- on the way --
+
+    def _is_large(self, record: Record) -> bool:
+        return record.kind is Kind.ENTRY and len(record.body) >= self._bytes_min
+
+    def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
+        """By ledger, those of the records that are large entries."""
+        large: dict[int, list[Record]] = {}
+        least = self._bytes_min
+        if least and any([len(record.body) >= least for record in records]):
+            for record in filter(self._is_large, records):
+                large.setdefault(record.ledger_id, []).append(record)
+        return large
+
+    def _before(
+        self, records: Sequence[Record], lane: Lane, after: Sequence[int]
+    ) -> list[Appended]:
+        """What has to be durable first."""
+        if not records and not after:
+            return list(self._under_way.values())
+        ids = dict.fromkeys([*(record.ledger_id for record in records), *after])
+        before = [i for i in ids if i in self._under_way]
+        if lane is Lane.RECOVERY:
+            for ledger_id in before:
+                self._take_over(ledger_id)
+        return [self._under_way[i] for i in before]
+
+    def _begin(
+        self, journals: Journals, ledger_id: int, records: Sequence[Record]
+    ) -> Appended | None:
+        """None: they have to go the other way."""
+        store = self._owner.home_of_large(ledger_id)
+        if store is None:
+            return None
+        halves: dict[CacheHalf, list[Record]] = {}  # two, if a flush began between these entries
+        for record in records:
+            half = self._cache.half_with(ledger_id, record.entry_id)
+            halves.setdefault(half, []).append(record)
+        return _all_of([self._put(journals, store, *each) for each in halves.items()])
+
+    def _put(
+        self,
+        journals: Journals,
+        store: DirectoryStore,
+        half: CacheHalf,
+        records: Sequence[Record],
+    ) -> Appended:
+        loop, ledger_id = asyncio.get_running_loop(), records[0].ledger_id
+        done: Appended = loop.create_future()
+        done.add_done_callback(retrieve)
+        size = sum([len(record.body) for record in records])
+        told = self._tell(journals, ledger_id, store)
+        large = _Large(ledger_id, records, size, store, half, journals, told, done)
+        self.pending_bytes += size
+        self._stores[store] = self._stores.get(store, 0) + 1
+        entries = [(ledger_id, record.entry_id, record.body) for record in records]
+        written = store.placed_log.put(ledger_id, entries)
+        placing: Appended = loop.create_future()
+        half.placing[placing] = None
+        self._unwritten.setdefault(ledger_id, {})[placing] = large
+        written.add_done_callback(partial(self._written, large, placing))
+        return done
+
+    def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> Appended | None:
+        """A journal is to know that the directory has entries of the ledger; None: one does."""
+        if self._told.get(ledger_id) == store.id:
+            return self._telling.get(ledger_id)
+        state = self._owner.record(ledger_id)
+        assert state is not None
+        self._told[ledger_id] = store.id
+        telling = self._telling[ledger_id] = journals.append([state])
+        telling.add_done_callback(partial(self._heard, ledger_id))
+        return telling
+
+    def _heard(self, ledger_id: int, telling: Appended) -> None:
+        if self._telling.get(ledger_id) is telling:
+            del self._telling[ledger_id]
+            if telling.cancelled() or telling.exception() is not None:
+                self.forget(ledger_id)
+
+    def _follow(self, ledger_id: int, done: Appended) -> None:
+        """Who appends later waits for this, and for what came before it."""
+        earlier = self._under_way.get(ledger_id)
+        both = done if earlier is None else _all_of([earlier, done])
+        self._under_way[ledger_id] = both
+        both.add_done_callback(partial(self._ended, ledger_id))
+
+    def _ended(self, ledger_id: int, done: Appended) -> None:
+        if self._under_way.get(ledger_id) is done:
+            del self._under_way[ledger_id]
+
+    def _take_over(self, ledger_id: int) -> None:
+        """Recovery waits for what the ledger has on its way: the journal is enough for it."""
+        for large in self._unwritten.pop(ledger_id, {}).values():
+            self._journal(large, Lane.RECOVERY)
+
+    def _written(
+        self, large: _Large, placing: Appended, written: asyncio.Future[list[Location]]
+    ) -> None:
+        """They are in the directory; if it could not take them, the journal is to have them."""
+        store, ledger_id = large.store, large.ledger_id
+        left = self._stores.pop(store) - 1
+        if left:
+            self._stores[store] = left
+        del large.half.placing[placing]
+        places: list[Location] = []
+        if not written.cancelled() and written.exception() is None and self._is_kept(large):
+            places = written.result()
+        large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
+        unwritten = self._unwritten.get(ledger_id, {})
+        if unwritten.pop(placing, None) is not None:  # else the journal took it over
+            if not unwritten:
+                del self._unwritten[ledger_id]
+            if places:
+                self._placed(large)
+            else:
+                self._journal(large, Lane.BULK)
+        placing.set_result(None)
+
+    def _placed(self, large: _Large) -> None:
+        self.pending_bytes -= large.bytes
+        if large.told is not None:
+            large.told.add_done_callback(partial(_pass_on, large.done))
+        else:
+            large.done.set_result(None)
+
+    def _journal(self, large: _Large, lane: Lane) -> None:
+        self.pending_bytes -= large.bytes  # the journals count them now
+        journaled = large.journals.append(large.records, lane)
+        journaled.add_done_callback(partial(_pass_on, large.done))
+
+    def _is_kept(self, large: _Large) -> bool:
+        """Whether what lies in the directory counts as the ledger's."""
+        state = self._owner.state(large.ledger_id)
+        listed = state is not None and large.store.id in state.directories
+        return listed and self._owner.lives(large.store)
+
+
+def _pass_on(done: Appended, outcome: Appended) -> None:
+    error = None if outcome.cancelled() else outcome.exception()
+    if done.done():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
+
+
+def _all_of(several: Sequence[Appended]) -> Appended:
+    """Done when all are; fails then, and no earlier, if one did."""
+    if len(several) == 1:
+        return several[0]
+    done: Appended = asyncio.get_running_loop().create_future()
+    done.add_done_callback(retrieve)
+    left = len(several)
+
+    def ended(_: Appended) -> None:
+        nonlocal left
+        left -= 1
+        if left or done.done():
+            return
+        errors = [each.exception() for each in several if not each.cancelled()]
+        error = next((each for each in errors if each is not None), None)
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    for each in several:
+        each.add_done_callback(ended)
+    return done

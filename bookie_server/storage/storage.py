@@ -1,0 +1,583 @@
+"""The storage of a node: journals, write cache, entry logs and indexes behind one class.
+
+Always true for whoever uses it:
+- what was appended is durable when its future is done, and is found again after any crash;
+- what `put` and `set_state` were given is seen at once, and durable with the record that the caller
+  appends, or with the next flush;
+- an entry that it may have had and cannot give is Undeliverable, or its ledger is in `limbo`:
+  never merely absent;
+- its first failure that leaves it without a journal or without a ledger directory is final.
+
+Always true inside:
+- a flush goes: take the journals' synced positions and swap the cache in one step; entries sorted
+  by (ledger, entry) to the entry logs of their directories, index, ledger states, all synced;
+  checkpoint; only then are journal segments removed;
+- the checkpoint is computed here and nowhere else, moves only after every living directory has
+  everything before it, fences and explicit LACs included, in its final place, and never back;
+- a directory that fails is dropped, and its part of the flush goes to another before the
+  checkpoint moves; the failure of the last one ends all flushing: what was not flushed stays in
+  the journals, and the checkpoint stays where it is: a later flush that succeeds would carry it
+  past records that no flush brought to a log (as in BK#4114);
+- an entry is looked for in the active half, the flushing half, then in read cache, index and log:
+  in that order a flush under way can never hide it.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple
+
+from bookie_server.api.entry import Buffer, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import EntryIds
+from bookie_server.api.messages import EntryLocation
+from bookie_server.budget import Work
+from bookie_server.disk.interface import DiskFailed, DiskFull
+from bookie_server.journal.checkpoint import Mark, Marks
+from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.journals import Journals
+from bookie_server.journal.writer import SPACE_PAUSE_S
+from bookie_server.lanes import Lane
+from bookie_server.logs.index import (
+    EVERY_LEDGER,
+    LedgerState,
+    LimboReason,
+    encode_ledger_state,
+    worse,
+)
+from bookie_server.storage.directories import Directories, DirectoryStore
+from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
+from bookie_server.storage.flush import Space, Stores
+from bookie_server.storage.placing import Placing
+from bookie_server.storage.states import Changes, LedgerStates
+from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, Place, WriteCache
+from bookie_server.storage_config import StorageConfig
+
+
+class _Flush(NamedTuple):
+    """What one flush carries to its final place: `parts` says which ledgers go to which directory;
+    `marks` is None while replaying; `puts`: how much had been put into each placed log."""
+
+    half: CacheHalf
+    parts: dict[str, list[int]]
+    changes: Changes
+    marks: dict[str, Position] | None
+    reliefs: Sequence[asyncio.Future[None]]
+    puts: Mapping[str, int]
+
+
+class LedgerStorage:
+    """Made by replay.open_storage; `run` is its task. All of it runs on one event loop; what is not
+    `async` happens in one step of it."""
+
+    def __init__(self, stores: Stores, config: StorageConfig) -> None:
+        self._stores = stores
+        self._config = config
+        self._cache = WriteCache(config.write_cache_bytes, config.recovery_reserve_bytes)
+        self._states = LedgerStates()
+        self._reader = EntryReader(self._cache, self._stores_of, self.quarantine, config)
+        stores.on_drop = self._directory_dropped
+        stores.on_damage = lambda: self.on_doubt()
+        self.on_doubt: Callable[[], None] = lambda: None
+        """Called when a ledger was quarantined that was not "lost", or `damage` found."""
+        self.on_quarantine: Callable[[int], None] = lambda _: None
+        """Called with the ledger of each quarantine, also of one that was "lost" already."""
+        self._journals = Journals({}, self.record)
+        self._placing = Placing(self, self._cache, config.large_entry_bytes)
+        self._marks: dict[str, Mark] = {}
+        self._absent_journals: list[str] = []
+        self._attached = False
+        self._hurried = False
+        self._flush_begun: _Flush | None = None
+        self._flushing = Work()
+        self.flushes = 0
+        """How many have ended; an entry moves from cache to index only in one."""
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    @classmethod
+    async def open(
+        cls, directories: Directories, config: StorageConfig, space: Space | None = None
+    ) -> tuple["LedgerStorage", Marks | None]:
+        """The stores as they are on disk, and the checkpoint (None: there never was one). What the
+        journals hold beyond it is still to be replayed. Raises DiskFailed."""
+        storage = cls(await Stores.open(directories, config), config)
+        storage._stores.space = space
+        copies, away, marks = await storage._stores.read(directories.journals[0].id)
+        storage._states.load(copies, away)
+        await storage._stores.purge(storage._states.all())
+        storage._marks = dict(marks or {})
+        return storage, marks
+
+    async def forget_replayed_logs(self) -> None:
+        """All that placed logs of earlier runs hold is flushed: they need no marks any more. Raises
+        DiskFailed when no directory is left."""
+        await self._stores.forget_replayed_logs()
+
+    async def attach(self, journals: Journals, replayed: Mapping[str, Sequence[int]]) -> None:
+        """All that the journals' earlier segments hold is flushed: the checkpoint moves past them.
+
+        It is durable when this returns, and the old segments are gone; those that `replayed` names
+        as damaged, by each directory that was replayed, are kept under another name. From here on
+        every flush moves the checkpoint.
+        """
+        assert not self.has_unflushed, "the checkpoint would pass what no store has"
+        await self._stores.purge(self._states.all())
+        there = (*journals.live, *journals.failures)
+        needed = [journal_id for journal_id, mark in self._marks.items() if not mark.retired]
+        self._absent_journals = [each for each in needed if each not in there]
+        self._journals, self._attached = journals, True
+        journals.on_failure = self._on_journal_failure
+        for i, mark in self._marks.items():
+            missed = i not in replayed and (mark.missed or not mark.retired)
+            self._marks[i] = mark._replace(retired=True, missed=missed)
+        self._marks.update({i: Mark(position) for i, position in journals.synced().items()})
+        await self._stores.write_checkpoint(self._marks)
+        for journal_id, file_ids in replayed.items():
+            for file_id in file_ids:
+                await journals.set_aside(journal_id, file_id)
+        await journals.forget_before(journals.synced())
+        self._stores.tell_missing(self._states.all())
+
+    # -- directories --
+
+    @property
+    def stores(self) -> list[DirectoryStore]:
+        """The ledger directories that live."""
+        return self._stores.live
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Directories of either kind that were lost, by id: why."""
+        return {**self._stores.failures, **self._journals.failures}
+
+    def failure(self, directory_id: str) -> str:
+        """Why the directory was lost; empty while it lives."""
+        stores, journals = self._stores.failures, self._journals.failures
+        return journals.get(directory_id) or stores.get(directory_id, "")
+
+    def absent(self) -> dict[str, dict[str, str]]:
+        """Directories that were known and were not given at the start, by role and id, and what to
+        tell of them: a ledger directory until every ledger gave it up, a journal for this run."""
+        why = "it was missing at the start; what it held last may be lost"
+        ledgers = self._stores.absent(self._states.all())
+        return {"journal": dict.fromkeys(self._absent_journals, why), "ledger": ledgers}
+
+    def drop(self, directory_id: str, error: DiskFailed) -> None:
+        """The directory was found to be lost: not used any more."""
+        self._stores.drop(directory_id, error)
+        self._journals.fail(directory_id, error)
+
+    def _directory_dropped(self) -> None:
+        self._reader.lost_directory()
+        may_flush = self._attached and self._flush_begun is None and self._stores.live
+        if may_flush and self._cache.active.places:
+            self.begin_flush()  # what lay there is in memory alone
+        self._wake.set()
+
+    def is_whole(self, state: LedgerState) -> bool:
+        """Whether every directory that may hold entries of the ledger is there."""
+        return self._stores.is_whole(state)
+
+    def missing(self, state: LedgerState) -> int:
+        """Which of the state's directories are not there: bit n for the n-th; 0 if it is whole."""
+        return self._stores.missing(state)
+
+    def without_missing(self, state: LedgerState) -> LedgerState:
+        """The state without directories that are not there: what they had is here again."""
+        return self._stores.without_missing(state)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every ledger directory that is known of is there."""
+        return not self._stores.failures and all(map(self.is_whole, self._states.all()))
+
+    def _stores_of(self, ledger_id: int) -> list[DirectoryStore]:
+        return self._stores.of(self._states.get(ledger_id))
+
+    # -- ledger states --
+
+    @property
+    def ledger_count(self) -> int:
+        return len(self._states)
+
+    def state(self, ledger_id: int) -> LedgerState | None:
+        return self._states.get(ledger_id)
+
+    def states(self) -> list[LedgerState]:
+        """What is known of every ledger, and of EVERY_LEDGER, by id."""
+        return self._states.all()
+
+    def set_state(self, state: LedgerState) -> LedgerState:
+        """Known from now on; durable with the caller's record or the next flush.
+
+        Returns it with its revision and directories: that is what a record must say.
+        """
+        if state.met and not self._stores.has_home(state) and state.ledger_id != EVERY_LEDGER:
+            state = self._stores.settled(state)
+        return self._states.set(state)
+
+    def restore_state(self, state: LedgerState) -> LedgerState:
+        """As `set_state`, of something that happened in an earlier run: it is no new revision."""
+        known = self._states.get(state.ledger_id)
+        if known is not None and known.directories != state.directories:
+            state = self._stores.back_again(state, known)
+        return self._states.restore(state)
+
+    def limbo(self, ledger_id: int) -> LimboReason:
+        """Why what is not found of the ledger is unknown; NONE: it is absent.
+
+        EVERY_LEDGER's limbo, and directories that are not there, are taken into account.
+        """
+        every, state = self._states.get(EVERY_LEDGER), self._states.get(ledger_id)
+        reasons = [each.limbo for each in (every, state) if each is not None]
+        lost = state is not None and not self._stores.is_whole(state)
+        return LimboReason.LOST if lost else reduce(worse, reasons, LimboReason.NONE)
+
+    def quarantine(self, ledger_id: int, entry_id: int, why: str) -> None:
+        """The copy of the entry here is bad: its ledger is in limbo "lost" from now on."""
+        state = self._states.get(ledger_id) or LedgerState(ledger_id, met=False)
+        self.on_quarantine(ledger_id)
+        if state.limbo is not LimboReason.LOST and not state.deleted:
+            self.set_state(replace(state, limbo=LimboReason.LOST))
+            if self._attached and (record := self.record(ledger_id)) is not None:
+                self.append([record])
+            self.on_doubt()
+
+    @property
+    def damage(self) -> str:
+        """Why the index of the only directory is not to be trusted; else empty."""
+        return self._stores.damage
+
+    def record(self, ledger_id: int) -> Record | None:
+        """The journal's record of what is known of the ledger now."""
+        state = self._states.get(ledger_id)
+        if state is None:
+            return None
+        body = encode_ledger_state(state)
+        return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+
+    def forget(self, ledger_id: int) -> None:
+        """The ledger's state too; nothing of it may be in cache or index."""
+        assert not self.in_cache(ledger_id)
+        self._states.forget(ledger_id)
+        self._journals.forget(ledger_id)
+        self._placing.forget(ledger_id)
+        self._reader.deleted(ledger_id)
+
+    def dropped(self, ledger_id: int) -> None:
+        """The ledger's entries were deleted from the indexes, or are to be compared as they lie on
+        disk: the read cache lets go of them."""
+        self._reader.deleted(ledger_id)
+
+    # -- journals --
+
+    def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
+        """What is in memory alone of the ledger's entries, for the directory where they were
+        written is lost, goes to the journal: done when it is durable there."""
+        misplaced = self._cache.misplaced(ledger_id, self._stores.lives)
+        return [
+            self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
+            for entry_id, entry in misplaced.items()
+            for crc in [unpack_header(entry).payload_crc]
+        ]
+
+    def append(
+        self, records: Sequence[Record], lane: Lane = Lane.BULK, after: Sequence[int] = ()
+    ) -> asyncio.Future[None]:
+        """The future is done when the records are durable, and so is what was appended before of
+        their ledgers and of the ledgers `after`; in the page-cache lane, when they are written.
+
+        With neither it is a barrier: done when all that was appended before is. Fails with
+        JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
+        """
+        return self._placing.append(self._journals, records, lane, after)
+
+    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
+        """See placing.Owner."""
+        state = self._states.get(ledger_id)
+        return self._stores.home_with_space(state) if state is not None else None
+
+    def lives(self, store: DirectoryStore) -> bool:
+        """See placing.Owner."""
+        return self._stores.lives(store.id)
+
+    @property
+    def journals_ended(self) -> asyncio.Future[None]:
+        """Fails when no journal is left."""
+        return self._journals.ended
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes appended and not yet durable."""
+        return self._journals.pending_bytes + self._placing.pending_bytes
+
+    @property
+    def pending_bytes_max(self) -> int:
+        """More than so much pending would wait for disk space."""
+        return self._journals.room_bytes
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until there should be room again: in journals, write cache and directories."""
+        return max(self._journals.wait_s, self._placing.wait_s, self.flush_left_s)
+
+    def _on_journal_failure(self) -> None:
+        """What the journal had goes to its final place as soon as can be."""
+        if self._flush_begun is None and self._stores.live:
+            self.begin_flush()
+
+    # -- entries --
+
+    def has_room(self, entry_bytes: int, *, reserve: bool = False) -> bool:
+        """Whether `put` may be called (`reserve`: recovery's share of the cache too); begins
+        a flush when that makes room."""
+        needed = entry_bytes + ENTRY_OVERHEAD_BYTES
+        if not self._cache.has_room(needed, reserve=reserve) and self._flush_begun is None:
+            self.begin_flush()
+        return self._cache.has_room(needed, reserve=reserve)
+
+    def put_all(self, ledger_id: int, entries: dict[int, Buffer], *, reserve: bool = False) -> bool:
+        """`put` of entries that nobody has read yet (they lie above all that are stored of the
+        ledger, or nobody reads at all), if there is room for all of them; False: nothing was put.
+        """
+        needed = sum(map(len, entries.values())) + (len(entries) - 1) * ENTRY_OVERHEAD_BYTES
+        if not self.has_room(needed, reserve=reserve):
+            return False
+        self._cache.active.put_all(ledger_id, entries)
+        if self._cache.half_used and self._flush_begun is None:
+            self.begin_flush()
+        return True
+
+    def replay_places(self, ledger_id: int, places: Sequence[Place]) -> bool:
+        """Entries lie in a directory already; False: there was no room to note it."""
+        if not self.has_room(len(places) * ENTRY_OVERHEAD_BYTES):
+            return False
+        self._cache.active.replay_all(ledger_id, places)
+        return True
+
+    def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
+        """Readable from now on, in place of an earlier copy; durable with the caller's record."""
+        self._cache.active.put(ledger_id, entry_id, entry)
+        self._reader.overwritten(ledger_id, entry_id)
+        if self._cache.half_used and self._flush_begun is None:
+            self.begin_flush()
+
+    def compact(self, ledger_id: int, entry_id: int) -> Buffer:
+        """Replace the view of an entry just put by a copy, which is returned."""
+        return self._cache.compact(ledger_id, entry_id)
+
+    def cached(self, ledger_id: int, entry_id: int) -> Buffer | None:
+        return self._cache.get(ledger_id, entry_id)
+
+    def in_cache(self, ledger_id: int) -> bool:
+        """Whether entries of the ledger are still to be flushed."""
+        return self._cache.last(ledger_id) is not None
+
+    async def last_entry(self, ledger_id: int) -> int | None:
+        """The highest entry id stored of the ledger. Raises DiskFailed."""
+        return await self._reader.last_entry(ledger_id)
+
+    async def stored(
+        self, ledger_id: int, first_entry: int, last_entry: int, since: str = ""
+    ) -> dict[int, None]:
+        """See EntryReader.stored: what cache and index say; no log is read."""
+        return await self._reader.stored(ledger_id, first_entry, last_entry, since)
+
+    def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
+        """As `stored`, of the write cache alone."""
+        return self._reader.stored_in_cache(ledger_id, first_entry, last_entry)
+
+    async def locations(self, ledger_id: int, entry_ids: EntryIds) -> Sequence[EntryLocation]:
+        """See EntryReader.locations."""
+        return await self._reader.locations(ledger_id, entry_ids)
+
+    async def read(
+        self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, *, locate: bool = False
+    ) -> Range:
+        """See EntryReader.read."""
+        return await self._reader.read(ledger_id, entry_ids, max_bytes, locate=locate)
+
+    async def headers(
+        self, ledger_id: int, entry_ids: Sequence[int]
+    ) -> dict[int, EntryHeader | Undeliverable]:
+        """See EntryReader.headers. An answer taken while `flushes` moved on may miss an entry
+        that moved."""
+        return await self._reader.headers(ledger_id, entry_ids)
+
+    # -- flush --
+
+    @property
+    def flush_left_s(self) -> float:
+        """Seconds until the flush under way should end and make room in the write cache."""
+        return self._flushing.left_s(asyncio.get_running_loop().time())
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a flush was begun and has not ended."""
+        return self._flush_begun is not None
+
+    @property
+    def has_unflushed(self) -> bool:
+        return self._lacks_final_place or any(
+            [store.placed_log.has_ended for store in self._stores.live]
+        )
+
+    @property
+    def _lacks_final_place(self) -> bool:
+        """Whether something is in no directory yet, or no index has it."""
+        return bool(self._cache.active.bytes or self._states.has_changes)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """What entry logs and indexes are still to take."""
+        return self._cache.unflushed_bytes
+
+    def begin_flush(self) -> None:
+        """Swap the halves; `run` (or `flush`) carries the full one out. None may be under way."""
+        assert self._flush_begun is None, "one flush at a time"
+        self._flushing.begun(self._cache.active.bytes, asyncio.get_running_loop().time())
+        marks = self._journals.synced() if self._attached else None
+        half = self._cache.swap()
+        parts = self._parts(list(half.ledgers))
+        changes = self._states.take_changes()
+        puts = {store.id: store.placed_log.puts for store in self._stores.live}
+        self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let `run` end after the flush that is under way."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Flush when the cache asks for it, and at least every flush_interval_s.
+
+        Raises DiskFailed.
+        """
+        while not self._stopping:
+            self._stores.check()
+            try:
+                async with asyncio.timeout(self._config.flush_interval_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                if self._flush_begun is None:  # else the cache asked for it in the same moment
+                    if not self.has_unflushed:
+                        continue
+                    self.begin_flush()
+            self._wake.clear()
+            await self.carry_out()
+
+    async def flush(self) -> None:
+        """Everything stored so far is in its final place. Only while `run` does not run."""
+        if self._flush_begun is not None:
+            await self.carry_out()
+        self.begin_flush()
+        await self.carry_out()
+
+    def hurry(self) -> None:
+        """The node stops: what waits for disk space fails instead."""
+        self._hurried = True
+        self._journals.hurry()
+
+    async def close(self) -> None:
+        """Write everything to its final place, seal the journals, close the stores. Only after
+        `run` has ended. Raises JournalFailed, DiskFailed."""
+        await self._flush_until(self.append([]))
+        await self.flush()
+        await self._journals.close()
+        if self._attached and not self._lacks_final_place:
+            retired = {i: mark._replace(retired=True) for i, mark in self._marks.items()}
+            await self._stores.write_checkpoint(retired)
+        await self._reader.close()
+        await self._stores.close()
+
+    async def _flush_until(self, durable: asyncio.Future[None]) -> None:
+        """Carry out what flushes are begun: what is to be `durable` may wait for one, after a
+        journal failed. Raises JournalFailed, DiskFailed."""
+        durable.add_done_callback(lambda _: self._wake.set())
+        while not durable.done():
+            self._wake.clear()
+            await self.carry_out()
+            if not durable.done():
+                await self._wake.wait()
+        await asyncio.shield(durable)
+
+    def abandon(self) -> None:
+        """End at once, as a crash would."""
+        for store in self._stores.live:
+            store.placed_log.abandon()
+        self._journals.abandon()
+
+    def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
+        """Which of the ledgers go to which directory; one that has none yet is given one."""
+        parts: dict[str, list[int]] = {}
+        for ledger_id in ledger_ids:
+            state = self._states.get(ledger_id)
+            if state is not None and (settled := self._stores.settled(state)) != state:
+                state = self._states.set(settled)
+            parts.setdefault(self._stores.home(state), []).append(ledger_id)
+        return parts
+
+    async def carry_out(self) -> None:
+        """Of the flush that was begun, if one was. Raises DiskFailed."""
+        flush = self._flush_begun
+        if flush is None:
+            return
+        try:
+            await self._write(flush)
+        except DiskFailed as error:
+            self._journals.relieve(flush.reliefs, error)
+            raise
+        self._cache.drop_flushed()
+        self._flush_begun = None
+        self._flushing.ended(asyncio.get_running_loop().time())
+        self.flushes += 1
+        if flush.marks is not None:
+            await self._move_checkpoint(flush)
+
+    async def _write(self, flush: _Flush) -> None:
+        """Every part is in a directory that lives when it returns; while none has space it waits,
+        and the node is read-only. Raises DiskFailed."""
+        parts, changes = flush.parts, flush.changes
+        homes = _homes(parts)
+        while flush.half.placing:
+            await asyncio.shield(next(iter(flush.half.placing)))
+        puts: Mapping[str, int] = flush.puts
+        flush.half.unplace(self._stores.lives)  # what lay there goes elsewhere, from memory
+        while homeless := await self._stores.write(flush.half, parts, changes, puts):
+            flush.half.unplace(self._stores.lives)
+            puts = {}
+            parts, changes = self._parts(homeless), self._states.take_changes()
+            homes.update(_homes(parts))
+            if not all(map(self._stores.has_space, parts)):
+                if self._hurried or not self._attached:
+                    raise DiskFull("no ledger directory has space for what the journals hold")
+                await asyncio.sleep(SPACE_PAUSE_S)
+        states = [state for each in homes if (state := self._states.get(each)) is not None]
+        if any(len(state.directories) > 1 for state in states):
+            self._reader.moving()
+            await self._stores.delete_replaced(flush.half, homes, states)
+
+    async def _move_checkpoint(self, flush: _Flush) -> None:
+        """Each mark to where its journal was synced when the flush began. A journal that had
+        failed by then has nothing any more that is not in its final place."""
+        assert flush.marks is not None
+        marks = {i: Mark(position) for i, position in flush.marks.items()}
+        gone = [i for i in self._marks if i in self._journals.failures and i not in marks]
+        marks.update({i: self._marks[i]._replace(retired=True) for i in gone})
+        marks = {**self._marks, **marks}
+        for journal_id, mark in self._marks.items():
+            assert marks[journal_id] >= mark, "a mark never moves back"
+        if marks != self._marks:
+            await self._stores.write_checkpoint(marks)
+            self._marks = marks
+            await self._journals.forget_before(flush.marks)
+        self._journals.relieve(flush.reliefs)
+        if self._journals.reliefs() and self._flush_begun is None:
+            self.begin_flush()
+
+
+def _homes(parts: Mapping[str, Sequence[int]]) -> dict[int, str]:
+    """To which directory each ledger goes."""
+    return {ledger_id: home for home, ids in parts.items() for ledger_id in ids}

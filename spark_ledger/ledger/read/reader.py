@@ -1,0 +1,467 @@
+"""The reader of a ledger: what is confirmed, in order, fetched ahead.
+
+Always true:
+- no entry beyond max(last add confirmed heard, what the caller knows is confirmed) or beyond the
+  end of a closed ledger is returned; both only ever are lower bounds of what is there;
+- each entry's CRCs and ids are checked here again; a damaged or missing copy means the next
+  replica;
+- an entry that is confirmed and that nobody delivers means: sync, re-read the record, try again
+  if it changed, otherwise DataUnavailable. Never end of stream; that an entry is not confirmed is
+  said after such a re-read only, too;
+- what is fetched ahead or twice stays within `read_ahead_bytes` (one entry is always read, however
+  large): chunks are asked for while there is room for them and for Qw - 1 answers more, the other
+  copies of the chunk that is waited for, the only one that is asked of several replicas at once.
+"""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from itertools import pairwise
+
+from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
+from bookie_server.api.entry_ids import EntryIds, neat, since, spans_of
+from bookie_server.api.status import Status
+from spark_ledger.errors import (
+    DataUnavailable,
+    DigestMismatch,
+    LedgerError,
+    NoSuchEntry,
+    Unauthorized,
+    Unavailable,
+)
+from spark_ledger.ledger.cluster import BAD_COPY, Cluster
+from spark_ledger.ledger.read.ledger_view import LedgerView
+from spark_ledger.ledger.read.long_read import LongRead
+from spark_ledger.ledger.read.range_fetch import Chunk, RangeFetch, Refusals
+from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped, follow
+from spark_ledger.ledger.records import VersionedRecord
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
+from spark_ledger.metadata.store import StoreError
+
+__all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
+
+ENTRIES_PER_REQUEST_MAX = 4096
+ENTRY_BYTES_GUESS = 64 * 1024
+NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
+RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
+BLOCK = 64  # entry ids: one answer has the locations of all; a fair share of a ledger for each
+CHUNKS_AHEAD = 3
+
+
+class LedgerReader:
+    """Reads one ledger, open or closed. Made by LedgerStore.open."""
+
+    def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
+        self.ledger_id = known.record.ledger_id
+        self._cluster = cluster
+        self._view = LedgerView(cluster, known, tokens.read)
+        self._news = News(cluster, self._view)
+        self._fetch = RangeFetch(
+            cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
+        )
+        self._long = LongRead(cluster, self.ledger_id, tokens.read, self._view.heard)
+        self._entry_bytes = self._guess()
+
+    @property
+    def record(self) -> LedgerRecord:
+        return self._view.record
+
+    @property
+    def version(self) -> int:
+        return self._view.version
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the ledger was closed when the record was last read: it ends at
+        `last_add_confirmed` for ever."""
+        return self.record.closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """The last entry known to be confirmed, which never goes back; of a closed ledger, its
+        last entry. Every answer to a read may move it."""
+        return self._view.last_add_confirmed
+
+    # -- how far it goes ----------------------------------------------------------------------
+
+    async def refresh_last_add_confirmed(self) -> int:
+        """Ask the record and the bookies; returns last_add_confirmed, which never goes back.
+        A metadata store that does not answer is waited for `read_timeout_s` at most.
+
+        Of an open ledger it is a lower bound: -1 does not mean that nothing was written. Raises
+        NoSuchLedger, Unauthorized; DataUnavailable when no bookie answers; RowsLost when the
+        ledger was closed before an entry that was confirmed.
+        """
+        await self._view.refresh()
+        return self.last_add_confirmed
+
+    async def refresh_record(self) -> None:
+        """Read the record again: see `is_closed`. Raises NoSuchLedger, Unavailable, RowsLost."""
+        if not self.is_closed:
+            await self._view.reread()
+
+    async def wait_beyond(self, after: int, timeout_s: float) -> int:
+        """Wait until entries after `after` are confirmed or the ledger is closed, for `timeout_s`
+        at most; returns last_add_confirmed. With `timeout_s` 0 everybody is asked once.
+
+        Raises what `refresh_last_add_confirmed` raises.
+        """
+        if after < NO_ENTRY:
+            raise ValueError(f"entry ids start at 0, got {after}")
+        if timeout_s > 0:
+            await self._news.wait_beyond(after, timeout_s)
+        elif self.last_add_confirmed <= after:
+            await self._view.refresh()
+        return self.last_add_confirmed
+
+    async def wait_for_entry(self, entry_id: int) -> int:
+        """Wait, for as long as it takes, until `entry_id` is confirmed, or the ledger is closed
+        before it; returns last_add_confirmed.
+
+        Raises what `wait_beyond` raises: DataUnavailable once no bookie has answered for a while.
+        """
+        _check_id(entry_id)
+        config = self._cluster.config
+        while (last := self.last_add_confirmed) < entry_id and not self.is_closed:
+            await self.wait_beyond(entry_id - 1, 2 * config.long_poll_s + config.read_timeout_s)
+        return last
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(self, first: int, last: int, *, known_confirmed: int | None = None) -> EntryStream:
+        """(entry id, checked entry) of first..last, both included, in order.
+
+        `known_confirmed`: an entry the caller knows to be confirmed by other means (a commit).
+        Up to `read_ahead_bytes` are fetched ahead, from several bookies at a time. Raises
+        NoSuchEntry beyond what is confirmed (Unavailable when the metadata store cannot be asked
+        whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
+        """
+        _check_id(first)
+        return self._entries(range(first, last + 1), first, known_confirmed)
+
+    def read_entries(
+        self,
+        entry_ids: Sequence[int],
+        *,
+        entry_bytes: int | None = None,
+        known_confirmed: int | None = None,
+    ) -> EntryStream:
+        """As `read`, of these entries, whose ids rise: several that lie apart are asked for in one
+        request. `entry_bytes`: how large the payload of one is, about, where that is known."""
+        ids = neat(entry_ids)
+        _check_id(ids[0] if ids else 0)
+        if not isinstance(ids, range) and any(a >= b for a, b in pairwise(ids)):
+            raise ValueError("the ids of the entries to be read rise")
+        if entry_bytes is not None:
+            self._entry_bytes = HEADER_BYTES + entry_bytes
+        return self._entries(ids, ids[0] if ids else 0, known_confirmed)
+
+    def scan(
+        self, first: int, last: int | None = None, *, max_bytes: int | None = None
+    ) -> RangeRead:
+        """Read from `first` on as `read` does, but stop, and say why, where that would fail.
+
+        `last` None: as far as the ledger goes. An open ledger is read up to what is confirmed
+        when the read begins, a closed one to its end. `max_bytes`: bytes of payload to return at
+        most (one entry at least, however large). Raises what `read` raises, but NoSuchEntry.
+        """
+        _check_id(first)
+        if max_bytes is not None and max_bytes <= 0:
+            raise ValueError(f"max_bytes is positive, got {max_bytes}")
+        return RangeRead(first, lambda scan: self._scan(scan, first, last, max_bytes))
+
+    async def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, Entry]]:
+        """Entries after `after`, in order, as soon as some are confirmed: at least one, up to
+        `read_request_bytes` of them. `after` -1: from the first entry on.
+
+        It takes `timeout_s` at most, and with 0, when everybody is asked once, `read_timeout_s`;
+        then what came by then is returned. [] means that nothing could be had in time (nothing
+        is confirmed, or bookies do not answer), or that the ledger has ended (`is_closed`).
+        Raises what `wait_beyond` and `read` raise.
+        """
+        config, found = self._cluster.config, list[tuple[int, Entry]]()
+        deadline = asyncio.get_running_loop().time() + (timeout_s or config.read_timeout_s)
+        last = await self.wait_beyond(after, timeout_s)
+        if last > after:
+            limit = config.read_request_bytes
+            with suppress(TimeoutError):
+                async with (
+                    asyncio.timeout_at(deadline),
+                    aclosing(self.scan(after + 1, last, max_bytes=limit)) as entries,
+                ):
+                    async for entry in entries:
+                        found.append(entry)
+        return found
+
+    def tail(self, first: int = 0) -> EntryStream:
+        """(entry id, checked entry) from `first` on, each once and in order, as they are
+        confirmed; ends when the ledger is closed and all was returned, and at nothing else.
+
+        Raises what `wait_beyond` and `read` raise; after an error, or a time-out around one entry,
+        the next one may be asked for all the same.
+        """
+        _check_id(first)
+        return EntryStream(first, lambda entry_id: follow(self, entry_id))
+
+    # -- pieces of a read ---------------------------------------------------------------------
+
+    def _entries(self, ids: EntryIds, first: int, known_confirmed: int | None) -> EntryStream:
+        return EntryStream(first, lambda at: self._read(since(ids, at), known_confirmed))
+
+    async def _read(self, ids: EntryIds, known_confirmed: int | None) -> Entries:
+        """What `read` and `read_entries` iterate over."""
+        if not ids:
+            return
+        last = ids[-1]
+        limit = await self._confirmed(last, known_confirmed)
+        if last > limit:
+            state = self.record.state.value
+            raise NoSuchEntry(
+                f"entry {last} of ledger {self.ledger_id} ({state}) is beyond the last"
+                f" confirmed, {limit}",
+                ledger_id=self.ledger_id,
+                last_add_confirmed=limit,
+            )
+        ahead_bytes = self._cluster.config.read_ahead_bytes
+        async with aclosing(self._stream(ids, ahead_bytes)) as runs:
+            async for run in runs:
+                for entry in run:
+                    yield entry.header.entry_id, entry
+
+    async def _confirmed(self, last: int, known_confirmed: int | None) -> int:
+        """How far entries may be read, asking for it if `last` lies beyond what is known."""
+        told = last <= self._limit(known_confirmed) or await self._view.refresh()
+        if last > self._limit(known_confirmed) and not self.is_closed:
+            if not told:
+                raise Unavailable(
+                    f"whether ledger {self.ledger_id} goes on after entry"
+                    f" {self._limit(known_confirmed)} is not known: the metadata store does not"
+                    " answer",
+                    ledger_id=self.ledger_id,
+                )
+            await self._view.reread(fresh=True)  # it may have been recovered since
+        return self._limit(known_confirmed)
+
+    def _limit(self, known_confirmed: int | None) -> int:
+        if self.is_closed or known_confirmed is None:
+            return self.last_add_confirmed
+        return max(self.last_add_confirmed, known_confirmed)
+
+    async def _scan(
+        self, scan: RangeRead, first: int, last: int | None, max_bytes: int | None
+    ) -> Entries:
+        """What `scan` iterates over. Where the range ends is found out once, at its beginning."""
+        if not self.is_closed and (last is None or last > self.last_add_confirmed):
+            await self._view.refresh()
+        limit = self.last_add_confirmed
+        whole = last is not None and last <= limit
+        stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
+        end = last if last is not None and whole else limit
+        ahead_bytes, chunks = self._cluster.config.read_ahead_bytes, CHUNKS_AHEAD
+        if max_bytes is not None:
+            copies = self._view.quorum.write_quorum
+            ahead_bytes, chunks = min(ahead_bytes, copies * (max_bytes + HEADER_BYTES)), 1
+        ids = range(scan.next_entry, end + 1)
+        async with aclosing(self._stream(ids, ahead_bytes, chunks)) as runs:
+            async for run in runs:
+                for entry in run:
+                    size = scan.payload_bytes + len(entry.payload)
+                    if max_bytes is not None and size > max_bytes and scan.next_entry > first:
+                        scan.stop = Stopped.BYTE_LIMIT
+                        return
+                    yield entry.header.entry_id, entry
+        scan.stop = Stopped.END_OF_RANGE if whole else stop
+
+    async def _stream(
+        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
+    ) -> AsyncGenerator[list[Entry], None]:
+        """The entries, all of them confirmed, fetched ahead; in runs as they come."""
+        tries = self._view.quorum.ensemble_size if chunks == CHUNKS_AHEAD else 0
+        while ids:
+            if count := self._count_short(ids, ahead_bytes) if tries else len(ids):
+                end = ids[count - 1]
+                reading = self._windowed(ids[:count], ahead_bytes, chunks)
+            else:
+                last = spans_of(ids)[0][1]
+                end = self._fragment_end(ids[0], last)
+                reading = self._long_runs(ids[0], last, ahead_bytes)
+            next_entry = ids[0]
+            async with aclosing(reading) as runs:
+                async for run in runs:
+                    next_entry = run[-1].header.entry_id + 1
+                    yield run
+            tries -= next_entry <= end
+            ids = since(ids, next_entry)
+
+    def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
+        """How many come before the next neighbours that are worth a stream."""
+        count = 0
+        for first, last in spans_of(ids):
+            if self._is_long(first, last, ahead_bytes):
+                break
+            count += last - first + 1
+        return count
+
+    def _is_long(self, first: int, last: int, ahead_bytes: int) -> bool:
+        """Whether the next fragment's part of the range is worth a stream from one bookie: it has
+        them all, they are more than would be under way at once without it, and nobody can read
+        them where they lie."""
+        quorum = self._view.quorum
+        count = self._fragment_end(first, last) - first + 1
+        if quorum.write_quorum < quorum.ensemble_size or count * self._entry_bytes <= ahead_bytes:
+            return False
+        large = self._entry_bytes >= NEAR_ENTRY_BYTES
+        return not (large and self._fetch.near(self.record.fragment_of(first).ensemble))
+
+    async def _long_runs(
+        self, first: int, last: int, ahead_bytes: int
+    ) -> AsyncGenerator[list[Entry], None]:
+        """What one bookie delivers of the fragment in a stream and, where that ends early, the
+        entries that follow as others deliver them."""
+        request_bytes = self._request_bytes(ahead_bytes, CHUNKS_AHEAD)
+        ensemble, end = self.record.fragment_of(first).ensemble, self._fragment_end(first, last)
+        bookie = ensemble[self._fetch.order(ensemble)[0]]
+        streamed = self._long.runs(bookie, first, end, request_bytes, ahead_bytes)
+        async with aclosing(streamed) as runs:
+            async for run in runs:
+                self._entry_bytes = self._estimate(run)
+                first = run[-1].header.entry_id + 1
+                yield run
+        if first > end:
+            return
+        overtaken = self._long.silent and len(ensemble) > 1
+        self._fetch.avoided = bookie
+        ids = self._chunk(range(first, end + 1), request_bytes).ids
+        async with aclosing(self._windowed(ids, ahead_bytes)) as runs:
+            async for run in runs:
+                if overtaken:
+                    self._fetch.overtaken(bookie)
+                self._fetch.avoided, overtaken = "", False
+                yield run
+
+    def _fragment_end(self, first: int, last: int) -> int:
+        """The last entry up to `last` that is in the same fragment as `first`."""
+        later = (f.first_entry for f in self.record.fragments if f.first_entry > first)
+        return min([last, *(begin - 1 for begin in later)])
+
+    async def _windowed(
+        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
+    ) -> AsyncGenerator[list[Entry], None]:
+        """The entries, all of them confirmed, fetched ahead, `chunks` at a time if `ahead_bytes`
+        are to be made use of; in runs as they come."""
+        window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
+        loop = asyncio.get_running_loop()
+        request_bytes = self._request_bytes(ahead_bytes, chunks)
+        at = 0
+        try:
+            while at < len(ids) or window:
+                while at < len(ids) and self._room(len(window), request_bytes, ahead_bytes):
+                    following = ids[at : at + ENTRIES_PER_REQUEST_MAX]
+                    chunk = self._chunk(following, request_bytes)
+                    window.append((chunk, loop.create_task(self._fetch.fill(chunk))))
+                    at += len(chunk.ids)
+                chunk, fetching = window[0]
+                chunk.hurry()
+                refusals = await fetching
+                window.popleft()
+                async with aclosing(self._runs(chunk, refusals)) as runs:
+                    async for run in runs:
+                        yield run
+        finally:
+            for _, fetching in window:
+                fetching.cancel()
+
+    def _request_bytes(self, ahead_bytes: int, chunks: int) -> int:
+        """Bytes to ask for at a time: `chunks` and the other copies of one fit `ahead_bytes`."""
+        answers = chunks + self._view.quorum.write_quorum - 1
+        return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // answers))
+
+    def _room(self, under_way: int, request_bytes: int, ahead_bytes: int) -> bool:
+        """Whether one chunk more may be fetched; room for the speculative answers is kept."""
+        answer_bytes = max(request_bytes, self._entry_bytes)
+        answers = under_way + self._view.quorum.write_quorum
+        return under_way == 0 or answers * answer_bytes <= ahead_bytes
+
+    def _chunk(self, ids: EntryIds, request_bytes: int) -> Chunk:
+        """What of these to ask for next: of one fragment, about one request's bytes."""
+        quorum, record = self._view.quorum, self.record
+        copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
+        count = request_bytes * quorum.ensemble_size // (max(1, self._entry_bytes) * copies)
+        ids = ids[: bisect_right(ids, self._fragment_end(ids[0], ids[-1]))]
+        count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
+        following, ids = ids[count:], neat(ids[:count])
+        ensemble = record.fragment_of(ids[0]).ensemble
+        chunk = Chunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
+        if self._entry_bytes >= NEAR_ENTRY_BYTES:
+            chunk.block = ids[0] // BLOCK
+            end = (chunk.block + 1) * BLOCK
+            chunk.later = neat(following[: bisect_left(following, end)])
+        return chunk
+
+    def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
+        return tuple(map(self._cluster.directory.address, ensemble))
+
+    async def _runs(self, chunk: Chunk, refusals: Refusals) -> AsyncGenerator[list[Entry], None]:
+        """The chunk's entries in order, fetching again what its first answers left out."""
+        left = chunk.ids
+        while left:
+            if run := chunk.take(left):
+                self._entry_bytes = self._estimate(run)
+                left = left[len(run) :]
+                yield run
+            elif chunk.cut_short(left[0]):
+                refusals = await self._fetch.fill(chunk, left)
+            else:
+                if left[0] <= chunk.last:
+                    await self._look_again_or_raise(left[0], chunk, refusals)
+                chunk = self._chunk(left, chunk.bytes_max)
+                chunk.hurry()
+                refusals = await self._fetch.fill(chunk)
+
+    async def _look_again_or_raise(self, entry_id: int, chunk: Chunk, refusals: Refusals) -> None:
+        """Nobody delivers a confirmed entry. Return if the chunk was asked for by an older record,
+        or where its bookies are not any more: they came back before we heard of it."""
+        await self._view.reread(fresh=True)
+        if self.version != chunk.version:
+            return
+        with suppress(StoreError):
+            await self._cluster.directory.refresh()
+        if self._addresses(chunk.ensemble) == chunk.addresses:
+            raise self._unreadable(entry_id, refusals.of(entry_id))
+
+    def _unreadable(self, entry_id: int, refusals: dict[str, str]) -> LedgerError:
+        said = "; ".join(
+            f"{self._cluster.directory.describe(bookie)}: {why}" for bookie, why in refusals.items()
+        )
+        reasons = list(refusals.values())
+        refusing = [why.startswith(Status.UNAUTHORIZED.name) for why in reasons].count(True)
+        text = f"entry {entry_id} of ledger {self.ledger_id} cannot be read: {said}"
+        kind: type[LedgerError] = DataUnavailable
+        remedy = None
+        if refusing >= self._view.quorum.ack_quorum:
+            kind = Unauthorized
+        elif reasons and all(why.startswith(Status.BAD_DIGEST.name) for why in reasons):
+            kind = DigestMismatch
+        elif reasons and all(why.startswith((Status.BAD_DIGEST.name, BAD_COPY)) for why in reasons):
+            remedy = RESTORE
+        return kind(text, remedy, ledger_id=self.ledger_id, entry_id=entry_id)
+
+    def _estimate(self, run: list[Entry]) -> int:
+        """Bytes of an entry to come: those that came count the more, the more of them there are."""
+        mean = HEADER_BYTES + sum(len(entry.payload) for entry in run) // len(run)
+        weight = min(len(run), 8)
+        return self._entry_bytes + (mean - self._entry_bytes) * weight // 8
+
+    def _guess(self) -> int:
+        """Bytes of an entry, about: to ask for what fits one request."""
+        record = self.record
+        if record.last_entry is None or record.length_bytes is None or record.last_entry < 0:
+            return ENTRY_BYTES_GUESS
+        return HEADER_BYTES + record.length_bytes // (record.last_entry + 1)
+
+
+def _check_id(first: int) -> None:
+    if first < 0:
+        raise ValueError(f"entry ids start at 0, got {first}")

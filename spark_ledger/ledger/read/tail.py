@@ -1,0 +1,256 @@
+"""Following a ledger that is being written: wait for news, read them, to its end.
+
+    LAC > what is known (an add, or the writer's explicit LAC)  -> read on
+    a fence, a changed record                                   -> read the record again
+    CLOSED, and everything returned                             -> the end
+
+Always true:
+- all members of the last fragment are asked at once (one write set alone may not hear of an add to
+  another); each is asked again when it has nothing new, and after a pause when it does not answer;
+- the record is watched, and read again when a bookie wakes us without news, and now and then (a
+  watch can be missed): only a CLOSED record ends a stream, never a last add confirmed, -1 or other;
+- while bookies answer, a metadata store that does not is no error;
+- when the waiting ends, for whatever reason, every question still open is cancelled, and the
+  bookie forgets it: at once, or when its `wait_ms` is over if the cancellation is lost.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol, Self
+
+from bookie_server.api.entry import Entry
+from bookie_server.api.messages import ReadLacResponse
+from bookie_server.api.status import Status
+from spark_ledger.errors import Unavailable
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.read.ledger_view import LedgerView
+from spark_ledger.metadata.ledger_record import LedgerState
+
+Entries = AsyncGenerator[tuple[int, Entry], None]
+
+
+class Stopped(Enum):
+    """Why a ranged read returned no further entries."""
+
+    END_OF_RANGE = "end of range"  # all that was asked for was returned
+    BYTE_LIMIT = "byte limit"  # the next entry would have exceeded max_bytes
+    LAST_CONFIRMED = "last confirmed"  # the ledger is open; more may come
+    END_OF_LEDGER = "end of ledger"  # the ledger is closed; nothing more will ever come
+
+
+class EntryStream:
+    """(entry id, checked entry) in order; made by LedgerReader.read and tail, iterated once."""
+
+    def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
+        """`begin` gives the entries from one on: called at first, and after a call that failed."""
+        self.next_entry = first
+        """The first entry that was not returned."""
+        self._begin = begin
+        self._entries: Entries | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[int, Entry]:
+        """The next entry. Raises what the method says that made the stream."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        try:
+            found = await anext(self._entries)
+        except StopAsyncIteration:
+            raise
+        except BaseException:
+            self._entries = None  # it is over, which would look like the end of the ledger
+            raise
+        self.next_entry = found[0] + 1
+        return found
+
+    async def aclose(self) -> None:
+        """Give up what is under way, without reading to the end; nothing comes after it."""
+        if self._entries is None:
+            self._entries = self._begin(self.next_entry)
+        await self._entries.aclose()
+
+
+class RangeRead(EntryStream):
+    """An EntryStream made by LedgerReader.scan; what is given to `begin` sets `stop` at its end."""
+
+    def __init__(self, first: int, begin: Callable[["RangeRead"], Entries]) -> None:
+        super().__init__(first, lambda _: begin(self))
+        self.stop: Stopped | None = None
+        self.payload_bytes = 0
+        """Of the entries that were returned."""
+
+    async def __anext__(self) -> tuple[int, Entry]:
+        found = await super().__anext__()
+        self.payload_bytes += len(found[1].payload)
+        return found
+
+
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between questions to a bookie that does not answer
+WAIT_S_MAX = 60.0  # a bookie makes nobody wait for longer
+
+
+class Followable(Protocol):
+    """What `follow` needs of a reader."""
+
+    async def wait_for_entry(self, entry_id: int) -> int: ...
+    def read(self, first: int, last: int) -> EntryStream: ...
+
+
+async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, Entry], None]:
+    """Every entry from `first` on, once and in order, until the ledger is closed and all of it was
+    returned."""
+    while (last := await reader.wait_for_entry(first)) >= first:
+        async with aclosing(reader.read(first, last)) as entries:
+            async for found in entries:
+                yield found
+        first = last + 1
+
+
+@dataclass(slots=True)
+class Heard:
+    """Who answered while one caller waited, and who did not."""
+
+    answered: bool = False
+    refused: dict[str, ReadLacResponse] = field(default_factory=dict)
+
+
+class News:
+    """Waits for news of one ledger, for any number of callers; keeps one watch on its record."""
+
+    def __init__(self, cluster: Cluster, view: LedgerView) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._told = asyncio.Event()  # there is a reason to look at the record
+        self._doubted = False  # a bookie knows of something that our record does not tell
+        self._looked_at = float("-inf")
+
+    async def wait_beyond(self, after: int, timeout_s: float) -> None:
+        """Return when more than entry `after` is confirmed or the ledger is closed, or after
+        `timeout_s`.
+
+        Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable when in all that time every
+        bookie that was asked failed to answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, heard = loop.time() + timeout_s, Heard()
+        while not self._view.record.closed and self._view.last_add_confirmed <= after:
+            if loop.time() >= deadline:
+                members = self._view.record.last_fragment.ensemble
+                if not heard.answered and all(bookie in heard.refused for bookie in members):
+                    raise self._view.nobody_tells(heard.refused)
+                return
+            await self._listen_to_all(after, deadline, heard)
+
+    async def _listen_to_all(self, after: int, deadline: float, heard: Heard) -> None:
+        """Return at the first news: of entries, or of a new version of the record."""
+        members = self._view.record.last_fragment.ensemble
+        listening = [self._listen(bookie, after, deadline, heard) for bookie in members]
+        try:
+            async with asyncio.timeout_at(deadline):
+                await first_of([*listening, self._follow_record()])
+        except TimeoutError:
+            pass
+
+    # -- the bookies ----------------------------------------------------------------------------
+
+    async def _listen(self, bookie: str, after: int, deadline: float, heard: Heard) -> None:
+        """Ask one bookie until entries beyond `after` are known to be confirmed."""
+        view, loop, pause_s = self._view, asyncio.get_running_loop(), PAUSE_MIN_S
+        while (known := view.last_add_confirmed) <= after:
+            began = loop.time()
+            wait_s = min(self._cluster.config.long_poll_s, WAIT_S_MAX, deadline - began)
+            answer = await self._cluster.bookies.read_lac(
+                *(bookie, view.ledger_id),
+                token=view.token,
+                previous_lac=known,
+                wait_ms=max(1, int(wait_s * 1000)),
+            )
+            if answer.status is not Status.OK:
+                self._refused(bookie, answer, heard)
+            else:
+                heard.answered = True
+                view.heard(answer.last_add_confirmed)
+                if answer.last_add_confirmed > known or loop.time() - began >= wait_s / 2:
+                    pause_s = PAUSE_MIN_S
+                    continue
+                self._doubt()  # it did not make us wait, and has nothing new
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    def _refused(self, bookie: str, answer: ReadLacResponse, heard: Heard) -> None:
+        heard.refused[bookie] = answer
+        said = [refusal.status for refusal in heard.refused.values()]
+        if said.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:
+            raise self._view.nobody_tells(heard.refused)
+        if answer.status is Status.LEDGER_DELETED:
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Woken without news: by a fence, most likely. An open record may be an old one."""
+        if self._view.record.state is LedgerState.OPEN:
+            self._doubted = True
+            self._told.set()
+
+    # -- the record -----------------------------------------------------------------------------
+
+    async def _follow_record(self) -> None:
+        """Look at the record whenever there is a reason, until it is another one."""
+        version = self._view.version
+        while self._view.version == version:
+            await self._reason()
+            await self._look()
+        self._told.set()  # others who wait with us look, too
+
+    async def _reason(self) -> None:
+        """Return when we are told of a reason to look, or it is time to; the first time at once,
+        to set the watch."""
+        period_s = self._cluster.config.long_poll_s
+        if self._view.record.state is LedgerState.IN_RECOVERY:
+            period_s = min(period_s, PAUSE_MAX_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._looked_at + period_s):
+                await self._told.wait()
+
+    async def _look(self) -> None:
+        """Read the record; after a sync where an old one would mislead: it is about to change."""
+        fresh = self._doubted or self._view.record.state is LedgerState.IN_RECOVERY
+        self._doubted = False
+        self._told.clear()
+        self._looked_at = asyncio.get_running_loop().time()
+        with suppress(Unavailable):
+            await self._view.reread(fresh=fresh, watch=self._on_change)
+
+    def _on_change(self) -> None:
+        self._told.set()
+
+
+async def first_of(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all until one ends, or fails: then raise its error. The rest are cancelled."""
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if over.done() or task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            over.set_result(None)
+        else:
+            over.set_exception(error)
+
+    tasks = [loop.create_task(each) for each in work]
+    for task in tasks:
+        task.add_done_callback(ended)
+    try:
+        await over
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not over.cancel() and not over.cancelled():
+            over.exception()  # met, also when we were cancelled in the same moment

@@ -1,0 +1,1 @@
+"""Options of the source and the sink, offsets and limits."""

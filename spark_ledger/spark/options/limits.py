@@ -1,0 +1,269 @@
+"""How much one micro-batch takes: rows, bytes, and when to wait for more. Pure.
+
+Always true: what is admitted is within the limits on rows and bytes together, or it is one row; it
+is never nothing while there is a backlog; each partition gets its share by backlog, and none waits
+for ever behind a larger one: every partition gets a row before any gets its share, those whose
+rows wait longest first. Holes count as nothing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_ledger.spark.options.offsets import Positions
+from spark_ledger.spark.spark_version import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
+from spark_ledger.topic.log.intervals import Chunk, Interval
+from spark_ledger.topic.log.segment_table import Longs, SegmentTable
+from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables
+
+ENDLESS = 2**62
+ROUNDS_MAX = 16
+NEVER_MS = 2**62
+
+Slot = tuple[str, int]
+"""A topic, by its short name, and a partition."""
+CurveOf = Callable[[str, int, int, int], "Curve"]
+"""(topic, partition, lo, hi): the curve of these offsets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one micro-batch. None: no limit. `delay_ms_max` is how long `rows_min` may hold back."""
+
+    rows_max: int | None = None
+    bytes_max: int | None = None
+    rows_min: int | None = None
+    delay_ms_max: int = 900_000
+
+    @property
+    def bounded(self) -> bool:
+        return self.rows_max is not None or self.bytes_max is not None
+
+
+def read_limit(limits: Limits) -> ReadLimit:
+    """What a source tells Spark. Spark hands one limit back, the source applies all; only when
+    Spark says ReadAllAvailable itself (Trigger.Once) none counts: see `obeyed`."""
+    if limits.rows_max is not None:
+        return ReadMaxRows(limits.rows_max)
+    if limits.bytes_max is not None:
+        return ReadMaxBytes(limits.bytes_max)
+    return ReadAllAvailable() if limits.rows_min is None else ReadMinRows(limits.rows_min)
+
+
+def obeyed(limits: Limits, limit: ReadLimit) -> Limits:
+    """The limits that count when Spark passes `limit`."""
+    return Limits() if isinstance(limit, ReadAllAvailable) else limits
+
+
+def holds_back(limits: Limits, backlog_rows: int, since_ms: int | None) -> bool:
+    """Whether to wait for more rows: there are fewer than `rows_min`, and the last micro-batch was
+    given out less than the delay ago. `since_ms` is how long ago, None: none was in this run. Not
+    to be asked under availableNow."""
+    if limits.rows_min is None or since_ms is None or since_ms >= limits.delay_ms_max:
+        return False
+    return backlog_rows < limits.rows_min
+
+
+class Curve:
+    """Rows and bytes of offsets [lo, hi) of a partition, as they add up from `lo`: straight lines
+    between `edges`, which are those of the segments. `since_ms` is when the first was committed."""
+
+    def __init__(self, edges: Longs, rows: Longs, sizes: Longs, since_ms: int) -> None:
+        """`rows` and `sizes` up to each edge, not falling, 0 at the first."""
+        self._edges = edges
+        self._rows = rows
+        self._bytes = sizes
+        self.since_ms = since_ms
+
+    @classmethod
+    def even(cls, lo: int, hi: int, size: int = 0, since_ms: int = NEVER_MS) -> "Curve":
+        """Of rows that take equally many of `size` bytes."""
+        return cls(_longs(lo, hi), _longs(0, hi - lo), _longs(0, size), since_ms)
+
+    @property
+    def lo(self) -> int:
+        return int(self._edges[0])
+
+    @property
+    def hi(self) -> int:
+        return int(self._edges[-1])
+
+    def rows_to(self, offset: int) -> int:
+        return _along(offset, self._edges, self._rows)
+
+    def bytes_to(self, offset: int) -> int:
+        """Rounded up inside a segment, exact at its edges."""
+        return _along(offset, self._edges, self._bytes)
+
+    def after_rows(self, offset: int, rows: int) -> int:
+        """The furthest offset with at most so many rows behind `offset`."""
+        return _furthest(self._edges, self._rows, self.rows_to(offset) + rows)
+
+    def after_bytes(self, offset: int, size: int) -> int:
+        """The furthest offset with at most so many bytes behind `offset`."""
+        return _furthest(self._edges, self._bytes, self.bytes_to(offset) + size)
+
+
+def curve_of(
+    held: PartitionState, lo: int, hi: int, read: Tables = UNREAD, *, live_bytes: int = 0
+) -> Curve:
+    """Of what the partition holds in [lo, hi). Segments of chunks that are not in `read` count as
+    if their rows were of equal size. Offsets beyond the last commit are rows of the live segment
+    and take `live_bytes`."""
+    edges, rows, sizes, since = [_longs(lo)], [_longs(0)], [_longs(0)], NEVER_MS
+    for one in held.intervals.between(lo, min(hi, held.end_offset)):
+        table = read.get(one.source) if isinstance(one.source, Chunk) else one.source
+        some = _of_table(held.number, one, table, lo, hi) if table else _of_interval(one, lo, hi)
+        for whole, part in zip((edges, rows, sizes), some, strict=True):
+            whole.append(part)
+        since = min(since, one.first_ms) if one.source is not None else since
+    if hi > held.end_offset:
+        start = max(lo, held.end_offset)
+        edges.append(_longs(hi))
+        rows.append(_longs(hi - start))
+        sizes.append(_longs(live_bytes))
+    row_sums, byte_sums = (np.cumsum(np.concatenate(some)) for some in (rows, sizes))
+    return Curve(np.concatenate(edges), row_sums, byte_sums, since)
+
+
+def admit(start: Positions, end: Positions, limits: Limits, curve_of: CurveOf) -> Positions:
+    """The end of a micro-batch that begins at `start`, where there is all up to `end`.
+
+    Within the limits on rows and bytes; the limit on fewest rows is not looked at (`holds_back`).
+    """
+    if not limits.bounded:
+        return end
+    slots = {(topic, p): curve for topic, p, curve in _backlogs(start, end, curve_of)}
+    at = _Admitted(slots, limits)
+    at.give_each_a_row()
+    at.share_the_rest()
+    reached = {slot: at.positions.get(slot, end[slot[0]][slot[1]]) for slot in _slots(start)}
+    return {topic: {p: reached[topic, p] for p in parts} for topic, parts in start.items()}
+
+
+class _Admitted:
+    """What is given to each partition on the way to the limits."""
+
+    def __init__(self, curves: Mapping[Slot, Curve], limits: Limits) -> None:
+        self._curves = curves
+        self._rows_left = ENDLESS if limits.rows_max is None else limits.rows_max
+        self._bytes_left = ENDLESS if limits.bytes_max is None else limits.bytes_max
+        self.positions = {slot: curve.lo for slot, curve in curves.items()}
+
+    def give_each_a_row(self) -> None:
+        """Whose rows wait longest first, while they fit; the very first of all always."""
+        longest = sorted(self._curves, key=lambda slot: (self._curves[slot].since_ms, slot))
+        given = False
+        for slot in longest:
+            curve = self._curves[slot]
+            to = min(curve.hi, curve.after_rows(curve.lo, 0) + 1)
+            fits = self._rows_left >= 1 and curve.bytes_to(to) <= self._bytes_left
+            if fits or not given:
+                self._move(slot, to)
+                given = True
+
+    def share_the_rest(self) -> None:
+        """By what each still has, again while it is worth it: what one cannot use, another can."""
+        open_ = list(self._curves)
+        for _ in range(ROUNDS_MAX):
+            open_ = [slot for slot in open_ if self.positions[slot] < self._curves[slot].hi]
+            before = self._rows_left
+            for slot, to in self._shares(open_).items():
+                self._move(slot, to)
+            if before - self._rows_left <= len(open_):
+                break
+
+    def _shares(self, open_: list[Slot]) -> dict[Slot, int]:
+        if min(self._rows_left, self._bytes_left) <= 0:
+            return {}
+        rows, sizes = {}, {}
+        for slot in open_:
+            curve, at = self._curves[slot], self.positions[slot]
+            rows[slot] = curve.rows_to(curve.hi) - curve.rows_to(at)
+            sizes[slot] = curve.bytes_to(curve.hi) - curve.bytes_to(at)
+        by_rows, by_bytes = _shared(self._rows_left, rows), _shared(self._bytes_left, sizes)
+        moves = {}
+        for slot in open_:
+            curve, at = self._curves[slot], self.positions[slot]
+            most = curve.after_rows(at, by_rows[slot])
+            moves[slot] = min(most, curve.after_bytes(at, by_bytes[slot]))
+        return moves
+
+    def _move(self, slot: Slot, to: int) -> None:
+        curve, at = self._curves[slot], self.positions[slot]
+        self._rows_left -= curve.rows_to(to) - curve.rows_to(at)
+        self._bytes_left -= curve.bytes_to(to) - curve.bytes_to(at)
+        self.positions[slot] = to
+
+
+def _shared(whole: int, parts: Mapping[Slot, int]) -> dict[Slot, int]:
+    """`whole` by the size of the parts, none more than its part; what rounding leaves goes to the
+    largest remainders, then to the first slots."""
+    total = sum(parts.values())
+    if total <= whole:
+        return dict(parts)
+    shares = {slot: whole * part // total for slot, part in parts.items()}
+    left = whole - sum(shares.values())
+    for slot in sorted(parts, key=lambda slot: (-(whole * parts[slot] % total), slot))[:left]:
+        shares[slot] += 1
+    return shares
+
+
+def _backlogs(
+    start: Positions, end: Positions, curve_of: CurveOf
+) -> Iterator[tuple[str, int, Curve]]:
+    for topic, p in _slots(start):
+        lo, hi = start[topic][p], end[topic][p]
+        if lo < hi:
+            yield topic, p, curve_of(topic, p, lo, hi)
+
+
+def _slots(positions: Positions) -> list[Slot]:
+    return sorted((topic, p) for topic, parts in positions.items() for p in parts)
+
+
+def _along(offset: int, edges: Longs, sums: Longs) -> int:
+    """The sum up to `offset`, on the line between the edges around it, rounded up."""
+    i = int(np.searchsorted(edges, offset, side="left"))
+    hi, at = int(edges[i]), int(sums[i])
+    if offset == hi or i == 0:
+        return at
+    lo, before = int(edges[i - 1]), int(sums[i - 1])
+    return before - (-(at - before) * (offset - lo) // (hi - lo))
+
+
+def _furthest(edges: Longs, sums: Longs, limit: int) -> int:
+    """The furthest offset up to which there is at most `limit`."""
+    i = int(np.searchsorted(sums, limit, side="right"))
+    if i == len(edges):
+        return int(edges[-1])
+    lo, before = int(edges[i - 1]), int(sums[i - 1])
+    return lo + (limit - before) * (int(edges[i]) - lo) // (int(sums[i]) - before)
+
+
+def _of_table(
+    partition: int, one: Interval, table: SegmentTable, lo: int, hi: int
+) -> tuple[Longs, Longs, Longs]:
+    """The segments' ends in [lo, hi), with the rows and bytes of each that lie in there."""
+    lo, hi = max(lo, one.lo), min(hi, one.hi)
+    part = table.between(partition, lo, hi)
+    ends = np.minimum(part.ends, hi)
+    rows = ends - np.maximum(part.bases, lo)
+    return ends, rows, -(-part.sizes * rows // part.rows)
+
+
+def _of_interval(one: Interval, lo: int, hi: int) -> tuple[Longs, Longs, Longs]:
+    cut = one.cut(lo, hi)
+    rows = 0 if one.source is None else cut.hi - cut.lo
+    return _longs(cut.hi), _longs(rows), _longs(cut.bytes)
+
+
+def _longs(*numbers: int) -> Longs:
+    return np.array(numbers, dtype=np.int64)

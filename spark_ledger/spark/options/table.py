@@ -1,0 +1,508 @@
+"""Every option of format("ledger"): its names, who takes it, its default and what it means.
+
+Always true: what is not in this table is refused, with the nearest name, and so is what belongs to
+another kind of query; names are compared without case; an option is given by one of its names at
+most. Parsing, errors and the tables of docs/spark.md are all made of this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from spark_ledger.spark.options.values import (
+    Bytes,
+    Choice,
+    Flag,
+    Keys,
+    Kind,
+    Millis,
+    Pattern,
+    Text,
+    Whole,
+    Zone,
+)
+from spark_ledger.topic.log.topics import PARTITIONS_MAX
+
+SPARKS_OWN = frozenset(
+    {
+        "checkpointlocation",
+        "queryname",
+        "outputmode",
+        "asyncprogresstrackingenabled",
+        "asyncprogresstrackingcheckpointintervalms",
+        "_asyncprogresstrackingoverridesinksupportcheck",
+    }
+)
+"""Options of Spark itself that reach a source or sink of a stream; they are left alone there."""
+
+COMPRESSIONS = ("none", "lz4", "zstd")
+ON_REPLAY = ("fail", "skip", "append")
+DURABILITIES = ("synced", "page-cache")
+ROUTINGS = ("hash", "murmur2", "roundRobin", "single", "column", "spark")
+PAYLOAD_FORMATS = ("json", "arrow", "schema")
+"""Those whose rows have the payload's own columns in place of `value`."""
+FORMATS = ("binary", "string", *PAYLOAD_FORMATS)
+NO_SCHEMA = "none"
+"""The schemaMode that neither registers nor compares columns, and writes bytes beside them."""
+SCHEMA_MODES = ("validate", "evolve", NO_SCHEMA)
+LISTINGS = (
+    *("topics", "partitions", "segments", "ledgers"),
+    *("subscriptions", "lag", "commits", "bookies"),
+)
+STRATEGIES = ("error", "latest", "earliest")
+NAME_CHARS_MAX = 200
+USER_METADATA_CHARS_MAX = 8192
+MIB = 1 << 20
+
+
+_TLS = "Leave it out: connections are not encrypted, and who reaches the ports may read and write."
+_DEFAULTED = "Leave it out: there is nothing like it to set here."
+_RETRIES = "Leave it out: reads are repeated on the other copies by themselves."
+_GROUP = "Leave it out, or name a durable cursor with subscription."
+KAFKAS: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "Here it is serviceUrl, as zk://127.0.0.1:2281/ledger.",
+    "kafka.group.id": _GROUP,
+    "groupIdPrefix": _GROUP,
+    "kafkaConsumer.pollTimeoutMs": _RETRIES,
+    "fetchOffset.numRetries": _RETRIES,
+    "fetchOffset.retryIntervalMs": _RETRIES,
+    "kafka.auto.offset.reset": "Here it is startingOffsets.",
+    "kafka.enable.auto.commit": "Leave it out: where a query stands is in its checkpoint.",
+    "kafka.isolation.level": "Leave it out: rows are read when they are committed.",
+    "kafka.max.partition.fetch.bytes": "Here it is maxBytesPerPartition, bytes of a task.",
+    "kafka.max.poll.records": "Here it is maxOffsetsPerTrigger, rows of a micro-batch.",
+    "kafka.acks": "Here it is ackQuorum, a number of copies.",
+    "kafka.enable.idempotence": "Leave it out: a write is committed once.",
+    "kafka.transactional.id": "Here it is txnAppId, with txnVersion; a stream needs neither.",
+    "kafka.compression.type": "Here it is compression: none, lz4 or zstd.",
+    "kafka.partitioner.class": "Here it is routing; murmur2 is Kafka's default partitioner.",
+    "kafka.buffer.memory": "Here it is maxInFlightBytes.",
+    "kafka.batch.size": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
+    "kafka.linger.ms": "Leave it out: rows are gathered to entries by maxInFlightBytes.",
+    "kafka.max.request.size": "Leave it out: a row must fit into an entry, entry_bytes_max.",
+    "kafka.security.protocol": _TLS,
+    "kafka.sasl.": _TLS,
+    "kafka.ssl.": _TLS,
+    "kafka.": _DEFAULTED,
+}
+"""Options of Spark's Kafka source and sink that have another name here or none, and what to do
+without; one that ends with a dot is every option that begins so."""
+
+
+class Use(Enum):
+    BATCH_READ = "a batch read"
+    STREAM_READ = "a streaming read"
+    BATCH_WRITE = "a batch write"
+    STREAM_WRITE = "a streaming write"
+
+
+READ = (Use.BATCH_READ, Use.STREAM_READ)
+STREAMS = (Use.STREAM_READ, Use.STREAM_WRITE)
+WRITE = (Use.BATCH_WRITE, Use.STREAM_WRITE)
+_FOR = {
+    READ: "a read",
+    WRITE: "a write",
+    (Use.BATCH_READ,): "a batch read (spark.read)",
+    (Use.STREAM_READ,): "a streaming read (spark.readStream)",
+    (Use.BATCH_WRITE,): "a batch write (df.write)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`default` is the text that is parsed when the option is not given, None if there is none;
+    `default_says` is what the documentation says instead of it."""
+
+    name: str
+    uses: tuple[Use, ...]
+    kind: Kind
+    default: str | None
+    meaning: str
+    aliases: tuple[str, ...] = ()
+    default_says: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+def _outage_timeout(uses: tuple[Use, ...]) -> Option:
+    return Option(
+        "outageTimeout",
+        uses,
+        Millis(),
+        "5m",
+        "how long the query waits while the metadata store is away before it fails with "
+        "`LEDGER_UNAVAILABLE` (see Outages); `0`: 15 s for each answer",
+    )
+
+
+READ_OPTIONS = (
+    Option(
+        "serviceUrl",
+        READ,
+        Text(),
+        None,
+        "where the cluster is",
+        aliases=("bootstrap.servers", "service.url"),
+        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+    ),
+    Option(
+        "subscribe",
+        READ,
+        Text(),
+        None,
+        "a topic, or several separated by commas; `load(...)` says the same",
+        aliases=("topic", "topics", "path"),
+        default_says="one of three",
+    ),
+    Option(
+        "subscribePattern",
+        READ,
+        Pattern(),
+        None,
+        "a regular expression for whole names of topics; a stream finds topics made"
+        " later and reads them from their beginning",
+        aliases=("topicsPattern",),
+        default_says="one of three",
+    ),
+    Option(
+        "assign",
+        READ,
+        Text(),
+        None,
+        'these partitions only, as `{"t":[0,1]}`',
+        default_says="one of three",
+    ),
+    Option(
+        "startingOffsets",
+        READ,
+        Text(),
+        None,
+        '`earliest`, `latest`, or JSON `{"t":{"0":23,"1":-2}}`: every partition, -2'
+        " earliest, -1 latest; also the text of any progress's `endOffset`. A "
+        "stream starts so when it has no checkpoint; partitions and topics that "
+        "come later start at their beginning",
+        default_says="batch `earliest`, stream `latest`",
+    ),
+    Option(
+        "startingTimestamp",
+        READ,
+        Text(64),
+        None,
+        "start at the first row committed at or after it: milliseconds since 1970, "
+        "or ISO text as `2024-05-01T12:00:00Z`. Goes before the next",
+    ),
+    Option(
+        "startingOffsetsByTimestamp",
+        READ,
+        Text(),
+        None,
+        'the same for each partition, `{"t":{"0":1714557600000,"1":"2024-05-01T00:00Z"}}`.'
+        " Goes before `startingOffsets`",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        READ,
+        Choice(STRATEGIES),
+        "error",
+        "where a partition starts that has no such row: `error`, `latest` or `earliest`",
+    ),
+    Option(
+        "timeZone",
+        READ,
+        Zone(),
+        None,
+        "of times in these options that say none, as `Europe/Berlin`, `UTC` or `+01:00`"
+        " (see below)",
+        default_says="the driver's, as the session's is",
+    ),
+    Option(
+        "startingSubscription",
+        READ,
+        Text(NAME_CHARS_MAX),
+        None,
+        "start where the subscription of that name stands",
+    ),
+    Option("endingOffsets", (Use.BATCH_READ,), Text(), "latest", "as `startingOffsets`; exclusive"),
+    Option(
+        "endingTimestamp",
+        (Use.BATCH_READ,),
+        Text(64),
+        None,
+        "end before the first row committed at or after it; where there is none, at the latest",
+    ),
+    Option(
+        "endingOffsetsByTimestamp", (Use.BATCH_READ,), Text(), None, "the same for each partition"
+    ),
+    Option(
+        "subscription",
+        (Use.STREAM_READ,),
+        Text(NAME_CHARS_MAX),
+        None,
+        "a durable cursor of that name follows the query, holds retention and shows"
+        " in lag; one live query per name",
+        aliases=("predefinedSubscription",),
+    ),
+    Option(
+        "maxOffsetsPerTrigger",
+        (Use.STREAM_READ,),
+        Whole(),
+        None,
+        "rows in one micro-batch at most, shared by the partitions according to their backlog",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        (Use.STREAM_READ,),
+        Bytes(),
+        None,
+        "bytes in one micro-batch at most, shared likewise, but always at least one"
+        " row; `64m`, `1g`",
+    ),
+    Option(
+        "minOffsetsPerTrigger",
+        (Use.STREAM_READ,),
+        Whole(),
+        None,
+        "wait for so many rows, but no longer than the next option says; not under `availableNow`",
+    ),
+    Option(
+        "maxTriggerDelay",
+        (Use.STREAM_READ,),
+        Millis(),
+        "15m",
+        "how long `minOffsetsPerTrigger` may hold rows back",
+    ),
+    Option(
+        "minPartitions",
+        READ,
+        Whole(),
+        None,
+        "at least so many tasks, if there are so many rows; one partition may be read by several",
+    ),
+    Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
+    Option(
+        "maxBytesPerPartition", READ, Bytes(), "256m", "bytes that one task reads, about, at most"
+    ),
+    Option(
+        "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
+    ),
+    _outage_timeout(READ),
+    Option(
+        "valueFormat",
+        READ,
+        Choice(FORMATS),
+        "binary",
+        "`binary`; `string`: `value` is text; `json`: `value` is JSON text, its "
+        "fields are columns; `arrow`: the columns that were written; `schema`: those "
+        "of the topic's registered schema (see Typed values)",
+    ),
+    Option("includeHeaders", READ, Flag(), "false", "adds Kafka's column `headers`"),
+    Option("includeMetadata", READ, Flag(), "false", "adds the columns that say where a row lies"),
+    Option(
+        "keyFilter",
+        READ,
+        Keys(),
+        None,
+        'only rows with this key, or one of several: `["AA","DL"]`; entries without'
+        " it are not even fetched where they have fingerprints",
+    ),
+    Option(
+        "filterPushdown",
+        (Use.BATCH_READ,),
+        Flag(),
+        "false",
+        "`true` is refused, as Spark 4.2.0 would give other queries the rows of one query's "
+        "filters (see Known limits)",
+    ),
+    Option(
+        "metadata",
+        (Use.BATCH_READ,),
+        Choice(LISTINGS),
+        None,
+        "a listing instead of rows: `topics`, `partitions`, `segments`, `ledgers`, "
+        "`subscriptions`, `lag`, `commits`, `bookies`",
+    ),
+)
+WRITE_OPTIONS = (
+    Option(
+        "serviceUrl",
+        WRITE,
+        Text(),
+        None,
+        "where the cluster is",
+        aliases=("bootstrap.servers", "service.url"),
+        default_says="`LEDGER_SERVICE_URL`, else `zk://127.0.0.1:2281/ledger`",
+    ),
+    Option(
+        "topic",
+        WRITE,
+        Text(),
+        None,
+        "where all rows go, made by the first write if it is not there; `save(...)`"
+        " and `start(...)` say the same. It goes before a column `topic`",
+        aliases=("path",),
+        default_says="the column `topic`",
+    ),
+    Option(
+        "partitions",
+        WRITE,
+        Whole(1, PARTITIONS_MAX),
+        "1",
+        "of a topic that this write makes; asking the topic of option `topic` for another"
+        " number than it has is an error",
+    ),
+    Option(
+        "routing",
+        WRITE,
+        Choice(ROUTINGS),
+        None,
+        "a row's partition: `hash` of its key, `murmur2` of its key as Kafka's producers have it,"
+        " `roundRobin`, `single` (one for each task), `column` (column `partition`), `spark`"
+        " (Spark's task modulo partitions). It goes before a column `partition`",
+        default_says="`column` if there is a column `partition`, else `hash`",
+    ),
+    Option("compression", WRITE, Choice(COMPRESSIONS), "none", "`none`, `lz4`, `zstd`"),
+    Option(
+        "ensembleSize",
+        WRITE,
+        Whole(),
+        None,
+        "bookies over which a ledger of this write is striped; "
+        "a topic is not made with more than are registered",
+        default_says="the topic's, else 3",
+    ),
+    Option(
+        "writeQuorum",
+        WRITE,
+        Whole(),
+        None,
+        "copies of each entry",
+        default_says="the topic's, else 3",
+    ),
+    Option(
+        "ackQuorum",
+        WRITE,
+        Whole(),
+        None,
+        "copies that are acknowledged before a row counts as written",
+        default_says="the topic's, else 2",
+    ),
+    Option(
+        "durability",
+        WRITE,
+        Choice(DURABILITIES),
+        None,
+        "`synced`: acknowledged when it is on disk; `page-cache`: before, faster, "
+        "and lost by a power failure of all copies",
+        default_says="the topic's, else `synced`",
+    ),
+    Option(
+        "txnAppId",
+        (Use.BATCH_WRITE,),
+        Text(NAME_CHARS_MAX),
+        None,
+        "with `txnVersion`: who writes, see Exactly once. A streaming write has its query id",
+    ),
+    Option(
+        "txnVersion",
+        (Use.BATCH_WRITE,),
+        Whole(0),
+        None,
+        "a version at or below the last one committed under that name changes "
+        "nothing. A streaming write has its batch id",
+    ),
+    Option(
+        "onReplay",
+        WRITE,
+        Choice(ON_REPLAY),
+        None,
+        "what becomes of a query's batch whose number was committed with other rows (see Exactly"
+        " once): `fail`; `skip` keeps what was committed; `append` writes it too, also where its"
+        " number is lower, and goes on from there. In a batch write: with `txnAppId`, inside"
+        " `foreachBatch`",
+        default_says="`fail`; complete mode replaces",
+    ),
+    Option(
+        "badRecordsTopic",
+        WRITE,
+        Text(),
+        None,
+        "rows that do not fit go there, with the reason, instead of failing the write",
+    ),
+    Option(
+        "userMetadata",
+        WRITE,
+        Text(USER_METADATA_CHARS_MAX),
+        None,
+        "text kept with the commit, seen in `metadata=commits`",
+    ),
+    Option(
+        "maxInFlightBytes",
+        WRITE,
+        Bytes(MIB),
+        "64m",
+        "what a task holds in memory: gathered and not acknowledged",
+    ),
+    _outage_timeout(WRITE),
+    Option(
+        "valueFormat",
+        WRITE,
+        Choice(FORMATS),
+        "binary",
+        "`binary` or `string`: a column `value`; `json`: your columns as JSON text; "
+        "`arrow`: your columns as they are; `schema`: the same, by a schema that is "
+        "registered already (see Typed values)",
+    ),
+    Option(
+        "schemaMode",
+        WRITE,
+        Choice(SCHEMA_MODES),
+        "validate",
+        "of `json`, `arrow` and `schema`: `validate` against the topic's schema, "
+        "`evolve` it where that is compatible, or `none`: compare and register nothing; "
+        "of `binary` and `string`: `none` writes to a topic that has a schema all the same",
+    ),
+    Option("mergeSchema", WRITE, Flag(), "false", "`true`: the same as `schemaMode` `evolve`"),
+)
+
+
+def options_for(use: Use) -> tuple[Option, ...]:
+    table = READ_OPTIONS if use in READ else WRITE_OPTIONS
+    return tuple(option for option in table if use in option.uses)
+
+
+def kafkas(lower: str) -> str | None:
+    """What to do without the option of Kafka's that has this name; None: it has none such."""
+    for name, remedy in KAFKAS.items():
+        known = name.lower()
+        if lower == known or (known.endswith(".") and lower.startswith(known)):
+            return remedy
+    return None
+
+
+def belongs_to(uses: tuple[Use, ...]) -> str:
+    """Whose options they are, in words."""
+    return _FOR[uses]
+
+
+def as_markdown(options: tuple[Option, ...]) -> str:
+    """The table of docs/spark.md."""
+    lines = [f"| {_names(one)} | {_default(one)} | {_only(one)}{one.meaning} |" for one in options]
+    return "\n".join(lines) + "\n"
+
+
+def _names(option: Option) -> str:
+    return " or ".join(f"`{name}`" for name in option.names if name != "path")
+
+
+def _default(option: Option) -> str:
+    return option.default_says or (f"`{option.default}`" if option.default else "none")
+
+
+def _only(option: Option) -> str:
+    if len(option.uses) > 1:
+        return ""
+    return (
+        "batch only: " if option.uses[0] in (Use.BATCH_READ, Use.BATCH_WRITE) else "stream only: "
+    )

@@ -1,0 +1,1 @@
+"""The source: batch, stream, listings, SQL functions."""

@@ -1,0 +1,340 @@
+"""What the driver knows of the topics that a query reads: which they are, and how far they go.
+
+Always true: `ends` answers from memory (topic/read/follower.py says how old that may be: then it
+waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
+begins with a sync, so a user reads what he wrote. A commit over several of the topics is in the
+ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
+commit by now. A topic keeps the id it was found with. Topics that a pattern matches later are found
+by looking again every RESCAN_S, in the background; a poll whose last look is UNSEEN_RESCANS times
+as old waits for a new one, so that it has every topic that was there so long. One of them that is
+deleted before it was seen in `ends` was never there. Of one that is gone and is no loss it is
+looked for another of its name: at once, and in the same way from then on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import StructType
+
+from spark_ledger.errors import TopicDeleted, TopicNotFound, TopicRecreated, Unavailable
+from spark_ledger.process import background_loop
+from spark_ledger.spark.options.limits import CurveOf
+from spark_ledger.spark.options.offsets import GO_ON, Ends, Positions, TopicEnds
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.options.start_positions import Place
+from spark_ledger.spark.read import planning
+from spark_ledger.spark.rows.schema import has_payload, payload_of
+from spark_ledger.spark.worker import collector
+from spark_ledger.spark.worker.collector import Moment
+from spark_ledger.topic import blocking
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.topic_log import TopicLog, agree, fold_agreeing
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.follower import TopicFollower
+from spark_ledger.topic.read.live import LiveEnds
+from spark_ledger.topic.read.plan import ReadTask
+from spark_ledger.topic.subscription.lag import PartitionLag
+
+if TYPE_CHECKING:
+    from spark_ledger.spark.rows.typed_values import ValueReader
+
+RESCAN_S = 0.5
+UNSEEN_RESCANS = 2
+RESCAN_WAIT_S = 2.0
+"""How long a poll waits for a look at most; then it answers with the topics that it knows."""
+NOTHING_SEEN = -1
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class View:
+    """What was known at a moment: the topics' states and their ends, by short name."""
+
+    states: Mapping[str, TopicState]
+    ends: Ends
+    live_changes: int
+
+
+class TopicsRead:
+    """The topics of one reader, in its driver-side process. Names are in their short form."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        """Connects and finds the topics. Raises Unavailable, TopicNotFound, TopicNameInvalid."""
+        self.options = options
+        self.cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
+        collector.set_aside(Moment.CONNECTED)
+        self.infos: dict[str, TopicInfo] = {}
+        self._left_out: dict[str, TopicInfo] = {}
+        self._client = self.cluster.client
+        self._live = LiveEnds(self._client.ledgers)
+        self._planner = planning.Planner(self._client, self._live, options)
+        self._followers: dict[str, TopicFollower] | None = None
+        self._view = View({}, {}, NOTHING_SEEN)
+        self._scan: Future[list[TopicInfo]] | None = None
+        self._scanning_s = self._scanned_s = time.monotonic()  # when the last began, and one ended
+        self.cluster.run(self._find())
+
+    def follow(self) -> None:
+        """Keep the states current from now on, without a round trip for `ends`."""
+        self._followers = {}
+        self.cluster.run(self._follow_all())
+
+    def ends(self) -> Ends:
+        """From memory; as `fresh_ends` when that is too old. Raises Unavailable, TopicDeleted,
+        TopicRecreated."""
+        assert self._followers is not None, "follow() comes first"
+        self._look_for_topics()
+        try:
+            states = {name: one.state() for name, one in self._followers.items()}
+        except (TopicDeleted, TopicNotFound, Unavailable):
+            return self.fresh_ends()
+        seen, changes = self._view, self._live.changes
+        same = seen.live_changes == changes and len(states) == len(seen.states)
+        if same and all(seen.states.get(name) is one for name, one in states.items()):
+            return seen.ends
+        if any(one.deleted for one in states.values()) or not agree(states.values()):
+            return self.fresh_ends()
+        return self._seen(states, changes)
+
+    def fresh_ends(self) -> Ends:
+        """With all that was committed before this call, and all that bookies say is confirmed.
+        Raises Unavailable, TopicDeleted, TopicRecreated."""
+        return self.cluster.run(self._fresh_ends())
+
+    def positions(self, place: Place, known: Ends) -> Positions:
+        """Where `place` is in the topics, whose ends are what `fresh_ends` returned last.
+
+        Raises as offsets.resolve, SubscriptionNotFound.
+        """
+        return self.cluster.run(
+            self._planner.positions(place, known, self._view.states, self.infos)
+        )
+
+    def curves(self, start: Positions, end: Positions) -> CurveOf:
+        """For `limits.admit`: what lies between these positions."""
+        return self.cluster.run(self._planner.curves(self._view.states, start, end))
+
+    def lags(self, positions: Positions, now_ms: int) -> list[PartitionLag]:
+        """How far the positions are behind what is known, without a round trip."""
+        return self._planner.lags(self._view.states, self._view.ends, positions, now_ms)
+
+    def plan(self, start: Positions, end: Positions) -> list[ReadTask]:
+        """Tasks that read from `start` to `end`. Raises RowsLost and RowsTrimmed, unless told to
+        leave such rows out: then the tasks hold exactly the others; as LiveEnds.look."""
+        return self.cluster.run(self._planner.plan(self._view.states, start, end))
+
+    def values(self, declared: StructType) -> "ValueReader | None":
+        """How payloads become the declared columns, by the schemas registered now; None in a format
+        where a payload is one column. Raises as registered_schema and ValueReader.of."""
+        value_format = self.options.value_format
+        if not has_payload(value_format):
+            return None
+        from spark_ledger.spark.rows.typed_values import ValueReader, registered_schema
+
+        infos, schemas = list(self.infos.values()), self._client.schemas
+        registered = self.cluster.run(
+            registered_schema(schemas, infos, value_format, declared=True)
+        )
+        return ValueReader.of(value_format, payload_of(declared), registered)
+
+    def close(self) -> None:
+        """Follow no live segment any more. The followers stay: others in the process may use
+        them."""
+        self.cluster.run(self._live.close())
+
+    # -- which topics -------------------------------------------------------------------------
+
+    async def _find(self) -> None:
+        """Those that are named, or match the pattern now."""
+        if self.options.pattern is None:
+            for name in self.options.topics:
+                info = await self._client.topics.open(name)
+                self.infos[info.name.short] = info
+        else:
+            self._take(await self._matching(fresh=True))
+
+    async def _matching(self, *, fresh: bool) -> list[TopicInfo]:
+        """The topics that match the pattern and are not known yet."""
+        return await _new_topics(self._client, self.options, self.infos, fresh=fresh)
+
+    def _take(self, found: Sequence[TopicInfo]) -> None:
+        for info in found:
+            self.infos.setdefault(info.name.short, info)
+        self.infos = dict(sorted(self.infos.items()))
+
+    def _look_for_topics(self) -> None:
+        """Take what was found; look again if it is time, and wait if the last look is too old (not
+        while the store is away). Waits for the first fold of new ones. Raises TopicRecreated."""
+        self._take_scan()
+        if self.options.pattern is None and not self._left_out:
+            return
+        now_s = time.monotonic()
+        if self._scan is None and now_s - self._scanning_s >= RESCAN_S:
+            self._scanning_s = now_s
+            named = self.options.pattern is None
+            looking = self._namesakes(fresh=False) if named else self._matching(fresh=False)
+            self._scan = background_loop().submit(looking)
+        unseen_s = now_s - self._scanned_s
+        if self._scan and unseen_s >= UNSEEN_RESCANS * RESCAN_S and not self.cluster.away:
+            wait([self._scan], RESCAN_WAIT_S)
+            self._take_scan()
+
+    def _take_scan(self) -> None:
+        if self._scan is None or not self._scan.done():
+            return
+        scan, self._scan = self._scan, None
+        if scan.exception() is None:
+            self._scanned_s = self._scanning_s
+            self._take_found(scan.result())
+
+    def _take_found(self, found: Sequence[TopicInfo]) -> None:
+        if self.options.pattern is None:
+            _check_same(self._left_out, found)
+        else:
+            self._take(found)
+            self.cluster.run(self._follow_all())
+
+    async def _namesakes(self, *, fresh: bool) -> list[TopicInfo]:
+        """What has the names of the topics that are left out."""
+        topics, names = self._client.topics, list(self._left_out)
+        found = await asyncio.gather(*(topics.find(name, fresh=fresh) for name in names))
+        return [info for info in found if info is not None]
+
+    # -- how far they go ------------------------------------------------------------------------
+
+    async def _follow_all(self) -> None:
+        assert self._followers is not None
+        new = [name for name in self.infos if name not in self._followers]
+        following = (self._client.follow(self.infos[name].id, name) for name in new)
+        made = await asyncio.gather(*following, return_exceptions=True)
+        for name, one in zip(new, made, strict=True):
+            if isinstance(one, TopicFollower):
+                self._followers[name] = one
+            elif isinstance(one, TopicDeleted | TopicNotFound):
+                await self._leave_out([name])
+            else:
+                raise one
+        self._followers = {name: self._followers[name] for name in self.infos}
+
+    async def _fresh_ends(self) -> Ends:
+        if self.options.pattern is not None:
+            self._take(await self._matching(fresh=True))
+            if self._followers is not None:
+                await self._follow_all()
+        else:
+            _check_same(self._left_out, await self._namesakes(fresh=True))
+        states = await self._folded()
+        await self._live.look(_lives(states))
+        return self._seen(states, self._live.changes)
+
+    async def _folded(self) -> dict[str, TopicState]:
+        """The topics' states, those without that are gone with all they had, if that is no loss;
+        else raises TopicDeleted; TopicRecreated."""
+        while True:
+            logs = {name: self._client.log(info.id) for name, info in self.infos.items()}
+            try:
+                folded = await fold_agreeing(list(logs.values()))
+            except (TopicDeleted, TopicNotFound):
+                gone = [name for name, log in logs.items() if await _is_gone(log)]
+            else:
+                states = dict(zip(logs, folded, strict=True))
+                gone = [name for name, one in states.items() if one.deleted]
+                if not gone:
+                    return states
+            await self._leave_out(gone)
+
+    async def _leave_out(self, gone: Sequence[str]) -> None:
+        """Go on without topics that are gone. Raises, for those that are wanted, TopicRecreated if
+        the name is another topic's by now, TopicDeleted if that is a loss."""
+        for name in gone:
+            info = self.infos[name]
+            if self.options.pattern is None or name in self._view.ends:
+                namesake = await self._client.topics.find(name)
+                _check_same({name: info}, [] if namesake is None else [namesake])
+                if self.options.fail_on_data_loss:
+                    raise _deleted(name, info.id)
+                _log.warning(
+                    "topic %r (id %s) was deleted: as failOnDataLoss is false, it is left out",
+                    name,
+                    info.id,
+                )
+                self._left_out[name] = info
+        self._forget(gone)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        """Topics that are gone: one that takes such a name is found by a pattern."""
+        for name in names:
+            self.infos.pop(name, None)
+            if self._followers is not None:
+                self._followers.pop(name, None)
+
+    def _seen(self, states: Mapping[str, TopicState], changes: int) -> Ends:
+        """Remember what was seen."""
+        ends = {name: self._ends_of(name, state) for name, state in states.items()}
+        self._view = View(states, ends, changes)
+        if self._followers is not None:
+            background_loop().loop.call_soon_threadsafe(self._live.follow, _lives(states))
+        return ends
+
+    def _ends_of(self, name: str, state: TopicState) -> TopicEnds:
+        assert not state.deleted, f"topic {name!r} is gone"
+        assigned = None if self.options.assigned is None else self.options.assigned[name]
+        before = self._view.ends.get(name)
+        known = () if before is None else before.ends
+        ends = [self._planner.end_of(held) for held in state.partitions]
+        return TopicEnds(
+            state.topic_id,
+            tuple(held.start_offset for held in state.partitions),
+            tuple(max(end, known[p]) if p < len(known) else end for p, end in enumerate(ends)),
+            assigned,
+        )
+
+
+def _deleted(name: str, topic_id: str) -> TopicDeleted:
+    return TopicDeleted(f"topic {name!r} (id {topic_id}) was deleted", GO_ON, topic=name)
+
+
+def _check_same(known: Mapping[str, TopicInfo], found: Iterable[TopicInfo]) -> None:
+    """Raises TopicRecreated for a topic found by a known one's name that is another."""
+    for info in found:
+        name = info.name.short
+        if name in known and known[name].id != info.id:
+            raise TopicRecreated(
+                f"topic {name!r} with id {known[name].id} was deleted;"
+                f" the topic of that name now has id {info.id}",
+                topic=name,
+            )
+
+
+async def _is_gone(log: TopicLog) -> bool:
+    try:
+        await log.fold(fresh=True)
+    except (TopicDeleted, TopicNotFound):
+        return True
+    return False
+
+
+async def _new_topics(
+    client: TopicClient, options: ReadOptions, known: Container[str], *, fresh: bool
+) -> list[TopicInfo]:
+    """The topics that match the pattern and are not `known`, by short name. Only these cost a read
+    each."""
+    if fresh:
+        await client.store.sync()
+    names = (name.short for name in await client.topics.names())
+    wanted = options.matching(name for name in names if name not in known)
+    found = await asyncio.gather(*(client.topics.find(name, fresh=False) for name in wanted))
+    return [info for info in found if info is not None]
+
+
+def _lives(states: Mapping[str, TopicState]) -> list[LiveSegment]:
+    every = (held.live for state in states.values() for held in state.partitions)
+    return [live for live in every if live is not None]

@@ -1,0 +1,92 @@
+"""option("metadata", view): what there is on a cluster, as a DataFrame.
+
+Always true: the columns are topic/views.py's, in Spark's types; of a user's .schema() each column
+is one of them by name, without regard to case, and of its type. A large view is several tasks; a
+view of all topics leaves out what is deleted while it is listed.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_ledger.errors import SchemaTypeMismatch, SchemaUnknownColumn
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.spark_version import planned, spark_schema
+from spark_ledger.topic import blocking, views
+from spark_ledger.topic.blocking import BlockingTopics
+
+VIEWS = tuple(views.SCHEMAS)
+
+
+def schema_of(view: str) -> StructType:
+    """The columns of a view, one of VIEWS."""
+    return spark_schema(views.SCHEMAS[view])
+
+
+class ListingReader(DataSourceReader):
+    """A view of the topics that the options name, of all where they name none."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """Raises SchemaUnknownColumn, SchemaTypeMismatch."""
+        assert options.metadata is not None, "a listing is a read with the option `metadata`"
+        self.options = options
+        self.view = options.metadata
+        self._columns = _columns(self.view, schema)
+        self._names = schema.names
+
+    def partitions(self) -> Sequence[InputPartition]:
+        cluster = blocking.topics(self.options.service_url)
+        parts = cluster.run(views.plan(cluster.client, self.view, _topics(cluster, self.options)))
+        return [InputPartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        part: views.Part | None = planned(partition)
+        if part is None:  # what Spark makes of an empty plan
+            return
+        cluster = blocking.topics(self.options.service_url)
+        for batch in cluster.run(views.read(cluster.client, part)):
+            columns = [batch.column(name) for name in self._columns]
+            yield pa.RecordBatch.from_arrays(columns, names=self._names)
+
+
+def table(service_url: str, view: str, topic: str | None = None) -> pa.Table:
+    """The whole view as one table, read by this process."""
+    cluster = blocking.topics(service_url)
+
+    async def read() -> list[pa.RecordBatch]:
+        names = None if topic is None else [topic]
+        parts = await views.plan(cluster.client, view, names)
+        return [one for part in parts for one in await views.read(cluster.client, part)]
+
+    return pa.Table.from_batches(cluster.run(read()), views.SCHEMAS[view])
+
+
+def _topics(cluster: BlockingTopics, options: ReadOptions) -> Sequence[str] | None:
+    """Those that are named, or that the pattern matches; None: all."""
+    if options.pattern is None:
+        return options.topics or None
+    known = cluster.run(cluster.client.topics.list())
+    return options.matching(info.name.short for info in known)
+
+
+def _columns(view: str, declared: StructType) -> list[str]:
+    """The view's columns that are declared, in that order."""
+    known: dict[str, Any] = {field.name.lower(): field for field in schema_of(view).fields}
+    found = []
+    for column in declared.fields:
+        field = known.get(column.name.lower())
+        if field is None:
+            names = ", ".join(one.name for one in known.values())
+            raise SchemaUnknownColumn(
+                f"the listing of {view} has no column {column.name!r}", f"It has {names}."
+            )
+        if field.dataType.simpleString() != column.dataType.simpleString():
+            wanted, given = (one.dataType.simpleString().upper() for one in (field, column))
+            raise SchemaTypeMismatch(
+                f"column {column.name!r} is {given}, not {wanted}", f"Declare it as {wanted}."
+            )
+        found.append(field.name)
+    return found

@@ -1,0 +1,252 @@
+"""Positions, micro-batches and tasks of the topics that a reader has, from their states.
+
+Always true: the tasks of a plan hold every row between the positions once; rows that are gone are
+told with their number or, if the user accepts losses, exactly these are left out; a hole is no
+loss. Chunks of checkpoints are read where a plan needs them, no others.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from spark_ledger.errors import (
+    DataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    OffsetsOutOfRange,
+    SubscriptionNotFound,
+)
+from spark_ledger.spark.options import limits, offsets, timestamps
+from spark_ledger.spark.options.limits import Curve, CurveOf
+from spark_ledger.spark.options.offsets import Ends, Positions, Trimmed
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.options.start_positions import AtSubscription, AtTime, ByPartition, Place
+from spark_ledger.spark.read import losses
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.live import LiveEnd, LiveEnds
+from spark_ledger.topic.read.plan import (
+    Cutting,
+    LiveRows,
+    Ranges,
+    ReadTask,
+    chunks_to_read,
+    plan_read,
+)
+from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
+
+States = Mapping[str, TopicState]
+FOLDS_MAX = 20
+CHUNKS_FOR_LIMITS = 64
+"""Chunks that are read so that a limit on bytes is exact; of more, rows count as equally large."""
+
+
+class Planner:
+    """Of one reader. Its coroutines run on the client's loop; what is not one waits for nobody."""
+
+    def __init__(self, client: TopicClient, live: LiveEnds, options: ReadOptions) -> None:
+        self._client = client
+        self._live = live
+        self._options = options
+        self._ledger_ends = losses.LedgerEnds(client.ledgers)
+
+    @property
+    def _lossy(self) -> bool:
+        return not self._options.fail_on_data_loss
+
+    def end_of(self, held: PartitionState) -> int:
+        """One past the last row that a commit or a live segment has."""
+        if held.live is None:
+            return held.end_offset
+        return max(held.end_offset, held.live.base + self._live.known(held.live).rows)
+
+    async def positions(
+        self, place: Place, known: Ends, states: States, infos: Mapping[str, TopicInfo]
+    ) -> Positions:
+        """As TopicsRead.positions."""
+        found: ByPartition | None = None
+        if isinstance(place, AtTime):
+            wanted = offsets.times_wanted(place, known)
+            looked = [self._since(states[topic], times) for topic, times in wanted.items()]
+            found = dict(zip(wanted, await asyncio.gather(*looked), strict=True))
+        elif isinstance(place, AtSubscription):
+            found = await self._of_subscription(place, infos)
+        return offsets.resolve(place, known, found, lossy=self._lossy)
+
+    async def curves(self, states: States, start: Positions, end: Positions) -> CurveOf:
+        """What lies between the positions, for `limits.admit`."""
+        tables: dict[str, Tables] = {}
+        if self._options.limits.bytes_max is not None:
+            for topic, starts in start.items():
+                ranges = _ranges(states[topic], starts, end[topic])
+                tables[topic] = await self._some_tables(states[topic], ranges)
+
+        def curve_of(topic: str, partition: int, lo: int, hi: int) -> Curve:
+            held = states[topic].partitions[partition]
+            size = self._live_bytes(held, lo, hi)
+            read = tables.get(topic, UNREAD)
+            return limits.curve_of(held, lo, hi, read, live_bytes=size)
+
+        return curve_of
+
+    def lags(
+        self, states: States, known: Ends, positions: Positions, now_ms: int
+    ) -> list[PartitionLag]:
+        """As TopicsRead.lags."""
+        found: list[PartitionLag] = []
+        for topic, parts in positions.items():
+            if topic in states:
+                ends = dict(enumerate(known[topic].ends))
+                found += topic_lag(states[topic], parts, now_ms, ends=ends).values()
+        return found
+
+    async def plan(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
+        """As TopicsRead.plan. What does not fit what is known is looked at again after a sync."""
+        try:
+            if all(_reaches(states.get(topic), parts, self) for topic, parts in end.items()):
+                tasks = await self._tasks(states, start, end)
+                last_entries = await self._ledger_ends.of(tasks)
+                if losses.GONE not in last_entries.values():
+                    return losses.readable(tasks, last_entries, not self._lossy)
+        except OffsetsOutOfRange:
+            pass
+        ids = {topic: states[topic].topic_id for topic in end}
+        logs = [self._client.log(topic_id) for topic_id in ids.values()]
+        folded = await asyncio.gather(*(log.fold(fresh=True) for log in logs))
+        states = dict(zip(ids, folded, strict=True))
+        await self._live.look(p.live for s in folded for p in s.partitions if p.live is not None)
+        self._ledger_ends.forget()
+        tasks = await self._tasks(states, start, end)
+        return losses.readable(tasks, await self._ledger_ends.of(tasks), not self._lossy)
+
+    # -- tasks --------------------------------------------------------------------------------
+
+    async def _tasks(self, states: States, start: Positions, end: Positions) -> list[ReadTask]:
+        found = {t: await self._readable(states[t], at, end[t]) for t, at in start.items()}
+        start = self._kept({topic: state for topic, (state, _) in found.items()}, start, end)
+        rows = max(1, offsets.rows_between(start, end))
+        tasks: list[ReadTask] = []
+        for topic, starts in start.items():
+            part = sum(end[topic][p] - at for p, at in starts.items())
+            share = max(1, -(-(self._options.min_partitions or 1) * part // rows))
+            cutting = Cutting(share, self._options.task_bytes, self._options.task_rows)
+            state, read = found[topic]
+            ranges = _ranges(state, starts, end[topic])
+            tasks += plan_read(state, ranges, topic=topic, cutting=cutting, read=read)
+            for p, at in starts.items():
+                tasks += self._live_tasks(topic, state, p, (at, end[topic][p]), cutting)
+        return tasks
+
+    def _kept(self, states: States, start: Positions, end: Positions) -> Positions:
+        """`start` without rows that were trimmed. Raises RowsTrimmed unless losses are accepted."""
+        moved: Positions = {}
+        lost: list[Trimmed] = []
+        for topic, starts in start.items():
+            moved[topic] = {}
+            for p, at in starts.items():
+                last = end[topic][p]
+                first = min(max(at, states[topic].partitions[p].start_offset), last)
+                moved[topic][p] = first
+                if first > at:
+                    lost.append(Trimmed(topic, p, at, first))
+        if lost and not self._lossy:
+            raise offsets.rows_trimmed(lost)
+        return moved
+
+    async def _readable(
+        self, state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]
+    ) -> tuple[TopicState, Tables]:
+        """The state, or a newer one if chunks of it are gone, with what a plan needs of chunks."""
+        for _ in range(FOLDS_MAX):
+            try:
+                newer, read = await self._client.readable(state, _ranges(state, starts, ends))
+            except (NoSuchEntry, NoSuchLedger):  # of the newer one: it was trimmed meanwhile
+                newer = await self._client.log(state.topic_id).fold(fresh=True)
+            else:
+                if newer is state:
+                    return state, read
+            state = newer
+        raise DataUnavailable(f"topic {state.topic_id} changes faster than it can be planned")
+
+    def _live_tasks(
+        self, topic: str, state: TopicState, partition: int, span: tuple[int, int], cutting: Cutting
+    ) -> Iterator[ReadTask]:
+        """Tasks for the rows of the span that no commit has yet, cut evenly."""
+        held = state.partitions[partition]
+        lo, hi = max(span[0], held.end_offset), span[1]
+        if lo >= hi:
+            return
+        live, known = held.live, self._known(held)
+        if live is None or live.base + known.rows < hi:
+            raise OffsetsOutOfRange(
+                f"partition {held.number} of topic {topic!r} is to be read up to {hi}, and ends at"
+                f" {self.end_of(held)}"
+            )
+        size = max(1, self._live_bytes(held, lo, hi))
+        rows = max(1, (hi - lo) * cutting.task_bytes // size)
+        rows = min(rows, cutting.task_rows or rows, -(-(hi - lo) // cutting.tasks_min))
+        for first in range(lo, hi, rows):
+            last = min(hi, first + rows)
+            part = LiveRows(live, first, last, known.last_entry)
+            yield ReadTask(topic, state.topic_id, (), NO_SEGMENTS, part)
+
+    def _known(self, held: PartitionState) -> LiveEnd:
+        return LiveEnd() if held.live is None else self._live.known(held.live)
+
+    def _live_bytes(self, held: PartitionState, lo: int, hi: int) -> int:
+        """About what the rows of the live segment take."""
+        known = self._known(held)
+        rows = max(0, hi - max(lo, held.end_offset))
+        return known.bytes * rows // known.rows if known.rows else 0
+
+    # -- looking things up ----------------------------------------------------------------------
+
+    async def _since(self, state: TopicState, wanted: Mapping[int, int]) -> dict[int, int]:
+        chunks = timestamps.chunks_to_look_up(state, wanted)
+        try:
+            read = await self._client.chunks.load(chunks)
+        except NoSuchLedger:  # a newer checkpoint took their place
+            state, _ = await self._client.log(state.topic_id).fold_from_checkpoint()
+            read = await self._client.chunks.load(timestamps.chunks_to_look_up(state, wanted))
+        return timestamps.look_up(state, wanted, read)
+
+    async def _of_subscription(
+        self, place: AtSubscription, infos: Mapping[str, TopicInfo]
+    ) -> dict[str, dict[int, int]]:
+        """Where it is in each topic that has it; one must."""
+        found: dict[str, dict[int, int]] = {}
+        missing: SubscriptionNotFound | None = None
+        for topic, info in infos.items():
+            try:
+                found[topic] = await self._client.subscriptions.positions(info.id, place.name)
+            except SubscriptionNotFound as error:
+                missing = error
+        if missing is not None and not found:
+            raise missing
+        return found
+
+    async def _some_tables(self, state: TopicState, ranges: Ranges) -> Tables:
+        """To share rows out by size: where chunks are gone, rows count as equally large."""
+        chunks = chunks_to_read(state, ranges)[:CHUNKS_FOR_LIMITS]
+        try:
+            return await self._client.chunks.load(chunks)
+        except NoSuchLedger:
+            return UNREAD
+
+
+def _ranges(state: TopicState, starts: Mapping[int, int], ends: Mapping[int, int]) -> Ranges:
+    """What commits hold of the offsets, by partition."""
+    found = {}
+    for p, at in starts.items():
+        held = state.partitions[p]
+        last = max(held.start_offset, min(ends[p], held.end_offset))
+        found[p] = (min(max(at, held.start_offset), last), last)
+    return found
+
+
+def _reaches(state: TopicState | None, ends: Mapping[int, int], planner: Planner) -> bool:
+    return state is not None and all(
+        p < len(state.partitions) and at <= planner.end_of(state.partitions[p])
+        for p, at in ends.items()
+    )

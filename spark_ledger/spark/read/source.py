@@ -1,0 +1,214 @@
+"""The streaming source: what Spark asks the driver (offsets, tasks) and the tasks (rows).
+
+Always true: an offset never falls below the one Spark passed as start, and is that very one when
+there is nothing new; an idle poll is answered from memory; the first poll of a run, the first
+offset and the target of availableNow are read after a sync.
+
+Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
+batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
+says where the batch begins (`_first`; without it there is no row in it), and batch 0 reads no
+further than what was there when the first offset was found: a partition that begins at "latest" has
+no row in it.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark.options import limits, offsets
+from spark_ledger.spark.options.offsets import Ends, Positions
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.read import tasks as read_tasks
+from spark_ledger.spark.read.driver_state import TopicsRead
+from spark_ledger.spark.read.query_cursor import QUERY, QueryCursor
+from spark_ledger.spark.rows.schema import check_projection
+from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, planned
+from spark_ledger.topic.subscription.lag import spark_metrics
+
+FIRST = "_first"
+LAG_AGAIN_S = 1.0
+
+
+class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One lives in the source's own process as long as the query runs. Another is made where the
+    tasks are planned and sent to them: it never connects."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_projection(schema, options.value_format)
+        self.options = options
+        self.schema = schema
+        self._topics: TopicsRead | None = None
+        self._target: Positions | None = None
+        self._polled = False
+        self._initial: dict[str, Any] | None = None
+        self._there_at_first: Ends | None = None
+        self._decoded: tuple[dict[str, Any], Ends, Positions] | None = None
+        self._idle: tuple[Ends, Positions] | None = None
+        self._behind: Positions | None = None
+        self._reported: tuple[Ends, Positions | None, float, dict[str, Any]] | None = None
+        self._gave_s: float | None = None
+        self._cursor = QueryCursor(options.subscription)
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._initial is None:
+            topics = self._opened()
+            known = topics.fresh_ends()
+            start = topics.positions(self.options.starting, known)
+            self._initial = self._cursor.signed(offsets.encode(start, known))
+            self._there_at_first = known
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return limits.read_limit(self.options.limits)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = offsets.ends_of(self._opened().fresh_ends())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        known = self._known_at_poll(start)
+        first = self._positions(start, known)
+        if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
+            self._cursor.check()
+            return start
+        if not offsets.within(first, known):
+            known = self._opened().fresh_ends()
+            first = self._positions(start, known)
+            offsets.check_within(first, known, "the query's offset")
+        if first is not self._behind:
+            self._behind = first
+            self._tell_cursor(start, first)
+        self._cursor.check()
+        there = self._bounded(first, known)
+        if there == first:
+            self._idle = (known, first)
+            if self._target is not None:
+                self._cursor.release()
+            return start
+        end = self._admitted(first, there, limit)
+        if end == first:
+            return start
+        self._gave_s = time.monotonic()
+        given = offsets.encode(end, known)
+        if start == self._initial:
+            given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
+        return self._cursor.signed(given)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        known, behind, now_s = self._known(), self._behind, time.monotonic()
+        last = self._reported
+        same = last is not None and last[0] is known and last[1] is behind
+        if last is not None and same and now_s - last[2] < LAG_AGAIN_S:
+            return last[3]
+        latest = offsets.encode(offsets.ends_of(known), known)
+        if behind is not None:
+            lags = self._opened().lags(behind, time.time_ns() // 1_000_000)
+            latest["_rowsBehind"] = sum(lag.rows for lag in lags)
+            latest["_bytesBehind"] = sum(lag.bytes for lag in lags)
+            latest["_millisBehind"] = max((lag.millis for lag in lags), default=0)
+            latest["_metrics"] = spark_metrics(lags)
+        self._reported = (known, behind, now_s, latest)
+        return latest
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        known = self._known()
+        if start == self._initial:
+            start = end.get(FIRST, end)
+        first, last = self._decode(start, known), self._decode(end, known)
+        if not offsets.within(last, known):
+            known = self._opened().fresh_ends()
+            first, last = self._decode(start, known), self._decode(end, known)
+            offsets.check_within(last, known, "the offset to be read to")
+        offsets.check_order(first, last)
+        topics = self._opened()
+        self._cursor.at(topics, end, first)
+        tasks = topics.plan(first, last)
+        zoneless = self.options.zoneless if FIRST in end else ()  # a checkpoint needs no time
+        return read_tasks.partitions_of(tasks, topics.values(self.schema), zoneless)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_tasks.read_rows(self.options, planned(partition), self.schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self.options.subscription is not None:
+            topics = self._opened()
+            self._cursor.at(topics, end, self._decode(end, self._known()))
+
+    def stop(self) -> None:
+        self._cursor.release()
+        if self._topics is not None:
+            self._topics.close()
+
+    # -- offsets --------------------------------------------------------------------------------
+
+    def _tell_cursor(self, start: dict[str, Any], first: Positions) -> None:
+        """All before `first` is done. Spark keeps the offsets it passes, but for the first."""
+        if start == self._initial:
+            self._cursor.wanted(self._opened(), first)
+        else:
+            self._cursor.at(self._opened(), start, first)
+
+    def _bounded(self, first: Positions, known: Ends) -> Positions:
+        """All there is, or the target of availableNow; never below `first`."""
+        end = offsets.ends_of(known)
+        if self._target is not None:
+            end = offsets.nearest(end, self._target)
+        return offsets.furthest(first, end)
+
+    def _admitted(self, first: Positions, end: Positions, limit: ReadLimit) -> Positions:
+        """What of it one micro-batch takes by the limits."""
+        wanted = limits.obeyed(self.options.limits, limit)
+        if self._target is None and wanted.rows_min is not None:
+            since_ms = None if self._gave_s is None else self._ms_since(self._gave_s)
+            if limits.holds_back(wanted, offsets.rows_between(first, end), since_ms):
+                return first
+        if not wanted.bounded:
+            return end
+        return limits.admit(first, end, wanted, self._opened().curves(first, end))
+
+    def _ms_since(self, moment_s: float) -> int:
+        return int((time.monotonic() - moment_s) * 1000)
+
+    def _positions(self, start: dict[str, Any], known: Ends) -> Positions:
+        """`start` decoded; the same object for the same offset and topics."""
+        last = self._decoded
+        if last is not None and last[1] is known and last[0] == start:
+            return last[2]
+        found = self._decode(start, known)
+        if last is not None and last[2] == found:
+            found = last[2]
+        self._decoded = (start, known, found)
+        return found
+
+    def _decode(self, offset: dict[str, Any], known: Ends) -> Positions:
+        lossy = not self.options.fail_on_data_loss
+        by_pattern = self.options.pattern is not None
+        return offsets.decode(offset, known, by_pattern=by_pattern, lossy=lossy)
+
+    # -- what is known --------------------------------------------------------------------------
+
+    def _known_at_poll(self, start: dict[str, Any]) -> Ends:
+        """What is known; at the first poll of a new query what was when its start was found."""
+        there_at_first, self._there_at_first = self._there_at_first, None
+        if there_at_first is None or start != self._initial:
+            return self._known()
+        self._polled = True
+        return there_at_first
+
+    def _known(self) -> Ends:
+        topics = self._opened()
+        if self._polled:
+            return topics.ends()
+        known = topics.fresh_ends()
+        self._polled = True
+        return known
+
+    def _opened(self) -> TopicsRead:
+        if self._topics is None:
+            topics = TopicsRead(self.options)
+            topics.follow()
+            self._topics = topics
+        return self._topics

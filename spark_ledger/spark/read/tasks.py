@@ -1,0 +1,96 @@
+"""What runs inside a Spark task that reads: rows out of ledgers as Spark's columns.
+
+Always true: only what the declared columns are made of is decoded; with `keyFilter` only rows with
+those keys come out. Connections are kept from task to task in the Python worker
+(topic/blocking.py, which remembers its pid).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from spark_ledger.spark.options import timestamps
+from spark_ledger.spark.options.options import ReadOptions
+from spark_ledger.spark.rows import schema
+from spark_ledger.spark.spark_version import arrow_schema
+from spark_ledger.spark.worker import collector
+from spark_ledger.spark.worker.collector import Moment
+from spark_ledger.topic import blocking
+from spark_ledger.topic.read.plan import ReadTask
+
+if TYPE_CHECKING:
+    from spark_ledger.spark.rows.typed_values import ValueReader
+
+
+SESSION_ZONE = "spark.sql.session.timeZone"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A task as it goes to its executor. `values` is for rows whose payload is columns, `zoneless`
+    are times that the plan goes by and that say no zone (see timestamps.check_zone)."""
+
+    task: ReadTask
+    values: "ValueReader | None"
+    zoneless: tuple[tuple[str, int], ...]
+
+
+def partitions_of(
+    tasks: list[ReadTask],
+    values: "ValueReader | None",
+    zoneless: tuple[tuple[str, int], ...] = (),
+) -> list[InputPartition]:
+    return [InputPartition(Planned(task, values, zoneless)) for task in tasks]
+
+
+def read_rows(
+    options: ReadOptions, planned: Planned | None, declared: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The task's rows as Spark's columns; none for the task that Spark makes of an empty plan.
+
+    Raises as task_reader.fetch_kept, SchemaIncompatible, OptionInvalid for times without a zone.
+    """
+    if planned is None:
+        return
+    if planned.zoneless:
+        check_zone(planned.zoneless)
+    from spark_ledger.spark.rows import columns  # not loaded where tasks are only planned
+
+    task, values, keys = planned.task, planned.values, options.key_filter
+    arrow = arrow_schema(declared)
+    wanted = _entry_columns(options, values, declared)
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s)
+    collector.set_aside(Moment.CONNECTED)
+    lossy = not options.fail_on_data_loss
+    for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):
+        payload = None if values is None else values.columns(rows, task.topic)
+        made = columns.to_spark(rows, task.topic, arrow, payload)
+        made = made if keys is None else columns.with_keys(rows, made, keys)
+        if made.num_rows:
+            yield made
+
+
+def check_zone(zoneless: tuple[tuple[str, int], ...]) -> None:
+    """As timestamps.check_zone, in a task of the session."""
+    timestamps.check_zone(zoneless, session_zone())
+
+
+def session_zone() -> str | None:
+    """Of the session whose task this is, if it was given one."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(SESSION_ZONE)
+
+
+def _entry_columns(
+    options: ReadOptions, values: "ValueReader | None", declared: StructType
+) -> frozenset[str] | None:
+    """What is decoded of an entry; None: everything."""
+    with_key = options.key_filter is not None
+    if values is None:
+        return schema.entry_columns(declared, options.value_format, with_key=with_key)
+    return values.entry_columns(declared, with_key=with_key)

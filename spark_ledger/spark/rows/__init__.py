@@ -1,0 +1,1 @@
+"""Rows of Spark and columns of topics."""

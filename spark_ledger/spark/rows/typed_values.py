@@ -1,0 +1,282 @@
+"""Values that are columns: what a row's payload is in Spark, and what it is in a topic.
+
+    valueFormat   rows in the topic                     columns in Spark
+    json          `value` is JSON text, or typed        the payload's
+    arrow         typed: the payload's own columns      the payload's
+    schema        as arrow, by a schema that was registered before
+
+Always true: what is decided of a schema is decided in the driver or once in a task, before a row of
+it is written or read; then whole columns are selected and cast by name. The payload's types are
+those of topic/schema/records.py; a reader offers every column as nullable. Rows that do not fit are
+an error with their topic, partition and offset.
+
+How they are used. Write: `ValueWriter.of(...)` of the DataFrame's schema in the driver; for each
+topic `writer.version(...)` once; then `values(...)` of each batch goes to a task writer whose
+settings have `schema_version(...)`. Read: `offered(...)` where the user declares nothing;
+`ValueReader.of(...)` in the driver, `columns(...)` for each entry's rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    MapType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
+
+from spark_ledger.errors import OptionConflict, SchemaIncompatible, SchemaTypeMismatch
+from spark_ledger.spark.options.table import NO_SCHEMA
+from spark_ledger.spark.rows.schema import entry_columns
+from spark_ledger.spark.spark_version import arrow_schema, spark_schema
+from spark_ledger.topic.entry import json_values
+from spark_ledger.topic.entry.message_batch import VALUE, column_of
+from spark_ledger.topic.entry.payload_columns import check_convertible, conformed
+from spark_ledger.topic.read.row_blocks import Block
+from spark_ledger.topic.schema import rules as schema_rules
+from spark_ledger.topic.schema.records import UNREGISTERED, SchemaVersion, canonical
+from spark_ledger.topic.schema.registry import SchemaRegistry, TopicLike, not_registered
+from spark_ledger.topic.schema.rules import SchemaMode
+
+JSON, ARROW, SCHEMA = "json", "arrow", "schema"
+TYPED_FORMATS = (ARROW, SCHEMA)
+SparkSchema: TypeAlias = StructType
+"""For those who name Spark's schema in an annotation without loading Spark."""
+
+_SIMPLE = (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DayTimeIntervalType,
+    NumericType,
+    StringType,
+    TimestampNTZType,
+    TimestampType,
+    TimeType,
+)
+
+
+def arrow_payload(payload: StructType) -> pa.Schema:
+    """The payload's columns as a topic has them; there may be none.
+
+    Raises errors.SchemaTypeMismatch for a type that no topic has, errors.SchemaReservedColumn,
+    errors.SchemaUnknownColumn for a name that is there twice.
+    """
+    if not payload.fields:
+        return pa.schema([])
+    for field in payload.fields:
+        _check_type(field.dataType, field.name)
+    return canonical(arrow_schema(payload))
+
+
+def spark_payload(schema: pa.Schema) -> StructType:
+    """A topic's columns as a reader offers them: each may be null."""
+    return spark_schema(schema_rules.nullable(schema))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueWriter:
+    """How a DataFrame's payload columns become values. Picklable. `schema` is canonical; `mode`
+    is None where nothing is registered or compared."""
+
+    value_format: str
+    schema: pa.Schema
+    mode: SchemaMode | None
+
+    @classmethod
+    def of(cls, value_format: str, payload: StructType, schema_mode: str) -> "ValueWriter":
+        """`payload` are the columns beside metadata. Raises as arrow_payload,
+        errors.SchemaMissingColumn when there are none, errors.OptionConflict."""
+        for field in payload.fields:
+            _check_type(field.dataType, field.name)
+        schema = canonical(arrow_schema(payload))
+        if value_format == JSON:
+            json_values.check_schema(schema)
+        if schema_mode != NO_SCHEMA:
+            return cls(value_format, schema, SchemaMode(schema_mode))
+        if value_format == SCHEMA:
+            raise OptionConflict(
+                "valueFormat=schema writes by the registered schema, schemaMode=none by no schema",
+                "Give valueFormat=arrow, or leave schemaMode out.",
+            )
+        return cls(value_format, schema, None)
+
+    async def version(self, schemas: SchemaRegistry, topic: TopicLike) -> SchemaVersion | None:
+        """The version of the topic's schema to write under, registered if need be; None for
+        schemaMode=none. Raises as SchemaRegistry.for_write."""
+        if self.mode is None:
+            return None
+        must_exist = self.value_format == SCHEMA
+        return await schemas.for_write(topic, self.schema, self.mode, must_exist=must_exist)
+
+    def values(
+        self, payload: pa.RecordBatch, version: SchemaVersion | None
+    ) -> pa.Array | pa.RecordBatch:
+        """What the rows of `payload` are in a topic: `values` of a task writer's `write`.
+
+        Raises errors.SchemaIncompatible for a null in a column that the version says NOT NULL,
+        errors.SchemaTypeMismatch for a number that JSON does not have.
+        """
+        rows = conformed(payload, self.schema if version is None else version.schema)
+        return json_values.packed(rows) if self.value_format == JSON else rows
+
+    def misfits(self, payload: pa.RecordBatch, version: SchemaVersion | None) -> pa.Array | None:
+        """For each row why `values` refuses it, null for one that it takes; None if it takes all.
+        Good rows stay together: the bad ones are found by halving what is refused."""
+        reasons: dict[int, str] = {}
+        parts = [(0, payload.num_rows)]
+        while parts:
+            start, end = parts.pop()
+            try:
+                self.values(payload.slice(start, end - start), version)
+            except (SchemaIncompatible, SchemaTypeMismatch) as error:
+                half = (start + end) // 2
+                if end - start == 1:
+                    reasons[start] = str(error)
+                else:
+                    parts += [(start, half), (half, end)]
+        if not reasons:
+            return None
+        told = np.full(payload.num_rows, -1)
+        told[list(reasons)] = np.arange(len(reasons))
+        return pa.array(reasons.values(), pa.string()).take(pa.array(told, mask=told < 0))
+
+    def schema_version(self, version: SchemaVersion | None) -> int:
+        """What the entries say of their columns: TaskSettings.schema_version."""
+        if version is None or self.value_format == JSON:
+            return UNREGISTERED
+        return version.number
+
+
+@dataclass(frozen=True, slots=True)
+class ValueReader:
+    """How rows of a topic become a DataFrame's payload columns. Picklable. `payload` is canonical,
+    in the order in which the columns are wanted; `stored` are their names in entries, None where
+    these may be spelled otherwise."""
+
+    value_format: str
+    payload: pa.Schema
+    stored: tuple[str, ...] | None
+
+    @classmethod
+    def of(
+        cls, value_format: str, payload: StructType, registered: pa.Schema | None
+    ) -> "ValueReader":
+        """`payload` are the columns wanted, `registered` is SchemaRegistry.for_read of the topics,
+        None where there is none: then the columns were declared by the user.
+
+        Raises errors.SchemaMissingColumn and errors.SchemaTypeMismatch for a column that the
+        topics do not have or have as another type, and as arrow_payload.
+        """
+        wanted = arrow_payload(payload)
+        if value_format == JSON:
+            json_values.check_schema(wanted)
+        elif registered is not None:
+            check_convertible(registered, wanted)
+        if not len(wanted):
+            return cls(value_format, wanted, ())
+        if registered is None:
+            return cls(value_format, wanted, None)
+        asked = {name.lower() for name in wanted.names}
+        known = [name for name in registered.names if name.lower() in asked]
+        return cls(value_format, wanted, tuple(dict.fromkeys([*wanted.names, *known])))
+
+    def entry_columns(
+        self, declared: StructType, *, with_key: bool = False
+    ) -> frozenset[str] | None:
+        """What must be decoded of an entry for all the columns `declared`, the payload's among
+        them; None: everything. See schema.entry_columns."""
+        if self.stored is None:
+            return None
+        return entry_columns(declared, self.value_format, self.stored, with_key=with_key)
+
+    def columns(self, rows: Block, topic: str) -> list[pa.Array]:
+        """The payload's columns of the rows, in order. Raises errors.SchemaIncompatible."""
+        if not len(self.payload):
+            return []
+        try:
+            return list(self._read(rows).columns)
+        except SchemaIncompatible as error:
+            raise _placed(error, rows, topic) from error
+
+    def _read(self, rows: Block) -> pa.RecordBatch:
+        batch = rows.record_batch
+        if rows.typed:
+            return conformed(batch, self.payload)  # no name of a payload is one beside it
+        if self.value_format == JSON:
+            return json_values.parsed(column_of(batch, VALUE), self.payload)
+        raise SchemaIncompatible(
+            "the values are bytes, not columns", "Read them with valueFormat=json or binary."
+        )
+
+
+async def registered_schema(
+    schemas: SchemaRegistry, topics: Iterable[TopicLike], value_format: str, *, declared: bool
+) -> pa.Schema | None:
+    """What a read of the topics with payload columns sees; None if the user `declared` the columns
+    and they cannot be compared with it: some topic has no schema, or there is no one type of a
+    column. Raises errors.SchemaNotRegistered, errors.SchemaIncompatible."""
+    topics = list(topics)
+    found = [(await schemas.of(topic)).versions for topic in topics]
+    for topic, versions in zip(topics, found, strict=True):
+        if not versions:
+            if declared and value_format != SCHEMA:
+                return None
+            raise not_registered(topic)
+    try:
+        return await schemas.for_read(topics)
+    except SchemaIncompatible:
+        if declared:
+            return None
+        raise
+
+
+def _placed(error: SchemaIncompatible, rows: Block, topic: str) -> SchemaIncompatible:
+    """The error with the place of the rows, or of the one row, that do not fit."""
+    row = error.facts.get("row")
+    first = row if isinstance(row, int) else 0
+    partition, offset = rows.place_of(first)
+    place = f"offset {offset}" if isinstance(row, int) else _all_of(rows)
+    version = f" (version {rows.schema_version} of its schema)" if rows.schema_version else ""
+    return SchemaIncompatible(
+        f"topic {topic!r}, partition {partition}, {place}{version}: {error.what}",
+        error.remedy,
+        **error.facts,
+    )
+
+
+def _all_of(rows: Block) -> str:
+    first, last = rows.place_of(0), rows.place_of(rows.num_rows - 1)
+    if bool((rows.runs["partition"] == first[0]).all()):
+        return f"offsets {first[1]} to {last[1]}"
+    return f"offset {first[1]} and others up to offset {last[1]} of partition {last[0]}"
+
+
+def _check_type(kind: DataType, path: str) -> None:
+    """Raises SchemaTypeMismatch for what no topic has: VARIANT, VOID, intervals of months..."""
+    if isinstance(kind, StructType) and kind.fields:
+        for field in kind.fields:
+            _check_type(field.dataType, f"{path}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        _check_type(kind.elementType, f"{path}.element")
+    elif isinstance(kind, MapType):
+        _check_type(kind.keyType, f"{path}.key")
+        _check_type(kind.valueType, f"{path}.value")
+    elif not isinstance(kind, _SIMPLE):
+        raise SchemaTypeMismatch(
+            f"column {path!r} is {kind.simpleString().upper()}, which no column of a topic may be",
+            "Cast it, for example to STRING, or leave it out.",
+        )

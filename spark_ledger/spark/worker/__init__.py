@@ -1,0 +1,1 @@
+"""How Spark's Python processes start and end."""

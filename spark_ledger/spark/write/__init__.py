@@ -1,0 +1,1 @@
+"""The sink: batch, stream, foreach."""

@@ -1,0 +1,236 @@
+"""Writing where Spark allows `foreach` only: update mode, real-time mode.
+
+Always true: what a task is given of an epoch becomes visible by one commit when it ends well, all
+of it or nothing; nothing is lost when Spark repeats an epoch, and nothing doubled when it repeats
+it with the same rows in the same partitions (topic/parts.py). Rows that are gathered are bounded.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.conversion import LocalDataToArrowConversion
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    Row,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_ledger.errors import OptionInvalid, OptionMissing, SchemaTypeMismatch
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.tasks import (
+    TaskProperties,
+    forget,
+    heartbeats,
+    naming_deleted,
+    query_intent,
+    topics_of,
+)
+from spark_ledger.spark.write.topic_writers import Task, TopicWriters
+from spark_ledger.topic import blocking
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.parts import Part, commit_part
+from spark_ledger.topic.write.task_writer import TaskResult
+
+ROWS_MAX = 512
+"""So many rows, or an eighth of maxInFlightBytes, are turned to columns at a time."""
+
+_BYTES = (str, bytes, bytearray)
+_TIMES = ("eventtime", "timestamp")
+
+
+class ForeachWriter:
+    """What `foreach` takes: `df.writeStream.foreach(writer)`. Goes from the driver to the tasks."""
+
+    def __init__(
+        self, options: Mapping[str, str], schema: StructType | None, app_id: str | None
+    ) -> None:
+        self._options = stream_write_options(options)
+        self._schema = schema
+        self._app_id = app_id
+        if schema is not None:
+            WriteJob.of(self._options, schema)
+        elif self._options.typed:
+            raise OptionMissing(
+                f"schema is not given, and valueFormat={self._options.value_format} needs it",
+                "Give schema=df.schema of the DataFrame that is written.",
+            )
+
+    def open(self, partition_id: int, epoch_id: int) -> bool:
+        self._part = (partition_id, epoch_id)
+        self._spark = TaskProperties.of(TaskContext.get())
+        self._rows: list[Row] = []
+        self._bytes = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._task: _ForeachTask | None = None
+        return True
+
+    def process(self, row: Row) -> None:
+        self._rows.append(row)
+        self._bytes += sum(map(_size, row))
+        if len(self._rows) >= ROWS_MAX or self._bytes > self._options.max_in_flight_bytes // 8:
+            self._write()
+
+    def close(self, error: BaseException | None) -> None:
+        """Commits, unless there was an error. Raises what commits and writing raise."""
+        try:
+            if error is None and self._rows:
+                self._write()
+            if error is None and self._task is not None:
+                self._task.commit(Part(*self._part, self._digest.hexdigest()))
+                self._task = None
+        finally:
+            self._rows = []
+            if self._task is not None:
+                self._task.abort()
+
+    def _write(self) -> None:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        schema = self._schema or schema_of(rows)
+        job = WriteJob.of(self._options, schema)
+        if self._task is None:
+            app_id = self._app_id or self._spark.query_id
+            if app_id is None:
+                raise OptionMissing(
+                    "Spark does not say which query this is", "Give app_id, a name of your own."
+                )
+            self._task = _ForeachTask(job, self._spark, app_id)
+        for batch in _columns(rows, schema):
+            self._digest.update(batch.serialize())
+            self._task.writers.write(job.plan.rows(batch))
+
+
+class _ForeachTask:
+    """What one task writes between open and close, once there are rows."""
+
+    def __init__(self, job: WriteJob, spark: TaskProperties, app_id: str) -> None:
+        run_id = spark.run_id or app_id
+        self._options = job.options
+        service_url, outage_s = job.options.service_url, job.options.outage_timeout_s
+        begins = spark.batch_id == 0
+        self._cluster = cluster = blocking.topics(service_url, outage_s, begins=begins)
+        self._intent: Intent = query_intent(job, app_id, run_id, again=spark.attempt > 0)
+        self._beating = ExitStack()
+        self._beating.enter_context(heartbeats(cluster, self._intent))
+        task = Task(self._intent, spark.index, spark.attempt, spark.about)
+        self.writers = TopicWriters(
+            cluster, job, task, lambda names: topics_of(cluster, job.options, names, run_id)
+        )
+
+    def commit(self, part: Part) -> None:
+        try:
+            with naming_deleted(self._cluster):
+                self._commit(part)
+        finally:
+            self._beating.close()
+
+    def _commit(self, part: Part) -> None:
+        results: dict[str, list[TaskResult]] = {}
+        for result in self.writers.finish():
+            results.setdefault(result.topic_id, []).append(result)
+        self._cluster.run(
+            commit_part(
+                self._cluster.client,
+                results,
+                self._intent,
+                part,
+                user_metadata=self._options.user_metadata or "",
+            )
+        )
+
+    def abort(self) -> None:
+        forget(self._intent)
+        self._beating.close()
+        self.writers.abort()
+
+
+def foreach_writer(
+    topic: str | None = None,
+    *,
+    schema: StructType | str | None = None,
+    app_id: str | None = None,
+    **options: Any,
+) -> ForeachWriter:
+    """A writer for `df.writeStream.foreach(...)`, where Spark allows no other sink.
+
+    `topic` and `options` are those of a streaming write. `schema`, a StructType or DDL, is that of
+    the DataFrame: needed with valueFormat json, arrow and schema; without it key and value may be
+    STRING or BINARY. `app_id` names the writer where Spark does not name the query.
+    Raises LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
+    """
+    given = {name: _text(value) for name, value in options.items() if value is not None}
+    if topic is not None:
+        given["topic"] = topic
+    shape: Any = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(shape, StructType | None):
+        raise OptionInvalid(
+            f"schema is {schema!r}, neither a StructType nor text",
+            "Give schema=df.schema of the DataFrame that is written, or DDL text.",
+        )
+    if app_id is not None and (not isinstance(app_id, str) or not app_id):
+        raise OptionInvalid(f"app_id is {app_id!r}, no name", "Give text that is not empty.")
+    return ForeachWriter(given, shape, app_id)
+
+
+def schema_of(rows: list[Row]) -> StructType:
+    """The columns of rows whose schema nobody told, by their names. Raises SchemaTypeMismatch."""
+    columns = []
+    for at, name in enumerate(rows[0].__fields__):
+        first = next((row[at] for row in rows if row[at] is not None), None)
+        columns.append(StructField(name, _kind(name, first)))
+    return StructType(columns)
+
+
+def _kind(name: str, value: Any) -> DataType:
+    lower = name.lower()
+    if lower in ("key", "value"):
+        if value is not None and not isinstance(value, _BYTES):
+            raise SchemaTypeMismatch(
+                f"column {name!r} has a Python {type(value).__name__}, not text or bytes",
+                "Cast it to STRING or BINARY.",
+            )
+        return StringType() if isinstance(value, str) else BinaryType()
+    if lower == "headers":
+        return _headers_kind(value)
+    if lower in _TIMES:
+        return TimestampType()
+    return IntegerType() if lower == "partition" else StringType()
+
+
+def _headers_kind(value: Any) -> DataType:
+    """A map, or a list of pairs, of text to bytes, unless the first value is text."""
+    pairs = value.items() if isinstance(value, dict) else value or ()
+    texts = any(isinstance(pair[1], str) for pair in pairs)
+    inner: DataType = StringType() if texts else BinaryType()
+    if isinstance(value, dict):
+        return MapType(StringType(), inner)
+    return ArrayType(StructType([StructField("key", StringType()), StructField("value", inner)]))
+
+
+def _columns(rows: list[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    table = LocalDataToArrowConversion.convert(rows, schema, use_large_var_types=False)
+    yield from table.combine_chunks().to_batches()
+
+
+def _size(value: Any) -> int:
+    """Of the text and the bytes in a value, however deep."""
+    if isinstance(value, _BYTES):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.keys())) + sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

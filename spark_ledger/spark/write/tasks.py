@@ -1,0 +1,327 @@
+"""What runs inside a Spark task that writes: rows into ledgers.
+
+Always true: connections, open ledgers, the query's intent and what its topics are like are kept
+from task to task in the Python worker (topic/blocking.py, which remembers its pid); a task that
+writes shows by heartbeats that its intent is in use; its message names only entries that were
+acknowledged. Rows of a batch whose number was committed before its run began are compared with
+those, not written again, unless the user wants them (topic/commit/replay.py). A task that
+fails leaves none of it behind, and an attempt that repeats another goes by none of it: what is kept
+may be why the other failed (an intent that was condemned meanwhile, a topic that was deleted).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
+from spark_ledger.spark.options.options import WriteOptions
+from spark_ledger.spark.worker import collector
+from spark_ledger.spark.worker.collector import Moment
+from spark_ledger.spark.worker.kept import Kept
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.target import (
+    WrittenTopic,
+    find_or_make,
+    find_or_make_all,
+    too_many_topics,
+)
+from spark_ledger.spark.write.topic_writers import Task, TopicWriters
+from spark_ledger.topic import blocking
+from spark_ledger.topic.blocking import BlockingTopics
+from spark_ledger.topic.commit.commit import CommitKind, CommitOutcome, TxnKey
+from spark_ledger.topic.commit.fingerprint import Fingerprint, together
+from spark_ledger.topic.commit.replay import OnReplay, QueryBatch, Work, work_of
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.write.task_writer import TaskResult
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+
+HEARTBEAT_S = 60.0
+"""How often an intent in use is shown to be; the janitor's lease is many times as long."""
+TOPIC_S = 10.0
+"""How long a query's tasks go by what a topic was like: then they see that it has grown."""
+WRITE_AGAIN = (
+    "Write again, or restart the query from the same checkpoint: the topic is made again then."
+)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """A task's message to the driver: what it wrote to each topic. `batch` is what it was given of
+    a query's batch, None of a batch job outside queries."""
+
+    intent: Intent
+    results: tuple[TaskResult, ...]
+    batch: QueryBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProperties:
+    """What Spark says of a task; of a batch job there is no query, unless it is foreachBatch's."""
+
+    index: int
+    attempt: int
+    query_id: str | None
+    batch_id: int | None
+    run_id: str | None
+
+    @classmethod
+    def of(cls, context: TaskContext | None) -> "TaskProperties":
+        assert context is not None, "a writer writes inside a Spark task"
+        batch_id = context.getLocalProperty(BATCH_ID)
+        return cls(
+            context.partitionId(),
+            context.attemptNumber(),
+            context.getLocalProperty(QUERY_ID),
+            None if batch_id is None else int(batch_id),
+            context.getLocalProperty(RUN_ID),
+        )
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What bad records say of the query."""
+        found = {"queryId": self.query_id, "batchId": self.batch_id}
+        return {name: str(value) for name, value in found.items() if value is not None}
+
+
+_log = logging.getLogger(__name__)
+_intents: Kept[tuple[str, str, str, str], Intent] = Kept(HEARTBEAT_S)
+_topics: Kept[tuple[str, str, str], WrittenTopic] = Kept(TOPIC_S)
+
+
+def write_rows(
+    job: WriteJob,
+    task: Task,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    version: int,
+    on_replay: OnReplay | None = None,
+    known: Mapping[str, WrittenTopic] | None = None,
+) -> Written:
+    """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
+    will be committed as; `on_replay` is None where nobody writes under that version again, and
+    nothing is counted; `known` are topics as the driver saw them.
+
+    Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
+    LedgerFenced, Unavailable ...: then nothing of it is visible.
+    """
+    intent, counted = task.intent, Fingerprint()
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
+    collector.set_aside(Moment.CONNECTED)
+    if on_replay is not None:
+        work = _work(cluster, intent, version, on_replay)
+        batches = _counted(batches, job, counted)
+        if work is Work.COMPARE:
+            for _ in batches:
+                pass
+            cluster.until_back()
+            return Written(intent, (), _batch(counted, on_replay))
+
+    def find(names: Sequence[str]) -> Mapping[str, WrittenTopic]:
+        there = known or {}
+        unknown = [name for name in names if name not in there]
+        return {**there, **topics_of(cluster, job.options, unknown, intent.run_id)}
+
+    with naming_deleted(cluster), heartbeats(cluster, intent):
+        writers = TopicWriters(cluster, job, task, find)
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    writers.write(job.plan.rows(batch))
+            results = writers.finish()
+            cluster.until_back()  # here Spark can stop the query, not while its commit waits
+            return Written(intent, results, _batch(counted, on_replay))
+        except BaseException:
+            forget(intent)
+            writers.abort()
+            raise
+
+
+def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> Work:
+    """What is done with the rows; above `w0` it is known without a question."""
+    if version > intent.record.w0:
+        return Work.WRITE
+    record = cluster.run(cluster.client.intents.recorded(intent))
+    return work_of(record, intent.app_id, version, on_replay)
+
+
+def _counted(
+    batches: Iterable[pa.RecordBatch], job: WriteJob, counted: Fingerprint
+) -> Iterator[pa.RecordBatch]:
+    """The same, each counted when it is asked for."""
+    for batch in batches:
+        counted.add(job.plan.as_written(batch))
+        yield batch
+
+
+def _batch(counted: Fingerprint, on_replay: OnReplay | None) -> QueryBatch | None:
+    return None if on_replay is None else QueryBatch(counted.content, on_replay)
+
+
+def commit_rows(
+    job: WriteJob, intent: Intent, version: int, written: Sequence[Written], *, last: bool
+) -> CommitOutcome:
+    """Make what the tasks wrote visible, in all topics at once; with `last` the intent ends.
+
+    A topic that is replaced is so even if there are no rows, and one that the option names is
+    there after a write without rows. Raises as TopicClient.commit_topics.
+    """
+    cluster = blocking.topics(job.options.service_url, job.options.outage_timeout_s)
+    collector.set_aside(Moment.CONNECTED)
+    with naming_deleted(cluster):
+        return _commit_rows(cluster, job.options, intent, version, written, last)
+
+
+def _commit_rows(
+    cluster: BlockingTopics,
+    options: WriteOptions,
+    intent: Intent,
+    version: int,
+    written: Sequence[Written],
+    last: bool,
+) -> CommitOutcome:
+    batch = _together(written)
+    replaced = intent.record.snapshots.keys()
+    results: dict[str, list[TaskResult]] = {topic_id: [] for topic_id in sorted(replaced)}
+    for message in written:
+        for result in message.results:
+            results.setdefault(result.topic_id, []).append(result)
+    if not results and options.topic is not None and version > intent.record.w0:
+        made = cluster.run(find_or_make(cluster.client, options, options.topic))
+        results[made.info.id] = []
+    txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
+    try:
+        outcome = cluster.run(
+            cluster.client.commit_topics(
+                results,
+                txn,
+                intent.id,
+                overwrite=replaced,
+                user_metadata=options.user_metadata or "",
+                finish_intent=last,
+                batch=batch,
+            )
+        )
+    except CommitOverTooManyTopics as error:
+        raise cluster.run(too_many_topics(cluster.client, error.what, list(results))) from None
+    if outcome.kind is not CommitKind.COMMITTED:
+        _log.warning("%s", _nothing_written(txn, batch, outcome.kind))
+    return outcome
+
+
+def _together(written: Sequence[Written]) -> QueryBatch | None:
+    """What the tasks of a query's batch counted."""
+    some = [message.batch for message in written if message.batch is not None]
+    if not some:
+        return None
+    return QueryBatch(together(one.content for one in some), some[0].on_replay)
+
+
+def _nothing_written(txn: TxnKey, batch: QueryBatch | None, kind: CommitKind) -> str:
+    rows = "the rows" if batch is None else f"{batch.content.rows} rows"
+    version = f"version {txn.version} of '{txn.app_id}'"
+    if kind is CommitKind.SKIPPED:
+        return f"{rows} were not written: {version} is committed to '{txn.target}' with other rows"
+    if batch is not None and batch.on_replay is not OnReplay.IGNORE:
+        return f"{rows} were not written again: {version} is committed to '{txn.target}'"
+    return f"{rows} were not written: {version}, or a later one, is committed to '{txn.target}'"
+
+
+def topic_of(
+    cluster: BlockingTopics, options: WriteOptions, name: str, run_id: str
+) -> WrittenTopic:
+    """The topic as a run's tasks saw it up to TOPIC_S ago; made if it is not there."""
+    return topics_of(cluster, options, [name], run_id)[name]
+
+
+def topics_of(
+    cluster: BlockingTopics, options: WriteOptions, names: Sequence[str], run_id: str
+) -> dict[str, WrittenTopic]:
+    """`topic_of` of each; those that are not known are looked for at once."""
+    kept = {name: _topics.get((options.service_url, run_id, name)) for name in names}
+    unknown = [name for name, topic in kept.items() if topic is None]
+    if unknown:
+        found = cluster.run(find_or_make_all(cluster.client, options, unknown))
+        for name, topic in zip(unknown, found, strict=True):
+            kept[name] = _topics.put((options.service_url, run_id, name), topic)
+    return {name: topic for name, topic in kept.items() if topic is not None}
+
+
+def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = False) -> Intent:
+    """The intent of the query's run on its target, looked at again once in HEARTBEAT_S, and by each
+    attempt that does a task `again`. A topic that the options name is found first, or made: the
+    target is that topic, for what was committed to an older one of its name is not in it."""
+    options = job.options
+    cluster = blocking.topics(options.service_url, options.outage_timeout_s)
+    if again:
+        _forget(lambda kept: (kept.app_id, kept.run_id) == (query_id, run_id))
+    target, replaced = options.txn_target, []
+    if options.topic is not None:
+        topic = topic_of(cluster, options, options.topic, run_id)
+        target = topic.txn_target
+        replaced = [topic.info.id] if job.overwrite else []
+    key = (options.service_url, query_id, run_id, target)
+    found = _intents.get(key)
+    if found is not None:
+        return found
+    intents = cluster.client.intents
+    opened = intents.open_query_intent(query_id, run_id, target, overwrites=replaced)
+    intent = cluster.run(opened)
+    cluster.run(intents.heartbeat(intent))
+    return _intents.put(key, intent)
+
+
+def forget(intent: Intent) -> None:
+    """Whoever comes next looks for the intent again, and for topics."""
+    _forget(lambda kept: kept.id == intent.id)
+
+
+def _forget(which: Callable[[Intent], bool]) -> None:
+    _intents.forget(which)
+    _topics.forget(lambda _: True)
+
+
+@contextmanager
+def naming_deleted(cluster: BlockingTopics) -> Iterator[None]:
+    """A topic that was deleted meanwhile is told by its name and id, with what a writer does."""
+    try:
+        yield
+    except TopicDeleted as error:
+        what, name, topic_id = error.what, None, error.facts.get("topic_id")
+        if isinstance(topic_id, str):
+            with suppress(Unavailable):
+                name = cluster.run(cluster.client.topics.name_of(topic_id))
+        if name is not None:
+            what = f"topic '{name}' (id {topic_id}) was deleted"
+        raise TopicDeleted(what, WRITE_AGAIN, **error.facts) from None
+
+
+@contextmanager
+def heartbeats(cluster: BlockingTopics, intent: Intent) -> Iterator[None]:
+    """Meanwhile the intent is shown to be in use."""
+    beating = cluster.run(_start_beating(cluster, intent))
+    try:
+        yield
+    finally:
+        cluster.run(_stop(beating))
+
+
+async def _start_beating(cluster: BlockingTopics, intent: Intent) -> "asyncio.Task[None]":
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            await cluster.client.intents.heartbeat(intent)
+
+    return asyncio.create_task(beat(), name=f"heartbeat of intent {intent.id}")
+
+
+async def _stop(beating: "asyncio.Task[None]") -> None:
+    beating.cancel()

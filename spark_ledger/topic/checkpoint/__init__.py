@@ -1,0 +1,1 @@
+"""Checkpoints of the log of a topic."""

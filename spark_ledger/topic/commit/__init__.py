@@ -1,0 +1,1 @@
+"""How a batch becomes visible: one compare-and-set."""

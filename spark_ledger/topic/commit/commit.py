@@ -1,0 +1,417 @@
+"""Commit: what a batch brings to its topics becomes visible, all at once, exactly once.
+
+One multi: set the transaction record at its known version, check (or end) the intent, and for each
+topic set head at the version it was folded from and create log/<n>. Always true: all topics or
+none; whoever loses a race changes nothing; a lost answer is resolved only by sync and the
+transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
+or below the recorded one changes nothing, unless a query plans it anew and the user wants its rows:
+then the record goes back to it. The first try goes by what this process last saw
+(commit/views.py); whatever it is refused by is looked at again after a sync before it is believed.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    Check,
+    Create,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.store_calls import pause_s, reachable
+from spark_ledger.topic.commit import draft as commit_draft
+from spark_ledger.topic.commit import guards
+from spark_ledger.topic.commit import views as commit_views
+from spark_ledger.topic.commit.draft import (
+    INLINE_COMMIT_BYTES_MAX,
+    MULTI_BYTES_MAX,
+    NEXT_VERSION,
+    Actions,
+    CommitKind,
+    CommitOutcome,
+    TxnKey,
+    Wanted,
+)
+from spark_ledger.topic.commit.payloads import CommitPayloads
+from spark_ledger.topic.commit.views import LOSSES_MAX, CommitViews, Turns
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.blobs import Blobs
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.records import Commit, Head, IntentState, TxnRecord
+from spark_ledger.topic.log.state import Tables, TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+
+__all__ = ["CommitKind", "CommitOutcome", "Committer", "TxnKey", "Wanted"]
+
+_log = logging.getLogger(__name__)
+OPERATION_BYTES = 64  # of a multi beside path and value, generously
+_CHECKS_AT = 2  # the caller's checks come after transaction record and intent
+
+LoadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
+
+
+class Committer:
+    """What makes the commits of one process. `load` reads the chunks of a checkpoint."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        log: Callable[[str], TopicLog],
+        blobs: Blobs,
+        load: LoadChunks,
+        rng: random.Random,
+    ) -> None:
+        self.store = store
+        self.blobs = blobs
+        self.load = load
+        self.rng = rng
+        self.views = CommitViews(store, log)
+
+    async def commit(self, wanted: Wanted, timeout_s: float = 60.0) -> CommitOutcome:
+        """Make the commit. Returns when it is durable.
+
+        A key of version NEXT_VERSION is for whoever alone commits under its app id: each call is
+        a commit of its own. Raises errors.LedgerFenced (the intent ended, another run recorded the
+        version), errors.TxnConflict (what an action was planned on has changed, or one of the
+        checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
+        errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
+        errors.CommitOutcomeUnknown (the deadline passed with an answer lost: replay it),
+        errors.Unavailable (nothing was committed), what writing to ledgers raises, ValueError for
+        what never holds.
+        """
+        txn = wanted.txn
+        one = _Commit(self, wanted)
+        doing = f"committing version {txn.version} of '{txn.app_id}' to '{txn.target}'"
+        with reachable(doing):
+            if txn.version != NEXT_VERSION:
+                return await one.run(timeout_s)
+            async with self.views.turn(f"{txn.app_id}@{txn.target}"):
+                return await one.run(timeout_s)
+
+
+class _Doubt(Exception):
+    """A view that may be old refuses the commit: look again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What an attempt goes by. `record_version` is that of the transaction record's node."""
+
+    fresh: bool
+    intent: Intent
+    txn: TxnKey
+    record_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the commit does to one topic: `after` is the state once `commit` is at `before.next`."""
+
+    before: TopicState
+    commit: Commit
+    after: TopicState
+
+
+class _Commit:
+    """One commit, tried until its outcome is known."""
+
+    def __init__(self, process: Committer, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._process = process
+        self._store = process.store
+        self._views = process.views
+        self._rng = process.rng
+        self._commit_id = f"{process.rng.getrandbits(128):032x}"
+        self._topic_ids = sorted(wanted.drafts)
+        self._txn_path = paths.txn(escape(wanted.txn.app_id), escape(wanted.txn.target))
+        self._turns = Turns(self._store, self._commit_id, self._topic_ids)
+        self._payloads = CommitPayloads(self._store, process.blobs, self._commit_id)
+        self._losses = 0
+        self._answer_lost = False
+
+    async def run(self, timeout_s: float) -> CommitOutcome:
+        try:
+            return await self._try_until(asyncio.get_running_loop().time() + timeout_s, timeout_s)
+        finally:
+            await self._payloads.let_go()
+            await self._turns.give_back()
+
+    async def _try_until(self, deadline: float, timeout_s: float) -> CommitOutcome:
+        loop = asyncio.get_running_loop()
+        fresh, tries = False, 0
+        while True:
+            problem: Exception | None = None
+            try:
+                outcome = await self._attempt(fresh=fresh)
+                if outcome is not None:
+                    return outcome
+                self._losses += 1
+            except _Doubt:
+                fresh = True
+                continue
+            except OutcomeUnknown as error:
+                self._answer_lost, problem = True, error
+            except (StoreUnavailable, errors.Unavailable) as error:
+                problem = error
+            fresh = True
+            if loop.time() >= deadline:
+                raise self._gave_up(timeout_s, problem)
+            await asyncio.sleep(pause_s(self._rng, tries))
+            tries = 0 if self._losses >= LOSSES_MAX else tries + 1  # its turn is short
+
+    async def _attempt(self, *, fresh: bool) -> CommitOutcome | None:
+        """Look, then send the multi once. None: a race was lost, nothing was changed."""
+        if fresh:
+            await self._store.sync(self._txn_path)
+        try:
+            intent = await self._views.intent(self._wanted.intent_id, fresh=fresh)
+        except errors.LedgerFenced:
+            return await self._without_intent()
+        record, version = await self._record(fresh)  # after the intent: see _settled
+        txn = self._wanted.txn
+        if txn.version == NEXT_VERSION:
+            txn = replace(txn, version=record.version + 1)
+        view = _View(fresh, intent, txn, version)
+        outcome = self._settled(view, record)
+        if outcome is not None:
+            await self._check_not_taken_over(outcome, record)
+            return outcome
+        if self._wanted.batch is not None and record.version >= txn.version:
+            _log.warning(
+                "batch %d of '%s' is committed to '%s' again, with %d rows: the record goes back to"
+                " it from %d",
+                *(txn.version, txn.app_id, txn.target),
+                *(self._wanted.batch.content.rows, record.version),
+            )
+        drafts = await self._payloads.moved(intent, self._wanted.drafts, INLINE_COMMIT_BYTES_MAX)
+        folding = [id_ for id_ in self._topic_ids if fresh or self._views.needs_fold(id_)]
+        if self._losses >= LOSSES_MAX:
+            await self._turns.take()
+        else:
+            await self._turns.let_others_go(folding)
+        async with AsyncExitStack() as alone:
+            for topic_id in self._topic_ids:
+                await alone.enter_async_context(self._views.turn(topic_id))
+            steps = await self._steps(view, drafts, folding)
+            return await self._send(view, drafts, steps)
+
+    async def _check_not_taken_over(self, outcome: CommitOutcome, record: TxnRecord) -> None:
+        """A record that another run set back may have been written after this run began, though its
+        version is not above `w0`: then this run's intent, read after it, has ended. Raises
+        errors.LedgerFenced."""
+        if outcome.kind is CommitKind.COMMITTED or record.run_id == self._wanted.txn.run_id:
+            return
+        intent = await self._views.intent(self._wanted.intent_id, fresh=True)
+        if not intent.open:
+            raise intent.ended()
+
+    async def _without_intent(self) -> CommitOutcome:
+        """Intents go a while after their end (hazard 12): what was committed before, the record
+        says, unless that went too."""
+        found = await self._views.txn(self._txn_path, fresh=True)
+        if found is None:
+            txn = self._wanted.txn
+            raise errors.CommitOutcomeUnknown(
+                f"neither the intent nor the transaction record of '{txn.app_id}' for"
+                f" '{txn.target}' is there any more: they ended long ago"
+            )
+        if found[0].commit_id == self._commit_id:
+            return CommitOutcome(CommitKind.COMMITTED, found[0].topics())
+        raise errors.LedgerFenced(f"there is no intent {self._wanted.intent_id} any more")
+
+    async def _record(self, fresh: bool) -> tuple[TxnRecord, int]:
+        found = await self._views.txn(self._txn_path, fresh=fresh)
+        if found is None and not fresh:
+            raise _Doubt
+        if found is None:
+            raise errors.LedgerFenced(
+                f"'{self._wanted.txn.app_id}' has no transaction record for"
+                f" '{self._wanted.txn.target}': its intent was made for another"
+            )
+        return found
+
+    def _settled(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
+        """What is decided already. The record was read *after* the intent: if this commit's own
+        multi, whose answer was lost, ended the intent, the record says so."""
+        try:
+            outcome = commit_draft.settled(
+                record,
+                self._commit_id,
+                self._wanted.txn,
+                view.intent.record.w0,
+                self._wanted.batch,
+            )
+            if outcome is None and not view.intent.open:
+                raise view.intent.ended()
+            if outcome is None:
+                commit_draft.check_whole(self._wanted.batch, self._wanted.drafts)
+        except errors.LedgerError as error:
+            raise (error if view.fresh else _Doubt()) from error
+        if outcome is not None and not view.fresh:
+            raise _Doubt
+        return outcome
+
+    # -- what it does to each topic ------------------------------------------------------------
+
+    async def _steps(
+        self, view: _View, drafts: Mapping[str, Actions], folding: Sequence[str]
+    ) -> dict[str, _Step]:
+        """By topic in which it takes a number. Raises what guards.check raises."""
+        found = await asyncio.gather(
+            *(
+                self._views.state(id_, fold=id_ in folding, fresh=view.fresh)
+                for id_ in self._topic_ids
+            )
+        )
+        states = dict(zip(self._topic_ids, found, strict=True))
+        numbered = [id_ for id_ in self._topic_ids if commit_draft.takes_number(drafts[id_])]
+        try:
+            for id_ in self._topic_ids:
+                guards.check(states[id_], view.txn.app_id, self._planned(view, id_, drafts))
+            return {
+                id_: await self._step(view, states[id_], self._planned(view, id_, drafts), numbered)
+                for id_ in numbered
+            }
+        except (errors.LedgerError, ValueError) as error:
+            raise (error if view.fresh else _Doubt()) from error
+
+    def _planned(self, view: _View, topic_id: str, drafts: Mapping[str, Actions]) -> Actions:
+        snapshot = view.intent.record.snapshots.get(topic_id)
+        return commit_draft.with_snapshots(drafts[topic_id], snapshot)
+
+    async def _step(
+        self, view: _View, state: TopicState, actions: Actions, numbered: Sequence[str]
+    ) -> _Step:
+        read = await self._process.load(commit_draft.chunks_of(state, actions))
+        commit = Commit(
+            self._commit_id,
+            view.txn.app_id,
+            view.txn.target,
+            view.txn.version,
+            view.txn.run_id,
+            view.intent.id,
+            commit_draft.with_dropped(state, actions, read),
+            others=tuple(id_ for id_ in numbered if id_ != state.topic_id),
+            user_metadata=self._wanted.user_metadata,
+        )
+        return _Step(state, commit, commit_views.following(state, commit))
+
+    # -- the multi ---------------------------------------------------------------------------
+
+    async def _send(
+        self, view: _View, drafts: Mapping[str, Actions], steps: Mapping[str, _Step]
+    ) -> CommitOutcome | None:
+        numbers = {topic_id: step.before.next for topic_id, step in steps.items()}
+        done = commit_draft.record_of(
+            view.txn, self._commit_id, numbers, drafts, self._wanted.batch
+        )
+        operations: list[Operation] = [
+            Set(self._txn_path, records.encode_txn(done), view.record_version),
+            self._intent_operation(view.intent),
+            *self._wanted.checks,
+        ]
+        heads = [self._head(step) for step in steps.values()]
+        bodies = {topic_id: records.encode_commit(step.commit) for topic_id, step in steps.items()}
+        nodes = await self._payloads.nodes(view.intent, bodies, _bytes_of([*operations, *heads]))
+        try:
+            checks = await self._payloads.checks()
+        except (errors.NoSuchLedger, errors.RowsLost):
+            await self._payloads.let_go()  # a janitor was faster: everything once more
+            return None
+        operations += checks
+        heads_at = len(operations)
+        for topic_id, head in zip(steps, heads, strict=True):
+            log = paths.topic_log(topic_id, numbers[topic_id])
+            operations += [head, Create(log, nodes[topic_id].value)]
+        self._check_size(operations)
+        try:
+            await self._store.multi(operations)
+        except MultiFailed as failed:
+            self._lost(failed, heads_at, list(steps))
+            return None
+        self._turns.used()
+        self._note(view, done, steps, {id_: node.ledger for id_, node in nodes.items()})
+        return CommitOutcome(CommitKind.COMMITTED, done.topics())
+
+    def _head(self, step: _Step) -> Set:
+        path = paths.topic_head(step.before.topic_id)
+        return Set(path, records.encode_head(Head(step.after.next)), step.before.head_version)
+
+    def _intent_operation(self, intent: Intent) -> Operation:
+        path = paths.intent(intent.id)
+        if not self._wanted.finish_intent:
+            return Check(path, intent.version)
+        return Set(path, records.encode_intent(_done(intent).record), intent.version)
+
+    def _check_size(self, operations: Sequence[Operation]) -> None:
+        size = _bytes_of(operations)
+        if size > MULTI_BYTES_MAX:
+            raise errors.CommitTooBig(
+                f"a commit to {len(self._topic_ids)} topics takes {size} bytes of metadata, at"
+                f" most {MULTI_BYTES_MAX} fit",
+                bytes=size,
+            )
+
+    def _lost(self, failed: MultiFailed, heads_at: int, topic_ids: Sequence[str]) -> None:
+        """A race was lost: note which. Raises errors.TxnConflict for one of the caller's checks:
+        its version does not come back."""
+        checks = self._wanted.checks
+        if _CHECKS_AT <= failed.index < _CHECKS_AT + len(checks):
+            raise errors.TxnConflict(
+                f"{checks[failed.index - _CHECKS_AT].path} has changed since the commit was planned"
+            ) from failed
+        if failed.index >= heads_at:
+            self._views.lost(topic_ids[(failed.index - heads_at) // 2])
+
+    def _note(
+        self,
+        view: _View,
+        done: TxnRecord,
+        steps: Mapping[str, _Step],
+        body_ledgers: Mapping[str, int | None],
+    ) -> None:
+        """The multi was applied: what is seen from now on."""
+        self._views.txn_is(self._txn_path, done, view.record_version + 1)
+        if self._wanted.finish_intent:
+            self._views.intent_is(_done(view.intent))
+        for topic_id, step in steps.items():
+            ledger, after = body_ledgers[topic_id], step.after
+            if ledger is not None:
+                after = replace(after, bodies={**after.bodies, ledger: step.before.next})
+            self._views.state_is(after)
+
+    def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
+        txn = self._wanted.txn
+        what = f"the commit of version {txn.version} of '{txn.app_id}' to '{txn.target}'"
+        if self._answer_lost:
+            return errors.CommitOutcomeUnknown(
+                f"{what} was sent and its answer lost; it could not be looked up in {timeout_s} s"
+            )
+        if problem is not None:
+            return errors.Unavailable(f"{what} was not made in {timeout_s} s: {problem}")
+        return errors.CommitContended(f"{what} lost every race for {timeout_s} s")
+
+
+def _done(intent: Intent) -> Intent:
+    """As it is once its last commit ended it."""
+    return Intent(intent.id, replace(intent.record, state=IntentState.DONE), intent.version + 1)
+
+
+def _bytes_of(operations: Sequence[Operation]) -> int:
+    """About how many bytes of a request they take."""
+    return sum(
+        OPERATION_BYTES + len(one.path) + len(one.value if isinstance(one, Create | Set) else b"")
+        for one in operations
+    )

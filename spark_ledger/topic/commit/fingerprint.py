@@ -1,0 +1,219 @@
+"""A batch as one number: the same rows give the same in any order and over any tasks.
+
+A row's hash is made of the hash of each of its columns by the column's name; the fingerprint is the
+sum of the rows' hashes modulo 2**64. Bytes are hashed as 64-bit words: each word is xored with its
+own upper half, so that every bit counts in 32 at least, multiplied by an odd number of its place,
+and the products are summed; the sum and the length are mixed. Always true: nothing here depends on
+the process, on numpy's or on pyarrow's version: the fingerprint is compared with one that another
+process stored. It tells batches apart that differ by chance; it does not resist an adversary.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_numpy
+from spark_ledger.topic.log.records import Content
+
+ALGORITHM = 1
+"""Begins each fingerprint: replay.py compares none of different algorithms."""
+SLICE_BYTES = 32 << 20
+"""About so much is hashed at a time: what is padded of it is in memory once more."""
+PADDED_RATIO_MAX = 2
+"""Rows are padded to the longest if that makes no more than so many times their bytes of them."""
+
+U64 = npt.NDArray[np.uint64]
+_MASK = (1 << 64) - 1
+_BLOCK_WORDS = 512
+_CACHED_WORDS = 25_000  # a block of so many stays in a core's cache
+_NARROW = 4  # so few words of a row are summed faster one after the other
+_HALF = np.uint64(32)
+_LENGTH, _NULL = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BLOCK = 0xDA942042E4DD58B5  # a later block's places are those of the first, times this
+_ITEM = np.uint64(0xC2B2AE3D27D4EB4F)  # of an item's place in a list
+_PLACES = np.frombuffer(
+    b"".join(hashlib.blake2b(b"%d" % i, digest_size=64).digest() for i in range(_BLOCK_WORDS // 8)),
+    dtype="<u8",
+) | np.uint64(1)
+
+
+class Fingerprint:
+    """Of one task's rows. Not for several threads."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._sum = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        self._rows += rows.num_rows
+        step = max(1, rows.num_rows * SLICE_BYTES // max(1, rows.get_total_buffer_size()))
+        for start in range(0, rows.num_rows, step):
+            self._sum += int(row_hashes(rows.slice(start, step)).sum())
+
+    @property
+    def content(self) -> Content:
+        return Content(self._rows, f"{ALGORITHM}-{self._sum & _MASK:016x}")
+
+
+def together(tasks: Iterable[Content]) -> Content:
+    """What the tasks of a batch wrote together. All are of this process's algorithm."""
+    rows, total = 0, 0
+    for one in tasks:
+        rows += one.rows
+        total += int(one.fingerprint.partition("-")[2], 16)
+    return Content(rows, f"{ALGORITHM}-{total & _MASK:016x}")
+
+
+def row_hashes(rows: pa.RecordBatch) -> U64:
+    """One number for each row; columns count by their names, not by their order."""
+    total = np.zeros(rows.num_rows, np.uint64)
+    seen: Counter[str] = Counter()
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        place = hashlib.blake2b(f"{name}:{seen[name]}".encode(), digest_size=8).digest()
+        seen[name] += 1
+        folded = _folded(_numbers(column))
+        folded *= np.frombuffer(place, "<u8") | np.uint64(1)
+        total += folded
+    return _mixed(total)
+
+
+def _numbers(column: pa.Array) -> U64:
+    """One for each value of a column of any type that Spark has; its bits are not spread yet."""
+    kind = column.type
+    if pa.types.is_struct(kind) and not kind.num_fields:
+        found = np.zeros(len(column), np.uint64)
+    elif pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        found = row_hashes(pa.RecordBatch.from_arrays(column.flatten(), names))
+    elif pa.types.is_map(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        found = _of_lists(column)
+    elif pa.types.is_null(kind):
+        return np.full(len(column), _NULL)
+    elif pa.types.is_boolean(kind):
+        found = as_numpy(column).astype(np.uint64)
+    elif _is_bytes(kind):
+        found = _of_bytes(column)
+    elif any(of(kind) for of in _FIXED):
+        found = _of_fixed(column)
+    else:  # none that Spark hands over: views of bytes, and what can be cast to them
+        found = _of_bytes(column.cast(pa.large_binary()))
+    return np.where(as_numpy(column.is_null()), _NULL, found) if column.null_count else found
+
+
+_FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+    return bool(large or pa.types.is_binary(kind) or pa.types.is_string(kind))
+
+
+def _of_fixed(column: pa.Array) -> U64:
+    """Of numbers, times, decimals: their bytes."""
+    width, count = column.type.bit_width // 8, len(column)
+    data = column.buffers()[1]
+    if data is None or not count:
+        return np.zeros(count, np.uint64)
+    raw = np.frombuffer(data, np.uint8, count * width, column.offset * width)
+    if width in (1, 2, 4, 8):
+        return raw.view(f"<u{width}").astype(np.uint64, copy=False)
+    words = np.zeros((count, -(-width // 8) * 8), np.uint8)
+    words[:, :width] = raw.reshape(count, width)
+    return _of_words(words.view("<u8"), width)
+
+
+def _of_lists(column: pa.Array) -> U64:
+    """Each item's hash with its place in the list, summed, and the length."""
+    offsets = as_numpy(column.offsets).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    if pa.types.is_map(column.type):
+        parts = [column.keys.slice(first, last - first), column.items.slice(first, last - first)]
+        items = row_hashes(pa.RecordBatch.from_arrays(parts, ["key", "value"]))
+    else:
+        items = _numbers(column.values.slice(first, last - first))
+    lengths = np.diff(offsets)
+    places = (np.arange(first, last) - np.repeat(offsets[:-1], lengths)).astype(np.uint64)
+    sums = np.zeros(last - first + 1, np.uint64)
+    np.cumsum(_mixed(items + places * _ITEM), out=sums[1:])
+    found: U64 = sums[offsets[1:] - first] - sums[offsets[:-1] - first]
+    return found + lengths.astype(np.uint64) * _LENGTH
+
+
+def _of_bytes(column: pa.Array) -> U64:
+    """Of text and bytes, whatever their lengths."""
+    width = np.int64 if column.type.id in _LARGE else np.int32
+    count = len(column)
+    _, ends, content = column.buffers()
+    if not count or content is None:
+        return _of_words(np.zeros((count, 1), np.uint64), 0)
+    offsets = np.frombuffer(ends, width)[column.offset :][: count + 1].astype(np.int64)
+    lengths = np.diff(offsets)
+    longest, total = int(lengths.max()), int(offsets[-1] - offsets[0])
+    if count * longest == total and longest and longest % 8 == 0:
+        same = np.frombuffer(content, np.uint8, total, int(offsets[0]))
+        return _of_words(same.view("<u8").reshape(count, -1), longest)
+    if longest <= 8 or count * longest <= PADDED_RATIO_MAX * total + (1 << 16):
+        return _of_words(_padded(offsets, content, longest), lengths)
+    found = np.empty(count, np.uint64)
+    short = lengths <= max(8, total // count)  # both parts have some, and less to pad
+    for some in (np.flatnonzero(short), np.flatnonzero(~short)):
+        found[some] = _of_bytes(column.take(of_numpy(some)))
+    return found
+
+
+def _padded(offsets: npt.NDArray[np.int64], content: pa.Buffer, longest: int) -> U64:
+    """A row of words for each value, zeros after its end."""
+    count, words = len(offsets) - 1, max(1, -(-longest // 8))
+    buffers = [None, pa.py_buffer(offsets), content]
+    text = pa.Array.from_buffers(pa.large_string(), count, buffers)
+    padded = pc.ascii_rpad(text, width=8 * words, padding="\0")
+    return np.frombuffer(padded.buffers()[2], "<u8", words * count).reshape(count, words)
+
+
+_LARGE = (pa.large_binary().id, pa.large_string().id)
+
+
+def _of_words(words: U64, lengths: npt.NDArray[np.int64] | int) -> U64:
+    """Of rows of equally many words, of which `lengths` bytes count; the others are zeros."""
+    count, width = words.shape
+    sizes = np.broadcast_to(np.asarray(lengths, np.uint64), count)
+    if width <= _NARROW:
+        found = sizes * _LENGTH
+        for at, word in enumerate(_folded(words.T)):
+            found += word * _PLACES[at]
+        return found
+    found = np.zeros(count, np.uint64)
+    step = max(1, _CACHED_WORDS // max(1, min(width, _BLOCK_WORDS)))
+    folded = np.empty((min(step, count), min(width, _BLOCK_WORDS)), np.uint64)
+    factor = 1
+    for left in range(0, width, _BLOCK_WORDS):
+        for top in range(0, count, step):
+            block = words[top : top + step, left : left + _BLOCK_WORDS]
+            mine = folded[: block.shape[0], : block.shape[1]]
+            _folded(block, out=mine)
+            part = np.einsum("ij,j->i", mine, _PLACES[: block.shape[1]])
+            found[top : top + step] += part if not left else part * np.uint64(factor)
+        factor = factor * _BLOCK & _MASK
+    return found + sizes * _LENGTH
+
+
+def _folded(value: U64, out: U64 | None = None) -> U64:
+    """The upper half of each word also in its lower half."""
+    found = np.right_shift(value, _HALF, out=out)
+    return np.bitwise_xor(value, found, out=found)
+
+
+def _mixed(value: U64) -> U64:
+    """Every bit of it decides over every bit of what comes out."""
+    value = (value ^ (value >> np.uint64(30))) * _MIX_1
+    value = (value ^ (value >> np.uint64(27))) * _MIX_2
+    found: U64 = value ^ (value >> np.uint64(31))
+    return found

@@ -1,0 +1,137 @@
+"""What becomes of a query's batch whose number its transaction record has reached. Pure.
+
+After a crash Spark repeats the newest batch that its checkpoint has, with the same rows: then the
+record has that number, and nothing is to be done. But a checkpoint that was restored, or lost its
+newest files, plans batches anew under numbers that are used up, with rows that were never
+committed. Always true: a batch is done already only if the record says that its number was
+committed with the same rows, or if the user said so; any other is refused, or committed again on
+demand (hazard 11).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from spark_ledger import errors
+from spark_ledger.topic.log.records import NO_COMMIT, Content, TxnRecord
+
+_CAUSES = (
+    "the checkpoint was restored or lost files, the query was changed, its source was trimmed, the"
+    " query gives other rows each time, or two writes have one txnAppId and txnVersion"
+)
+_APPEND = (
+    "onReplay=append writes these rows, although some may be there already, and goes on from here:"
+    " the checkpoint that was the newest must not be used after that"
+)
+_DIFFERS = (
+    "If the checkpoint is the newest one, onReplay=skip keeps what was committed. If it is an older"
+    f" one, restore the newest; without one {_APPEND}."
+)
+_BEHIND = (
+    "Restore the newest checkpoint, or start with a new one (and, in foreachBatch, a new txnAppId)."
+    f" Without one {_APPEND}."
+)
+
+
+class OnReplay(Enum):
+    """What is done with a batch whose number is recorded with other rows. REPLACE is what complete
+    mode does, IGNORE what a batch job outside queries does, which writes nothing at or below the
+    recorded version; the others are what the option `onReplay` takes."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+    APPEND = "append"
+    REPLACE = "replace"
+    IGNORE = "ignore"
+
+
+class Work(Enum):
+    """What a task does with its rows."""
+
+    WRITE = "write them"
+    COMPARE = "count them and compute their fingerprint, and write none"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryBatch:
+    """A batch of a streaming query, or a job with a txnAppId, as its tasks counted it."""
+
+    content: Content
+    on_replay: OnReplay = OnReplay.FAIL
+
+
+def work_of(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> Work:
+    """What a task of this batch does, decided before it takes a row. `record` is read after the
+    run began. Raises errors.CheckpointBehind."""
+    if record.version < version:
+        return Work.WRITE
+    if on_replay is OnReplay.IGNORE:
+        return Work.COMPARE
+    if record.version > version:
+        check_not_behind(record, app_id, version, on_replay)
+        return Work.WRITE
+    return Work.COMPARE if on_replay in (OnReplay.FAIL, OnReplay.SKIP) else Work.WRITE
+
+
+def is_done(record: TxnRecord, app_id: str, version: int, batch: QueryBatch) -> bool:
+    """Whether the batch, whose number the record has reached, is committed; else it is committed
+    again. Raises errors.CheckpointBehind, errors.ReplayDiffers."""
+    if batch.on_replay is OnReplay.IGNORE:
+        return True
+    if record.version > version:
+        check_not_behind(record, app_id, version, batch.on_replay)
+        return False
+    if same(record, batch.content):
+        return True
+    if batch.on_replay is not OnReplay.FAIL:
+        return batch.on_replay is OnReplay.SKIP
+    raise errors.ReplayDiffers(
+        f"batch {version} of query {app_id} was committed with {_told(record)}, and has"
+        f" {batch.content.rows} rows ({batch.content.fingerprint}) now: {_CAUSES}",
+        _DIFFERS,
+        recorded_version=record.version,
+        recorded_rows=_rows(record),
+        rows=batch.content.rows,
+    )
+
+
+def check_not_behind(record: TxnRecord, app_id: str, version: int, on_replay: OnReplay) -> None:
+    """Raises errors.CheckpointBehind for a version below the recorded one, unless the user wants it
+    committed."""
+    if record.version > version and on_replay is not OnReplay.APPEND:
+        raise errors.CheckpointBehind(
+            f"batch {version} of query {app_id} is behind batch {record.version}, the last that is"
+            " committed: the checkpoint was restored or lost files, and what it plans under used"
+            " numbers may be other rows",
+            _BEHIND,
+            recorded_version=record.version,
+        )
+
+
+def same(record: TxnRecord, content: Content) -> bool:
+    """Whether, by all that the record has, these rows were committed. A record of an older version
+    of this software has no fingerprint, and may lack the rows."""
+    rows = _rows(record)
+    if rows is not None and rows != content.rows:
+        return False
+    known = "" if record.content is None else record.content.fingerprint
+    return known == content.fingerprint or not _comparable(known, content.fingerprint)
+
+
+def _comparable(one: str, other: str) -> bool:
+    """Whether both are there and were made by the same algorithm."""
+    return bool(one and other) and one.partition("-")[0] == other.partition("-")[0]
+
+
+def _rows(record: TxnRecord) -> int | None:
+    """How many were committed; None: not known."""
+    if record.content is not None:
+        return record.content.rows
+    topics = record.topics().values()
+    if any(one.number != NO_COMMIT and not one.rows for one in topics):
+        return None  # left out of a large record
+    return sum(sum(one.rows.values()) for one in topics)
+
+
+def _told(record: TxnRecord) -> str:
+    fingerprint = "" if record.content is None else f" ({record.content.fingerprint})"
+    return f"{_rows(record)} rows{fingerprint}"

@@ -1,0 +1,1 @@
+"""Rows as entries: formats, columns, routing, filters."""

@@ -1,0 +1,473 @@
+"""Rows to entries: a task's columns, cut by partition and gathered to entries of about 2 MiB.
+
+Always true: rows of a partition keep their order; every row of a call is known to fit before the
+first entry of the call comes out; what is gathered, and the memory that its slices hold on to,
+stays under `gather_bytes_max`, what waits to be sorted under a quarter of it more. A partition has
+entries of its own as long as it fills 64 KiB of one; smaller shares are put together. Work is done
+on whole columns; the Python loops run over entries and partitions, never over rows. No I/O: safe
+in any one thread.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.entry import message_batch, row_columns
+from spark_ledger.topic.entry.arrow_arrays import of_numpy
+from spark_ledger.topic.entry.key_filter import key_filter
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    KEY,
+    TYPED_NAMES,
+    Body,
+    Share,
+    TimeRuns,
+)
+from spark_ledger.topic.entry.routing import Counts, Hashes, Router, key_hashes
+from spark_ledger.topic.entry.row_columns import MaybeColumn, Sizes
+
+ENTRY_BYTES = (2 << 20) - (32 << 10)
+"""An entry is emitted before it grows beyond; one row may be larger. Two fit into a message and
+into an answer of 4 MiB: what an entry costs by itself is spread over many rows."""
+SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
+GATHER_BYTES_MAX = 16 << 20
+PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows
+ROWS_TO_SORT = 128  # for each partition are worth a sort of their own
+FRAME_BYTES_MIN = 300  # around the rows of an entry
+
+EventBounds = tuple[int, int] | None
+KeyFilter = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedShare:
+    """A partition's rows of an entry: `bytes` of its payload; `event_ms` no row's event time is
+    before or after; `key_filter` of its keys (None: not made)."""
+
+    partition: int
+    rows: int
+    bytes: int
+    event_ms: EventBounds = None
+    key_filter: KeyFilter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedEntry:
+    """Rows of one partition, or of several in rising order, ready to be sent; `body` is the
+    payload without its header, whose first rows depend on the segments that the entry becomes
+    part of. `times` are the times its rows were written at, the last of them at `written_ms`;
+    empty: all then."""
+
+    shares: tuple[EncodedShare, ...]
+    written_ms: int
+    body: Body
+    typed: bool = False
+    schema_version: int = 0
+    times: TimeRuns = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(share.rows for share in self.shares)
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(share.bytes for share in self.shares)
+
+    @property
+    def first_written_ms(self) -> int:
+        return min((ms for _, ms in self.times), default=self.written_ms)
+
+    def payload(self, first_rows: Sequence[int]) -> list[bytes | memoryview]:
+        """The payload's buffers for an entry whose shares begin at these rows of their segments."""
+        shares = [
+            Share(one.partition, one.rows, first_row)
+            for one, first_row in zip(self.shares, first_rows, strict=True)
+        ]
+        header = message_batch.encode_header(
+            shares,
+            self.written_ms,
+            typed=self.typed,
+            schema_version=self.schema_version,
+            times=self.times,
+        )
+        return [header, *self.body]
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Rows of one partition that are not an entry yet, with their keys' hashes if asked for."""
+
+    parts: list[pa.RecordBatch] = field(default_factory=list)
+    hashes: list[Hashes] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, part: pa.RecordBatch, hashes: Hashes | None, size: int) -> None:
+        self.parts.append(part)
+        if hashes is not None:
+            self.hashes.append(hashes)
+        self.rows += part.num_rows
+        self.bytes += size
+
+    def compact(self) -> None:
+        """Let go of the memory that the rows are slices of."""
+        copied = row_columns.union(self.parts)
+        if len(self.parts) == 1:
+            copied = copied.take(of_numpy(np.arange(self.rows)))
+        self.parts = [copied]
+        if self.hashes:
+            self.hashes = [np.concatenate(self.hashes)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """Rows with what was found out about them: what each takes, the hash of its key if that is
+    used, and its partition, or that of all."""
+
+    batch: pa.RecordBatch
+    sizes: Sizes
+    hashes: Hashes | None
+    wanted: int | Counts
+
+    @classmethod
+    def joined(cls, some: list["_Routed"]) -> "_Routed":
+        """Rows of different partitions, after each other."""
+        if len(some) == 1:
+            return some[0]
+        hashes = None
+        if any(one.hashes is not None for one in some):
+            none = (np.zeros(len(one.sizes), np.uint32) for one in some)
+            pairs = zip(some, none, strict=True)
+            hashes = np.concatenate([n if one.hashes is None else one.hashes for one, n in pairs])
+        return cls(
+            row_columns.union([one.batch for one in some]),
+            np.concatenate([one.sizes for one in some]),
+            hashes,
+            np.concatenate([np.asarray(one.wanted) for one in some]),
+        )
+
+    def windows(self, bytes_max: int) -> Iterator["_Routed"]:
+        """The same in parts of about so many bytes, so that no copy is larger."""
+        ends = np.cumsum(self.sizes)
+        start = 0
+        while start < len(ends):
+            limit = (int(ends[start - 1]) if start else 0) + bytes_max
+            end = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
+            yield self if end - start == len(ends) else self.part(start, end)
+            start = end
+
+    def by_partition(self) -> tuple["_Routed", list[tuple[int, int, int, int]]]:
+        """The rows by partition, rising, in their order within one; and of each partition its
+        number, the first of these rows and one past the last, and what they take."""
+        if isinstance(self.wanted, int):
+            return self, [(self.wanted, 0, len(self.sizes), int(self.sizes.sum()))]
+        counts = np.bincount(self.wanted)
+        found = np.flatnonzero(counts)
+        rows = self
+        if len(found) > 1:
+            wanted: npt.NDArray[Any] = self.wanted
+            if len(counts) <= 1 << 16:  # numpy sorts 16-bit numbers by radix: seven times as fast
+                wanted = wanted.astype(np.uint16)
+            order = np.argsort(wanted, kind="stable")
+            hashes = None if self.hashes is None else self.hashes[order]
+            rows = _Routed(self.batch.take(of_numpy(order)), self.sizes[order], hashes, 0)
+        ends = np.cumsum(counts[found])
+        starts = ends - counts[found]
+        taken = np.add.reduceat(rows.sizes, starts)
+        places = (found.tolist(), starts.tolist(), ends.tolist(), taken.tolist())
+        return rows, list(zip(*places, strict=True))
+
+    def part(self, start: int, end: int) -> "_Routed":
+        wanted = self.wanted if isinstance(self.wanted, int) else self.wanted[start:end]
+        hashes = None if self.hashes is None else self.hashes[start:end]
+        return _Routed(self.batch.slice(start, end - start), self.sizes[start:end], hashes, wanted)
+
+
+class BatchEncoder:
+    """`router` says where rows go, `entry_bytes_max` is the largest payload; rows of the topic's
+    own columns are of its schema's `schema_version`."""
+
+    def __init__(
+        self,
+        router: Router,
+        now_ms: Callable[[], int],
+        *,
+        compression: str = "none",
+        entry_bytes_max: int = 16 << 20,
+        gather_bytes_max: int = GATHER_BYTES_MAX,
+        key_filters: bool = False,
+        schema_version: int = 0,
+    ) -> None:
+        if compression not in message_batch.COMPRESSIONS:
+            raise errors.BadConfig(
+                f"compression is one of {message_batch.COMPRESSIONS}, got '{compression}'"
+            )
+        if not 0 <= schema_version <= message_batch.SCHEMA_VERSION_MAX:
+            raise errors.BadConfig(f"schema version {schema_version} is not one of 0 to 65535")
+        self._router = router
+        self._now_ms = now_ms
+        self._compression = compression
+        self._entry_bytes_max = entry_bytes_max
+        half = entry_bytes_max // 2  # what nulls take may make the other half
+        self._entry_bytes = min(ENTRY_BYTES, half, max(SHARE_BYTES, gather_bytes_max // 4))
+        self._gather_bytes_max = gather_bytes_max
+        self._key_filters = key_filters
+        self._schema_version = schema_version
+        self._typed = False
+        self._own: tuple[bool, list[pa.Field]] | None = None
+        self._gathered: dict[int, _Gathered] = {}
+        self._emitted = False
+        self._held_bytes = 0  # at most what the gathered slices keep in memory
+        self._sort_bytes = max(1, gather_bytes_max // 4)
+        self._unsorted: list[_Routed] = []
+        self._unsorted_bytes = 0
+        self.gathered_bytes = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the rows that are in no entry yet."""
+        return self.gathered_bytes + self._unsorted_bytes
+
+    def add(
+        self,
+        keys: MaybeColumn,
+        values: pa.Array | pa.RecordBatch,
+        *,
+        event_times: MaybeColumn = None,
+        headers: MaybeColumn = None,
+        partitions: MaybeColumn = None,
+    ) -> Iterator[EncodedEntry]:
+        """Take rows in; the entries that became full come out, encoded as they are asked for.
+        Columns as TaskWriter.write's.
+
+        Exhaust it. Raises errors.ColumnTypeMismatch, errors.MessageTooBig, errors.PartitionInvalid,
+        ValueError for columns of unequal length or rows of another kind than before, all before
+        anything of the call is taken in.
+        """
+        typed = isinstance(values, pa.RecordBatch)
+        stored = list(row_columns.stored(keys, values, event_times, headers))
+        rows = sum(batch.num_rows for batch in stored)
+        if partitions is not None and len(partitions) != rows:
+            raise ValueError(f"{len(partitions)} partitions for {rows} rows")
+        self._check_kind(stored[0].schema, typed)
+        routed, at = [], 0
+        for batch in stored:
+            column = None if partitions is None else partitions.slice(at, batch.num_rows)
+            routed.append(self._routed(batch, typed, column))
+            at += batch.num_rows
+        return self._take_in(routed)
+
+    def flush(self) -> Iterator[EncodedEntry]:
+        """What is gathered, as the last and smaller entries: by partition, then those of several
+        partitions."""
+        yield from self._sort()
+        small = []
+        for partition in sorted(self._gathered):
+            if self._gathered[partition].bytes >= SHARE_BYTES:
+                yield self._emit([partition])
+            else:
+                small.append(partition)
+        while small:
+            count = self._fitting(small)
+            yield self._emit(small[:count])
+            small = small[count:]
+
+    def flush_small(self, bytes_max: int) -> list[EncodedEntry] | None:
+        """All that the task wrote, if no entry has come out yet and it comes to so few bytes: one
+        entry for each partition. Else None, and what is gathered stays."""
+        if self._emitted or self.waiting_bytes > bytes_max:
+            return None
+        emitted = list(self._sort())
+        assert not emitted, "so few bytes fill no entry"
+        if self.gathered_bytes + FRAME_BYTES_MIN * len(self._gathered) > bytes_max:
+            return None
+        entries = [self._encode([partition], filters=False) for partition in sorted(self._gathered)]
+        if sum(entry.payload_bytes for entry in entries) > bytes_max:
+            return None
+        self._gathered.clear()
+        self.gathered_bytes = self._held_bytes = 0
+        return entries
+
+    def _routed(self, batch: pa.RecordBatch, typed: bool, column: MaybeColumn) -> _Routed:
+        sizes = row_columns.row_bytes(batch)
+        self._check_fit(sizes, batch.schema)
+        at = batch.schema.get_field_index(TYPED_NAMES[KEY] if typed else KEY)
+        keys = None if at < 0 else batch.column(at)
+        hashes = None
+        if keys is not None and (self._key_filters or self._router.hashes_keys):
+            hashes = key_hashes(keys)
+        wanted = self._router.route(batch.num_rows, keys, hashes, column)
+        return _Routed(batch, sizes, hashes if self._key_filters else None, wanted)
+
+    def _take_in(self, routed: list[_Routed]) -> Iterator[EncodedEntry]:
+        """Rows that go to one partition are gathered at once, others when many are together, so
+        that what is done for each partition is done for many rows."""
+        for one in routed:
+            if isinstance(one.wanted, int):  # nothing is copied to sort it
+                yield from self._sort()
+                if len(one.sizes):
+                    yield from self._gather(one)
+                continue
+            for window in one.windows(self._sort_bytes):
+                size = int(window.sizes.sum()) + PART_OVERHEAD_BYTES
+                many = len(window.sizes) >= ROWS_TO_SORT * self._router.partitions
+                if many or self._unsorted_bytes + size > self._sort_bytes:
+                    yield from self._sort()
+                if many:
+                    yield from self._gather(window)
+                else:
+                    self._unsorted.append(window)
+                    self._unsorted_bytes += size
+
+    def _sort(self) -> Iterator[EncodedEntry]:
+        """Gather the rows that wait for it."""
+        waiting, self._unsorted, self._unsorted_bytes = self._unsorted, [], 0
+        if waiting:
+            yield from self._gather(_Routed.joined(waiting))
+
+    def _gather(self, routed: _Routed) -> Iterator[EncodedEntry]:
+        rows, places = routed.by_partition()
+        for partition, start, end, size in places:
+            gathered = self._gathered.get(partition)
+            if gathered is None:
+                gathered = self._gathered[partition] = _Gathered()
+            if gathered.bytes + size <= self._entry_bytes:
+                self._hold(gathered, rows, start, end, size)
+            else:
+                yield from self._fill(partition, rows.part(start, end))
+            self._held_bytes += size
+        yield from self._keep_in_bounds()
+
+    def _hold(self, gathered: _Gathered, rows: _Routed, start: int, end: int, size: int) -> None:
+        hashes = None if rows.hashes is None else rows.hashes[start:end]
+        gathered.add(rows.batch.slice(start, end - start), hashes, size)
+        self.gathered_bytes += size
+        self._held_bytes += PART_OVERHEAD_BYTES
+
+    def _fill(self, partition: int, rows: _Routed) -> Iterator[EncodedEntry]:
+        """Gather the rows, emitting an entry whenever the next row would not fit any more."""
+        ends = np.cumsum(rows.sizes)
+        start, taken = 0, 0
+        while start < len(ends):
+            gathered = self._gathered.setdefault(partition, _Gathered())
+            limit = taken + self._entry_bytes - gathered.bytes
+            end = int(np.searchsorted(ends, limit, side="right"))
+            if end <= start and not gathered.rows:
+                end = start + 1  # one row that is larger than an entry usually is
+            if end > start:
+                size = int(ends[end - 1]) - taken
+                self._hold(gathered, rows, start, end, size)
+                start, taken = end, taken + size
+            if start < len(ends):
+                yield self._emit([partition])
+
+    def _keep_in_bounds(self) -> Iterator[EncodedEntry]:
+        """When the memory is used up, emit until half is free, and copy what is left together."""
+        if self._held_bytes <= self._gather_bytes_max:
+            return
+        while self.gathered_bytes > self._gather_bytes_max // 2:
+            yield self._emit(self._fullest())
+        for gathered in self._gathered.values():
+            gathered.compact()
+        self._held_bytes = self.gathered_bytes + PART_OVERHEAD_BYTES * len(self._gathered)
+        while self._held_bytes > self._gather_bytes_max:
+            yield self._emit(self._fullest())
+
+    def _fullest(self) -> list[int]:
+        """The partition that has gathered most, or as many as fill an entry, in order."""
+        first = max(sorted(self._gathered), key=lambda p: self._gathered[p].bytes)
+        if self._gathered[first].bytes >= SHARE_BYTES:
+            return [first]
+        count = self._entry_bytes // max(1, self._gathered[first].bytes) * 4
+        fullest = heapq.nlargest(
+            min(count, len(self._gathered)),
+            sorted(self._gathered),
+            key=lambda p: self._gathered[p].bytes,
+        )
+        return sorted(fullest[: self._fitting(fullest)])
+
+    def _fitting(self, partitions: list[int]) -> int:
+        """How many of the first of these fit into one entry; one at least."""
+        share = message_batch.SHARE_BYTES
+        sizes = np.cumsum([self._gathered[p].bytes + share for p in partitions])
+        return max(1, int(np.searchsorted(sizes, self._entry_bytes, side="right")))
+
+    def _emit(self, partitions: list[int]) -> EncodedEntry:
+        entry = self._encode(partitions, filters=self._key_filters)
+        for partition in partitions:
+            gathered = self._gathered.pop(partition)
+            self.gathered_bytes -= gathered.bytes
+            self._held_bytes -= PART_OVERHEAD_BYTES * len(gathered.parts)
+        if not self._gathered:
+            self._held_bytes = 0
+        self._emitted = True
+        return entry
+
+    def _encode(self, partitions: list[int], *, filters: bool) -> EncodedEntry:
+        """One entry of what the partitions have gathered."""
+        some = [self._gathered[partition] for partition in partitions]
+        rows = row_columns.union([part for gathered in some for part in gathered.parts])
+        header = message_batch.HEADER_BYTES
+        if len(some) > 1:
+            header += message_batch.SHARE_BYTES * len(some)
+        body = message_batch.encode_body(rows, self._compression)
+        if header + sum(map(len, body)) > self._entry_bytes_max - message_batch.HEADER_BYTES * 2:
+            body = message_batch.encode_body(rows)  # compression made it larger
+        shares = self._shares(partitions, rows, header + sum(map(len, body)), filters)
+        version = self._schema_version if self._typed else 0
+        return EncodedEntry(shares, self._now_ms(), body, self._typed, version)
+
+    def _shares(
+        self, partitions: list[int], rows: pa.RecordBatch, payload_bytes: int, filters: bool
+    ) -> tuple[EncodedShare, ...]:
+        """What is said of each partition's rows; their bytes come to the payload's."""
+        some = [self._gathered[partition] for partition in partitions]
+        at = rows.schema.get_field_index(TYPED_NAMES[EVENT_TIME] if self._typed else EVENT_TIME)
+        times = None if at < 0 else rows.column(at)
+        sizes = _parts_of(payload_bytes, [gathered.bytes for gathered in some])
+        shares, start = [], 0
+        for partition, gathered, size in zip(partitions, some, sizes, strict=True):
+            event_ms = None
+            if times is not None:
+                event_ms = row_columns.event_bounds_ms(times.slice(start, gathered.rows))
+            start += gathered.rows
+            made = None
+            if filters and len(partitions) == 1:
+                hashes = gathered.hashes or [np.zeros(0, dtype=np.uint32)]
+                made = key_filter(np.concatenate(hashes))
+            shares.append(EncodedShare(partition, gathered.rows, size, event_ms, made))
+        return tuple(shares)
+
+    def _check_kind(self, schema: pa.Schema, typed: bool) -> None:
+        """Whether the rows have the same columns of the topic's own as those before."""
+        beside = TYPED_NAMES.values() if typed else TYPED_NAMES
+        own = typed, [field for field in schema if field.name not in beside]
+        if self._own not in (None, own):
+            raise ValueError(f"a task that wrote rows of {self._own} cannot write rows of {own}")
+        self._own, self._typed = own, typed
+
+    def _check_fit(self, sizes: Sizes, schema: pa.Schema) -> None:
+        room = self._entry_bytes_max - row_columns.overhead_bytes_max(schema)
+        if len(sizes) and int(sizes.max()) > room:
+            largest = int(sizes.max())
+            raise errors.MessageTooBig(
+                f"a row of {largest} bytes is larger than the {room} bytes that fit into one entry",
+                row_bytes=largest,
+            )
+
+
+def _parts_of(whole: int, shares: list[int]) -> list[int]:
+    """`whole` in parts as large, about, as `shares` are to each other."""
+    if len(shares) == 1:
+        return [whole]
+    ends = np.cumsum(shares)
+    bounds = np.concatenate([[0], ends * whole // max(1, int(ends[-1]))])
+    bounds[-1] = whole
+    found: list[int] = np.diff(bounds).tolist()
+    return found

@@ -1,0 +1,290 @@
+"""Columns as JSON text and back: one object a row, its fields the columns.
+
+Written: compact; fields in the order of the columns, null fields left out (as Spark's to_json);
+times as ISO 8601 with microseconds, TIMESTAMP in UTC with a Z; numbers so that they are read back
+the same; text in UTF-8, escaped only where JSON asks for it. NaN and infinity, which JSON does not
+have, are refused. Read: fields found by their exact names, others left aside; one that is not
+there, or null, is null; a row whose value is null or empty has null in every column. A row that is
+no object, or whose field has another type than its column, is an error that names the row.
+
+Always true: row n of the result is row n of the values. Each row begins with { and ends with },
+so no object can reach over the end of its row (what follows a } inside of an object is never a {),
+and a row of two objects makes one row too many, which is checked.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+from spark_ledger import errors
+from spark_ledger.topic.entry.payload_columns import conformed
+
+_SHORT = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_PLAIN = (
+    pa.types.is_boolean,
+    pa.types.is_signed_integer,
+    pa.types.is_decimal128,
+)
+_TIMES = (pa.types.is_date32, pa.types.is_timestamp)
+_BRACES = (ord("{"), ord("}"))
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Raises errors.SchemaTypeMismatch for the first column that has no form in JSON here."""
+    for field in schema:
+        _carrier(field.type, field.name)
+
+
+def packed(batch: pa.RecordBatch) -> pa.Array:
+    """Each row as the text of a JSON object, binary. Raises errors.SchemaTypeMismatch."""
+    for field in batch.schema:
+        _carrier(field.type, field.name)
+    text = _object(batch.columns, batch.schema.names, batch.num_rows, "")
+    return text.view(pa.binary())
+
+
+def parsed(values: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    """The fields that `schema` (canonical) names of each row's JSON text, in `values` (binary).
+
+    Raises errors.SchemaIncompatible with the fact `row`, the first row that does not fit.
+    """
+    if not len(schema) or not len(values):
+        columns = [pa.nulls(len(values), field.type) for field in schema]
+        return _batch(columns, schema, len(values))
+    carriers = pa.schema([(f.name, _carrier(f.type, f.name)) for f in schema])
+    text = _objects(values.view(pa.string()))
+    try:
+        batch = _read(text, carriers)
+    except pa.ArrowInvalid as error:
+        raise _misfit(text, carriers) from error
+    return conformed(_from_carriers(batch, schema), schema)
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def _carrier(kind: pa.DataType, path: str) -> pa.DataType:
+    """The type that Arrow's JSON reader reads `kind` as."""
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([(f.name, _carrier(f.type, f"{path}.{f.name}")) for f in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_carrier(kind.value_type, f"{path}.element"))
+    tests = (*_PLAIN, *_TIMES, pa.types.is_string, pa.types.is_float32, pa.types.is_float64)
+    if any(test(kind) for test in tests):
+        return kind
+    raise errors.SchemaTypeMismatch(
+        f"column {path!r} of type {kind} has no form in JSON here",
+        "Cast it to text (base64 for bytes), or use valueFormat=arrow.",
+    )
+
+
+def _objects(text: pa.StringArray) -> pa.StringArray:
+    """The rows, trimmed where needed, empty ones as {}. Raises SchemaIncompatible for a row that
+    is no object."""
+    if not _all_braced(text):
+        text = pc.fill_null(pc.ascii_trim_whitespace(text), "{}")
+        text = pc.if_else(pc.equal(pc.binary_length(text), 0), "{}", text)
+        first, last = _ends(text)
+        wrong = np.flatnonzero((first != _BRACES[0]) | (last != _BRACES[1]))
+        if len(wrong):
+            raise _no_fit(int(wrong[0]), "it is no JSON object")
+    return text
+
+
+def _all_braced(text: pa.StringArray) -> bool:
+    if text.null_count or not np.diff(_offsets(text)).all():
+        return False
+    first, last = _ends(text)
+    return bool((first == _BRACES[0]).all() and (last == _BRACES[1]).all())
+
+
+def _offsets(text: pa.StringArray) -> npt.NDArray[np.int32]:
+    offsets = np.frombuffer(text.buffers()[1], dtype=np.int32)
+    return offsets[text.offset : text.offset + len(text) + 1]
+
+
+def _ends(text: pa.StringArray) -> tuple[Bytes, Bytes]:
+    """The first and the last byte of each row, of which none is empty."""
+    held, offsets = np.frombuffer(text.buffers()[2], dtype=np.uint8), _offsets(text)
+    return held[offsets[:-1]], held[offsets[1:] - 1]
+
+
+def _read(text: pa.StringArray, carriers: pa.Schema) -> pa.RecordBatch:
+    """Raises ArrowInvalid."""
+    lines = pc.binary_join_element_wise(text, "", "\n")
+    lines.validate(full=True)  # UTF-8, which the reader takes for granted
+    offsets = _offsets(lines)
+    source = lines.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    table = arrow_json.read_json(
+        pa.BufferReader(source),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=source.size + 1),
+        parse_options=arrow_json.ParseOptions(
+            explicit_schema=carriers, unexpected_field_behavior="ignore"
+        ),
+    )
+    if table.num_rows != len(text):
+        raise pa.ArrowInvalid(f"{table.num_rows} objects instead of one in a row")
+    return _batch([table.column(n).combine_chunks() for n in carriers.names], carriers, len(text))
+
+
+def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(
+        pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+    )
+
+
+def _from_carriers(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """What was read as text for want of a better as its own type."""
+    columns = [
+        _from_carrier(column, field.type, field.name)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _from_carrier(column: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    if pa.types.is_date32(kind):
+        return _dates(column, path)
+    if pa.types.is_struct(kind):
+        inner = [
+            _from_carrier(column.field(i), field.type, f"{path}.{field.name}")
+            for i, field in enumerate(kind)
+        ]
+        names = [field.name for field in kind]
+        gone = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(inner, names=names, mask=gone)
+    if pa.types.is_list(kind):
+        items = _from_carrier(column.values, kind.value_type, f"{path}.element")
+        gone = column.is_null() if column.null_count else None
+        return pa.ListArray.from_arrays(column.offsets, items, mask=gone)
+    return column
+
+
+def _dates(column: pa.Array, path: str) -> pa.Array:
+    try:
+        return column.cast(pa.date32())
+    except pa.ArrowInvalid as error:
+        raise errors.SchemaIncompatible(
+            f"column {path!r} is a date, {error}", "Write dates as 2024-05-01, or read text."
+        ) from error
+
+
+def _misfit(text: pa.StringArray, carriers: pa.Schema) -> errors.SchemaIncompatible:
+    """The first row that is not read, found by halving."""
+    row = 0
+    while len(text) > 1:
+        half = len(text) // 2
+        if _fits(text.slice(0, half), carriers):
+            row, text = row + half, text.slice(half)
+        else:
+            text = text.slice(0, half)
+    try:
+        _read(text, carriers)
+    except pa.ArrowInvalid as error:
+        return _no_fit(row, str(error).replace(" in row 0", ""))
+    raise AssertionError("of rows that are not read together one is not read alone")
+
+
+def _fits(text: pa.StringArray, carriers: pa.Schema) -> bool:
+    try:
+        _read(text, carriers)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _no_fit(row: int, why: str) -> errors.SchemaIncompatible:
+    return errors.SchemaIncompatible(
+        f"the value of row {row} does not fit the columns asked for: {why}",
+        "Declare the column as it is written, or read the value as text.",
+        row=row,
+    )
+
+
+# -- writing -------------------------------------------------------------------------------------
+
+
+def _object(columns: Sequence[pa.Array], names: Sequence[str], rows: int, path: str) -> pa.Array:
+    parts = []
+    for name, column in zip(names, columns, strict=True):
+        token = _token(column, f"{path}{name}")
+        label = _quoted(pa.array([name], pa.string()))[0].as_py()
+        field = pc.binary_join_element_wise(f",{label}:", token, "")
+        parts.append(pc.fill_null(field, ""))  # null_handling="skip" loses rows of nulls only
+    if not parts:
+        return pa.repeat(pa.scalar("{}"), rows)
+    fields = pc.binary_join_element_wise(*parts, "")
+    opened = pc.binary_replace_slice(fields, start=0, stop=1, replacement="{")
+    return pc.binary_join_element_wise(opened, "}", "")
+
+
+def _token(column: pa.Array, path: str) -> pa.Array:
+    """Each row as a JSON value, null where it is null."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        return _quoted(column)
+    if pa.types.is_struct(kind):
+        inner = [column.field(i) for i in range(kind.num_fields)]
+        text = _object(inner, [field.name for field in kind], len(column), f"{path}.")
+        return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
+    if pa.types.is_list(kind):
+        return _list(column, path)
+    if any(test(kind) for test in _TIMES):
+        return _time(column)
+    if pa.types.is_floating(kind) and pc.all(pc.is_finite(column)).as_py() is False:
+        raise errors.SchemaTypeMismatch(
+            f"column {path!r} has a NaN or infinity, which JSON does not have",
+            "Replace it (nanvl, coalesce), or use valueFormat=arrow.",
+        )
+    return column.cast(pa.string())
+
+
+def _time(column: pa.Array) -> pa.Array:
+    """In ISO 8601. A zone is not left to the cast, which would look it up for each row."""
+    end = '"'
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column, end = column.view(pa.int64()).view(pa.timestamp("us")), 'Z"'
+    iso = pc.replace_substring(column.cast(pa.string()), " ", "T", max_replacements=1)
+    return pc.binary_join_element_wise('"', iso, end, "")
+
+
+def _list(column: pa.ListArray, path: str) -> pa.Array:
+    offsets = column.offsets.to_numpy()
+    items = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    tokens = pc.fill_null(_token(items, f"{path}.element"), "null")
+    gone = column.is_null() if column.null_count else None
+    lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0]), tokens, mask=gone)
+    return pc.binary_join_element_wise("[", pc.binary_join(lists, ","), "]", "")
+
+
+def _quoted(text: pa.StringArray) -> pa.Array:
+    codes = _escaped(text)
+    if codes is not None:
+        text = pc.replace_substring(text, "\\", "\\\\")
+        text = pc.replace_substring(text, '"', '\\"')
+        for code in codes:
+            form = _SHORT.get(chr(code), f"\\u{code:04x}")
+            text = pc.replace_substring(text, chr(code), form)
+    return pc.binary_join_element_wise('"', text, '"', "")
+
+
+def _escaped(text: pa.StringArray) -> list[int] | None:
+    """The control characters in the text, rising, or None when nothing in it needs escaping."""
+    if not len(text) or text.buffers()[2] is None:
+        return None
+    offsets = _offsets(text)
+    held = np.frombuffer(text.buffers()[2], dtype=np.uint8)[offsets[0] : offsets[-1]]
+    control = held < 0x20
+    if not (control | (held == ord('"')) | (held == ord("\\"))).any():
+        return None
+    return sorted(np.unique(held[control]).tolist())

@@ -1,0 +1,138 @@
+"""Which entries may hold a key: a filter of each entry's keys, all of a ledger's in one entry.
+
+Always true: a filter never says no to a key that its entry has (so what is skipped holds no such
+row); it says yes to another key in about 1 of 85 cases; it takes 1.5 bytes a distinct key and at
+most 7 more. Null is no key. What has no filter may hold any key.
+
+A filter is a Bloom filter cut into words: w = ceil(12 * distinct keys / 64) little-endian 64-bit
+words. Of a key's hash h (murmur3, see routing.py), a = mix(h ^ 0x7F4A7C15) and b = mix(a ^
+0x9E3779B9), all 32-bit, where mix is murmur3's last step: of word (a * w) >> 32 the bits b, b >> 6,
+b >> 12 and b >> 18, modulo 64 each, are set. A filter of no bytes is of an entry without keys.
+
+    0        4     5       8         12          16       20         28
+    +--------+-----+-------+---------+-----------+--------+----------+---------
+    | "SLK1" | ver | 0 0 0 | filters | partition | bytes  | entry id |   ...
+    +--------+-----+-------+---------+-----------+--------+----------+---------
+
+Little-endian; filters, partition and bytes unsigned 32-bit, entry id signed 64-bit. The last three
+for each filter, rising by partition and id, then the filters in this order.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bookie_server.api.entry import Buffer
+from spark_ledger import errors
+from spark_ledger.topic.entry.routing import Hashes, finish, murmur3_32
+
+MAGIC = b"SLK1"
+VERSION = 1
+BITS_PER_KEY = 12
+ENTRIES_MIN = 4
+"""A segment of fewer entries is read whole: it gets no filters."""
+
+_HEADER = struct.Struct("<4sB3xI")
+HEADER_BYTES = _HEADER.size
+_PLACE = np.dtype([("partition", "<u4"), ("bytes", "<u4"), ("entry", "<i8")])
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+
+def key_filter(hashes: Hashes) -> bytes:
+    """The filter of keys with these hashes, which may repeat and are not changed."""
+    if not len(hashes):
+        return b""
+    spread = _spread(hashes)
+    spread.sort()
+    new = np.empty(len(spread), dtype=np.bool_)
+    new[0] = True
+    np.not_equal(spread[1:], spread[:-1], out=new[1:])
+    distinct = spread[new]
+    words = -(-len(distinct) * BITS_PER_KEY // 64)
+    at, bits = _bits(distinct, words)
+    starts = np.flatnonzero(np.diff(at, prepend=-1))
+    held = np.zeros(words, dtype="<u8")
+    held[at[starts]] = np.bitwise_or.reduceat(bits, starts)
+    return held.tobytes()
+
+
+def encode_filters(filters: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """The payload with filters of (partition, entry id), in any order."""
+    ordered = sorted(filters)
+    places = np.array([(p, len(held), entry) for p, entry, held in ordered], dtype=_PLACE)
+    head = _HEADER.pack(MAGIC, VERSION, len(ordered))
+    return b"".join([head, places.tobytes(), *(held for _, _, held in ordered)])
+
+
+class KeyFilters:
+    """The filters in the entry that a segment's `filter_entry` names."""
+
+    def __init__(self, payload: Buffer) -> None:
+        """Raises errors.UnsupportedFormat when it is no such payload, whole."""
+        view = memoryview(payload)
+        if len(view) < HEADER_BYTES:
+            raise errors.UnsupportedFormat(f"a damaged entry of key filters: {len(view)} bytes")
+        magic, version, count = _HEADER.unpack_from(view)
+        if (magic, version) != (MAGIC, VERSION):
+            raise errors.UnsupportedFormat(
+                f"an entry with magic {magic!r}, version {version} was met where key filters were"
+                " expected"
+            )
+        begin = HEADER_BYTES + count * _PLACE.itemsize
+        if len(view) < begin:
+            raise errors.UnsupportedFormat(f"a damaged entry of key filters: {count} are missing")
+        found = np.frombuffer(view[HEADER_BYTES:begin], dtype=_PLACE)
+        ends = begin + np.cumsum(found["bytes"], dtype=np.int64)
+        if (int(ends[-1]) if count else begin) != len(view) or (found["bytes"] % 8).any():
+            raise errors.UnsupportedFormat(
+                f"a damaged entry of key filters: {count} filters in {len(view)} bytes"
+            )
+        self._filters = {
+            (partition, entry): view[end - size : end]
+            for (partition, size, entry), end in zip(found.tolist(), ends.tolist(), strict=True)
+        }
+
+    def might_contain(self, partition: int, entry_ids: Sequence[int], keys: Hashes) -> Mask:
+        """For each entry whether it may hold a row of the partition with one of the keys, given
+        by their hashes (`hashes_of`)."""
+        return np.fromiter(
+            (self._may_hold(partition, entry, keys) for entry in entry_ids),
+            dtype=np.bool_,
+            count=len(entry_ids),
+        )
+
+    def _may_hold(self, partition: int, entry: int, keys: Hashes) -> bool:
+        held = self._filters.get((partition, entry))
+        if held is None:
+            return True
+        if not len(held):
+            return False
+        words = np.frombuffer(held, dtype="<u8")
+        at, bits = _bits(_spread(keys), len(words))
+        return bool((words[at] & bits == bits).any())
+
+
+def hashes_of(keys: Sequence[bytes]) -> Hashes:
+    """The hashes of keys to look for."""
+    return murmur3_32(pa.array(keys, pa.binary()))
+
+
+def _spread(hashes: Hashes) -> Hashes:
+    with np.errstate(over="ignore"):
+        return finish(hashes ^ np.uint32(0x7F4A7C15))
+
+
+def _bits(spread: Hashes, words: int) -> tuple[npt.NDArray[np.int64], Words]:
+    """For each key its word, rising with `spread`, and its bits in it."""
+    at = (spread.astype(np.uint64) * np.uint64(words)) >> np.uint64(32)
+    with np.errstate(over="ignore"):
+        chosen = finish(spread ^ np.uint32(0x9E3779B9)).astype(np.uint64)
+    one, low = np.uint64(1), np.uint64(63)
+    bits = one << (chosen & low)
+    for shift in (6, 12, 18):
+        bits |= one << ((chosen >> np.uint64(shift)) & low)
+    return at.astype(np.int64), bits

@@ -1,0 +1,306 @@
+"""A task's columns as they are stored: of the entry's types, without those that say nothing.
+
+Always true: a column comes out of the type that message_batch.py names, or is refused by its name;
+one that is null in every row is left out; the bytes of text and binary are not copied where their
+layout is the entry's. `row_bytes` says for every row what an entry that holds it grows by.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    HEADERS_TYPE,
+    KEY,
+    TYPED_NAMES,
+    TYPES,
+    VALUE,
+)
+
+COLUMN_BYTES_MAX = (1 << 31) - (1 << 20)  # what 32-bit offsets can address
+OFFSET_BYTES = 4
+ROW_BYTES_MIN = 32  # key, event time and headers of other rows cost a row without them 17 bytes
+OVERHEAD_BYTES_MAX = 1024  # around one row's key and value: headers, schema, framing
+FIELD_OVERHEAD_BYTES_MAX = 512  # of each field more, nested ones too, without its name
+
+_FIXED_WIDTH = (pa.types.is_primitive, pa.types.is_fixed_size_binary, pa.types.is_decimal)
+
+Sizes = npt.NDArray[np.int64]
+MaybeColumn: TypeAlias = pa.Array | None
+
+
+def stored(
+    keys: MaybeColumn,
+    values: pa.Array | pa.RecordBatch,
+    event_times: MaybeColumn,
+    headers: MaybeColumn,
+) -> Iterator[pa.RecordBatch]:
+    """The rows with columns of the entry's types, in parts that 32-bit offsets can address.
+
+    `values` is the column `value`, or a record batch of the topic's own columns. Raises
+    errors.ColumnTypeMismatch, ValueError for columns of unequal length or a reserved name.
+    """
+    typed = isinstance(values, pa.RecordBatch)
+    given = {KEY: keys, EVENT_TIME: event_times, HEADERS: headers}
+    columns = {name: one for name, one in given.items() if one is not None}
+    rows = values.num_rows if typed else len(values)
+    for name, one in columns.items():
+        if len(one) != rows:
+            raise ValueError(f"{len(one)} of {name} for {rows} rows")
+    for part in _addressable(columns, values):
+        if typed:
+            yield _typed(part.columns, part.values)
+        else:
+            yield _untyped(part.columns, part.values)
+
+
+def union(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of all, with the columns that any has, nulls where one has none of them."""
+    if len(batches) == 1:
+        return batches[0]
+    schema = batches[0].schema
+    for one in batches[1:]:
+        if one.schema != schema:
+            united = _united([one.schema for one in batches])
+            columns = [pa.concat_arrays([_column(one, f) for one in batches]) for f in united]
+            return pa.RecordBatch.from_arrays(columns, schema=united)
+    (joined,) = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    return joined
+
+
+def row_bytes(batch: pa.RecordBatch) -> Sizes:
+    """What each row takes in an entry, never less than it does, but for columns that only other
+    rows of the entry have: with these less than twice as much (see ROW_BYTES_MIN)."""
+    first, *others = map(_sizes, batch.columns)
+    for one in others:
+        first += one
+    return np.maximum(first, ROW_BYTES_MIN, out=first)
+
+
+def overhead_bytes_max(schema: pa.Schema) -> int:
+    """What an entry of one row of these columns takes at most beyond its `row_bytes`."""
+    more = (_field_overhead(field) for field in schema if field.name not in (KEY, VALUE))
+    return OVERHEAD_BYTES_MAX + sum(more)
+
+
+def as_binary(column: pa.Array, name: str) -> pa.Array:
+    """The column as `binary`, without a copy of its bytes where the type allows.
+
+    Raises errors.ColumnTypeMismatch for anything but text, binary and null columns.
+    """
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if not (pa.types.is_null(kind) or _is_bytes_like(kind)):
+        raise errors.ColumnTypeMismatch(
+            f"column {name} is of type {kind}, key and value are text or binary", column=name
+        )
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.binary())
+    return column.cast(pa.binary())
+
+
+class _Part:
+    """Columns of equally many rows."""
+
+    def __init__(self, columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch) -> None:
+        self.columns = columns
+        self.values = values
+
+
+def _addressable(
+    columns: Mapping[str, pa.Array], values: pa.Array | pa.RecordBatch
+) -> Iterator[_Part]:
+    """The columns, halved until each part fits 32-bit offsets."""
+    rows = values.num_rows if isinstance(values, pa.RecordBatch) else len(values)
+    if rows > 1 and max([values.nbytes, *(one.nbytes for one in columns.values())]) > (
+        COLUMN_BYTES_MAX
+    ):
+        for start, end in ((0, rows // 2), (rows // 2, rows)):
+            halves = {name: one.slice(start, end - start) for name, one in columns.items()}
+            yield from _addressable(halves, values.slice(start, end - start))
+    else:
+        yield _Part(columns, values)
+
+
+def _untyped(columns: Mapping[str, pa.Array], values: pa.Array) -> pa.RecordBatch:
+    kept = {**_beside(columns), VALUE: as_binary(values, VALUE)}
+    names = [name for name in TYPES if name in kept]
+    return pa.RecordBatch.from_arrays([kept[name] for name in names], names=names)
+
+
+def _typed(columns: Mapping[str, pa.Array], payload: pa.RecordBatch) -> pa.RecordBatch:
+    beside = {TYPED_NAMES[name]: one for name, one in _beside(columns).items()}
+    names = payload.schema.names
+    wrong = [name for name in names if name in TYPED_NAMES.values() or names.count(name) > 1]
+    if wrong or not names:
+        raise ValueError(f"a topic's own columns cannot be called {wrong}, of {names}")
+    own = [_plain(one, name) for one, name in zip(payload.columns, names, strict=True)]
+    return pa.RecordBatch.from_arrays([*beside.values(), *own], names=[*beside, *names])
+
+
+def _beside(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Key, event time and headers where a row has one, of their types."""
+    made = {name: _AS[name](one, name) for name, one in columns.items()}
+    return {name: one for name, one in made.items() if one.null_count < len(one)}
+
+
+def _as_event_time(column: pa.Array, name: str) -> pa.Array:
+    kind = column.type
+    if kind == TYPES[EVENT_TIME]:
+        return column
+    if not (pa.types.is_timestamp(kind) or pa.types.is_null(kind)):
+        raise errors.ColumnTypeMismatch(
+            f"column {name} is of type {kind}, it is a timestamp", column=name
+        )
+    return column.cast(TYPES[EVENT_TIME], safe=False)
+
+
+def _as_headers(column: pa.Array, name: str) -> pa.Array:
+    if column.type == HEADERS_TYPE:
+        return column
+    try:
+        if not _is_headers(column.type):
+            raise pa.ArrowInvalid("not a list of key and value")
+        return column.cast(HEADERS_TYPE)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise errors.ColumnTypeMismatch(
+            f"column {name} is of type {column.type}, it is an array of structs of key and value",
+            column=name,
+        ) from error
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    """Whether it is null, a map, or a list of structs of key and value."""
+    if pa.types.is_null(kind) or pa.types.is_map(kind):
+        return True
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    item = kind.value_type
+    return pa.types.is_struct(item) and {field.name for field in item} == {"key", "value"}
+
+
+_AS = {KEY: as_binary, EVENT_TIME: _as_event_time, HEADERS: _as_headers}
+
+
+def _plain(column: pa.Array, name: str) -> pa.Array:
+    """One of the topic's own columns, of a layout whose rows have sizes of their own."""
+    if pa.types.is_dictionary(column.type):
+        return _plain(column.cast(column.type.value_type), name)
+    if pa.types.is_string_view(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_binary_view(column.type):
+        return column.cast(pa.binary())
+    _sizes(column.slice(0, 0), name)
+    return column
+
+
+def _sizes(column: pa.Array, name: str = "") -> Sizes:
+    """Of each value, with a byte for its bit of the null map where there is one; the caller's."""
+    sizes = _content_sizes(column, name)
+    if column.null_count:
+        sizes += 1
+    return sizes
+
+
+def _content_sizes(column: pa.Array, name: str) -> Sizes:
+    kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return _lengths(_offsets(column, np.int32), OFFSET_BYTES)
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        return _lengths(_offsets(column, np.int64), 2 * OFFSET_BYTES)
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return _list_sizes(_offsets(column, np.int32), _items(column), name) + OFFSET_BYTES
+    if pa.types.is_large_list(kind):
+        return _list_sizes(_offsets(column, np.int64), _items(column), name) + 2 * OFFSET_BYTES
+    if pa.types.is_struct(kind):
+        fields = (column.field(i) for i in range(kind.num_fields))
+        return sum((_sizes(one, name) for one in fields), np.zeros(len(column), np.int64))
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), dtype=np.int64)
+    if any(test(kind) for test in _FIXED_WIDTH):
+        return np.full(len(column), -(-kind.bit_width // 8), dtype=np.int64)
+    raise errors.ColumnTypeMismatch(
+        f"column {name} has the type {kind}, which is not stored",
+        "Cast it to numbers, text, binary, times, or arrays, structs and maps of these.",
+        column=name,
+    )
+
+
+def _lengths(offsets: Sizes, more: int) -> Sizes:
+    """Between offsets, and so much more."""
+    lengths: Sizes = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    lengths += more
+    return lengths
+
+
+def _offsets(column: pa.Array, width: type) -> Sizes:
+    if not len(column):
+        return np.zeros(1, dtype=np.int64)
+    offsets: Sizes = np.frombuffer(column.buffers()[1], dtype=width)[column.offset :]
+    return offsets[: len(column) + 1]
+
+
+def _items(column: pa.Array) -> pa.Array:
+    """The values that a list's offsets count, all of them."""
+    if pa.types.is_map(column.type):
+        fields = [column.type.key_field, column.type.item_field]
+        return pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
+    return column.values
+
+
+def _list_sizes(offsets: Sizes, items: pa.Array, name: str) -> Sizes:
+    ends = np.concatenate([[0], np.cumsum(_sizes(items, name))])
+    return np.asarray(np.diff(ends[offsets]), dtype=np.int64)
+
+
+def _field_overhead(field: pa.Field) -> int:
+    kind = field.type
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return FIELD_OVERHEAD_BYTES_MAX + 4 * len(field.name) + sum(map(_field_overhead, inner))
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    at = batch.schema.get_field_index(field.name)
+    return pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
+
+
+def _united(schemas: list[pa.Schema]) -> pa.Schema:
+    """Every field of the schemas. Raises ValueError where two are of one name and not one type."""
+    fields: dict[str, pa.Field] = {}
+    for schema in schemas:
+        for field in schema:
+            if fields.setdefault(field.name, field).type != field.type:
+                raise ValueError(f"column {field.name} was {fields[field.name].type}: {field.type}")
+    names = [name for name in (*TYPES, *TYPED_NAMES.values()) if name in fields]
+    rest = [name for name in fields if name not in names]
+    return pa.schema([fields[name] for name in (*names, *rest)])
+
+
+def _is_bytes_like(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_large_binary,
+        pa.types.is_string_view,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(test(kind) for test in tests)
+
+
+def event_bounds_ms(times: pa.Array) -> tuple[int, int] | None:
+    """No row's time is before the first or after the second; None where no row has one."""
+    import pyarrow.compute as pc  # where times are written: loading it takes 35 ms
+
+    bounds = pc.min_max(times.cast(pa.int64()))
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if low is None:
+        return None
+    return low // 1000, -(-high // 1000)

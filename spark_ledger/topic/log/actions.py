@@ -1,0 +1,247 @@
+"""What a commit does to a topic: the actions, as values and as JSON.
+
+Always true: an action holds no absolute offset of what it *adds* (a loser of the race for a number
+commits it as it is), only of what it takes away or replaces; an action this version does not know
+is an error, never skipped (hazard 17). Whether an action still holds is decided in guards.py on the
+state it follows, what it does in state.py. docs/topics.md shows each.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.topic.log import segments
+from spark_ledger.topic.log.segments import CommitTimes, Segment
+
+Ledgers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Adds segments, in this order, at the end of their partitions. Its guard always holds."""
+
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Offsets [start, end) of a partition are from now on in `segments`, which hold the same rows
+    (a merge of small segments). `snapshot` is the number folded up to when it was planned: since
+    then nothing but appends, and trims of rows before `start`, may have come to the partition.
+    `dropped` are the ledgers that held these rows. `committed` is, for each segment, when its rows
+    were committed (the store's clock), which a merge does not change; empty: by this commit."""
+
+    partition: int
+    start: int
+    end: int
+    segments: tuple[Segment, ...]
+    snapshot: int
+    dropped: Ledgers = ()
+    committed: tuple[CommitTimes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Rows below these offsets, (partition, offset) each, go. Offsets only rise: one at or below
+    today's start changes nothing."""
+
+    offsets: tuple[tuple[int, int], ...]
+    dropped: Ledgers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Rows [start, end) of a partition are taken out; offsets are not renumbered."""
+
+    partition: int
+    start: int
+    end: int
+    dropped: Ledgers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """All rows go and `segments` come, in one step. Offsets go on. Refused if a commit of another
+    app came at or after `snapshot`."""
+
+    segments: tuple[Segment, ...]
+    snapshot: int
+    dropped: Ledgers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """The topic has so many partitions, more than before."""
+
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLive:
+    """The partition ends in a live segment from now on: a ledger that `owner` appends to."""
+
+    partition: int
+    ledger_id: int
+    metadata_version: int
+    owner: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SealLive:
+    """The live segment of that ledger is over: its rows are `segment`, copied from the ledger's
+    CLOSED record, or none."""
+
+    partition: int
+    ledger_id: int
+    segment: Segment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Nothing is appended to the topic any more; it can be read, trimmed, merged and deleted."""
+
+
+Action = Append | Replace | Trim | Hole | Overwrite | Grow | OpenLive | SealLive | Terminate
+
+
+def segments_of(action: Action) -> tuple[Segment, ...]:
+    """The segments that the action brings in."""
+    if isinstance(action, SealLive):
+        return () if action.segment is None else (action.segment,)
+    if isinstance(action, Append | Replace | Overwrite):
+        return action.segments
+    return ()
+
+
+def adds_rows(action: Action) -> bool:
+    """Whether it is refused by a terminated topic."""
+    return isinstance(action, Append | Overwrite | OpenLive)
+
+
+def dropped_of(action: Action) -> Ledgers:
+    """The ledgers from which the action takes rows away, as its author saw it: some may be
+    referred to still, but one to which nothing refers after it is among them."""
+    if isinstance(action, Replace | Trim | Hole | Overwrite):
+        return action.dropped
+    return ()
+
+
+def to_json(action: Action) -> dict[str, Any]:
+    return {"action": _NAMES[type(action)], **_TO_JSON[type(action)](action)}
+
+
+def name_of(action: Action) -> str:
+    """As it is in a commit."""
+    return _NAMES[type(action)]
+
+
+def from_json(plain: Mapping[str, Any]) -> Action:
+    """Raises errors.UnsupportedFormat for an action not known here; KeyError, TypeError or
+    ValueError when `plain` is no action."""
+    build = _FROM_JSON.get(plain["action"])
+    if build is None:
+        raise errors.UnsupportedFormat(f"a commit holds the unknown action '{plain['action']}'")
+    return build(plain)
+
+
+_NAMES: dict[type, str] = {
+    Append: "append",
+    Replace: "replace",
+    Trim: "trim",
+    Hole: "hole",
+    Overwrite: "overwrite",
+    Grow: "grow",
+    OpenLive: "open",
+    SealLive: "seal",
+    Terminate: "terminate",
+}
+
+_TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
+    Append: lambda a: {"segments": _segments(a.segments)},
+    Replace: lambda a: {
+        "partition": a.partition,
+        "rows": [a.start, a.end],
+        "segments": _segments(a.segments),
+        "snapshot": a.snapshot,
+        "dropped": list(a.dropped),
+        "committed": [[list(run) for run in times] for times in a.committed],
+    },
+    Trim: lambda a: {
+        "offsets": {str(partition): offset for partition, offset in a.offsets},
+        "dropped": list(a.dropped),
+    },
+    Hole: lambda a: {
+        "partition": a.partition,
+        "rows": [a.start, a.end],
+        "dropped": list(a.dropped),
+    },
+    Overwrite: lambda a: {
+        "segments": _segments(a.segments),
+        "snapshot": a.snapshot,
+        "dropped": list(a.dropped),
+    },
+    Grow: lambda a: {"partitions": a.partitions},
+    OpenLive: lambda a: {
+        "partition": a.partition,
+        "ledger": a.ledger_id,
+        "version": a.metadata_version,
+        "owner": a.owner,
+        "epoch": a.epoch,
+    },
+    SealLive: lambda a: {
+        "partition": a.partition,
+        "ledger": a.ledger_id,
+        "segment": None if a.segment is None else segments.to_json(a.segment),
+    },
+    Terminate: lambda a: {},
+}
+
+_FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
+    "append": lambda plain: Append(_segments_of_json(plain)),
+    "replace": lambda plain: Replace(
+        plain["partition"],
+        int(plain["rows"][0]),
+        int(plain["rows"][1]),
+        _segments_of_json(plain),
+        plain["snapshot"],
+        tuple(plain["dropped"]),
+        _times_of_json(plain.get("committed", ())),
+    ),
+    "trim": lambda plain: Trim(
+        tuple(sorted((int(p), int(offset)) for p, offset in plain["offsets"].items())),
+        tuple(plain["dropped"]),
+    ),
+    "hole": lambda plain: Hole(
+        plain["partition"],
+        int(plain["rows"][0]),
+        int(plain["rows"][1]),
+        tuple(plain["dropped"]),
+    ),
+    "overwrite": lambda plain: Overwrite(
+        _segments_of_json(plain), plain["snapshot"], tuple(plain["dropped"])
+    ),
+    "grow": lambda plain: Grow(int(plain["partitions"])),
+    "open": lambda plain: OpenLive(
+        plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]
+    ),
+    "seal": lambda plain: SealLive(
+        plain["partition"],
+        plain["ledger"],
+        None if plain["segment"] is None else segments.from_json(plain["segment"]),
+    ),
+    "terminate": lambda plain: Terminate(),
+}
+
+
+def _times_of_json(plain: Sequence[Sequence[Sequence[int]]]) -> tuple[CommitTimes, ...]:
+    return tuple(tuple((int(rows), int(ms)) for rows, ms in times) for times in plain)
+
+
+def _segments(some: tuple[Segment, ...]) -> list[dict[str, Any]]:
+    return [segments.to_json(segment) for segment in some]
+
+
+def _segments_of_json(plain: Mapping[str, Any]) -> tuple[Segment, ...]:
+    return tuple(segments.from_json(segment) for segment in plain["segments"])

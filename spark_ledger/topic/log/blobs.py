@@ -1,0 +1,284 @@
+"""Blobs: bytes of the topic layer's own that are too big for the metadata store, kept in ledgers.
+
+A blob is consecutive entries of one ledger, each of 4 MiB at most, that hold its bytes in order and
+nothing else; its pointer has their length and CRC. Always true: a blob is in a synced ledger,
+acknowledged entry by entry and read back before its pointer is given out; every copy was waited
+for, in a second ledger if need be (hazard 8). The ledger stays with its writer until the node that
+names the blob is written, and the multi that writes that node checks the ledger's record: whoever
+recovered or deleted the ledger meanwhile makes it fail.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from bookie_server.api.entry import HEADER_BYTES, Buffer, payload_crc
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.pending_adds import MissingCopy
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.intervals import BlobPointer
+from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.segments import Segment
+
+ENTRY_BYTES_MAX = 4 * 1024 * 1024
+UNPACKED_BYTES_MAX = 256 * 1024 * 1024
+REPLICATED_WAIT_S = 2.0
+FAILED_LEDGERS_MAX = 3  # of one blob; then the last one's error is the caller's
+_ZSTD = pa.Codec("zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Entries `first` to `last` of a ledger, whose record had that version or an older one when
+    they were acknowledged."""
+
+    ledger_id: int
+    metadata_version: int
+    first: int
+    last: int
+
+
+class Blobs:
+    """Of one process. `replicated_wait_s` is how long every copy is waited for."""
+
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        cache: LedgerCache,
+        *,
+        replicated_wait_s: float = REPLICATED_WAIT_S,
+    ) -> None:
+        self._ledgers = ledgers
+        self._cache = cache
+        self._wait_s = replicated_wait_s
+
+    @asynccontextmanager
+    async def held(
+        self, intent: Intent, topic_id: str, policies: TopicPolicies
+    ) -> AsyncIterator["HeldLedgers"]:
+        """What writes blobs and entries for the topic under an open intent. The ledgers they are
+        in are nobody else's until the block is left."""
+        synced = replace(policies, durability="synced")
+        holder = HeldLedgers(self._ledgers, self._cache, intent, topic_id, synced, self._wait_s)
+        try:
+            yield holder
+        finally:
+            holder.let_go()
+
+
+class HeldLedgers:
+    """Ledgers that one caller has to itself. Made by Blobs.held; one call at a time."""
+
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        cache: LedgerCache,
+        intent: Intent,
+        topic_id: str,
+        policies: TopicPolicies,
+        wait_s: float,
+    ) -> None:
+        self._ledgers = ledgers
+        self._cache = cache
+        self._intent = intent
+        self._topic_id = topic_id
+        self._policies = policies
+        self._wait_s = wait_s
+        self._ledger: TaskLedger | None = None
+        self._last_of: dict[int, int] = {}
+        """By ledger the last entry given out."""
+
+    async def write(self, data: Buffer, *, every_copy: bool = False) -> BlobPointer:
+        """Store the bytes. Durable, and read back, when it returns: on Qa bookies at least, on all
+        Qw if they answered in time; with `every_copy` fewer are an error.
+
+        Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
+        or what the last of FAILED_LEDGERS_MAX ledgers failed with. ValueError for no bytes.
+        """
+        view = memoryview(data).cast("B")
+        if not len(view):
+            raise ValueError("a blob has at least one byte")
+        size = min(ENTRY_BYTES_MAX, self._ledgers.config.entry_bytes_max - HEADER_BYTES)
+        parts = [view[at : at + size] for at in range(0, len(view), size)]
+        stored = await self.store(parts, [0] * len(parts), every_copy=every_copy)
+        pointer = BlobPointer(
+            *(stored.ledger_id, stored.metadata_version, stored.first, stored.last),
+            *(len(view), payload_crc([view])),
+        )
+        await read_blob(self._ledgers, pointer)
+        return pointer
+
+    async def store(
+        self, payloads: Sequence[Buffer], rows: Sequence[int], *, every_copy: bool = False
+    ) -> Stored:
+        """Store the payloads, of so many rows each, as consecutive entries of one ledger. Durable
+        as `write`'s, but not read back. Raises as `write`."""
+        stored, missing = await self._store_once(payloads, rows)
+        if missing:
+            try:
+                again, missing = await self._store_once(payloads, rows)
+                stored = again
+            except errors.LedgerError:
+                if every_copy:
+                    raise
+        if missing and every_copy:
+            raise _lacking(missing)
+        self._last_of[stored.ledger_id] = stored.last
+        return stored
+
+    async def checks(self) -> list[Check]:
+        """What the multi that names the blobs checks: the ledgers' records as they are now. If it
+        fails there, ask again. Raises errors.NoSuchLedger, errors.RowsLost when what was stored is
+        not there any more."""
+        found = []
+        for ledger_id, last in self._last_of.items():
+            known = await self._ledgers.record(ledger_id, fresh=True)
+            end = known.record.last_entry
+            if end is not None and end < last:
+                raise errors.RowsLost(
+                    f"ledger {ledger_id} was closed at entry {end}, but {last} was acknowledged"
+                )
+            found.append(Check(paths.ledger(ledger_id), known.version))
+        return found
+
+    def let_go(self) -> None:
+        """The ledger goes back to the cache."""
+        if self._ledger is not None:
+            self._cache.release(self._ledger)
+            self._ledger = None
+
+    async def _store_once(
+        self, payloads: Sequence[Buffer], rows: Sequence[int]
+    ) -> tuple[Stored, list[MissingCopy]]:
+        """The payloads in one ledger, and the copies that were not made in time: then the ledger
+        is left, so that the next has bookies that answer."""
+        failed = 0
+        while True:
+            ledger = await self._open()
+            try:
+                stored = await self._append(ledger, payloads, rows)
+            except errors.MessageTooBig:
+                raise
+            except errors.LedgerError:
+                self._leave()
+                failed += 1
+                if failed >= FAILED_LEDGERS_MAX:
+                    raise
+                continue
+            missing = await ledger.writer.fully_replicated(self._wait_s, stored.first)
+            if missing:
+                self._leave()
+            return stored, missing
+
+    async def _open(self) -> TaskLedger:
+        if self._ledger is None:
+            self._ledger = await self._cache.acquire(self._topic_id, self._policies, self._intent)
+        return self._ledger
+
+    def _leave(self) -> None:
+        """The ledger takes no more; what is acknowledged of it stays."""
+        if self._ledger is not None:
+            self._cache.discard(self._ledger)
+            self._ledger = None
+
+    async def _append(
+        self, ledger: TaskLedger, payloads: Sequence[Buffer], rows: Sequence[int]
+    ) -> Stored:
+        """All of them, acknowledged; raises what the first that failed raised."""
+        writer = ledger.writer
+        first = writer.last_add_pushed + 1
+        acked: list[asyncio.Future[int]] = []
+        try:
+            for payload, count in zip(payloads, rows, strict=True):
+                await writer.room()
+                acked.append(writer.append(payload, count))
+                ledger.bytes += len(payload)
+        finally:
+            outcomes = await asyncio.gather(*acked, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        last = first + len(payloads) - 1
+        assert list(outcomes) == list(range(first, last + 1)), "nobody else appends meanwhile"
+        return Stored(writer.ledger_id, writer.version, first, last)
+
+
+async def read_blob(ledgers: LedgerStore, pointer: BlobPointer) -> bytes:
+    """The blob's bytes, as long and with the CRC that the pointer says.
+
+    Raises errors.NoSuchLedger (what names it was replaced since: look again),
+    errors.DataUnavailable, errors.DigestMismatch, errors.Unavailable.
+    """
+    reader = await ledgers.open(
+        pointer.ledger_id, recover=False, min_version=pointer.metadata_version
+    )
+    try:
+        entries = reader.read(pointer.first, pointer.last, known_confirmed=pointer.last)
+        parts = [entry.payload async for _, entry in entries]
+    except errors.NoSuchEntry as error:  # the ledger was closed before its end
+        raise errors.DataUnavailable(f"{_named(pointer)} is cut off: {error.what}") from error
+    size = sum(map(len, parts))
+    if size != pointer.bytes or payload_crc(parts) != pointer.crc:
+        raise errors.DigestMismatch(
+            f"{_named(pointer)} has {size} bytes with another checksum than its pointer says"
+        )
+    return b"".join(parts)
+
+
+def moved_segments(segments: Sequence[Segment], stored: Stored) -> tuple[Segment, ...]:
+    """The inline segments as they are once the payloads of all of them, one after the other, were
+    stored: the same rows, in those entries."""
+    moved, entry = [], stored.first
+    for segment in segments:
+        last = entry + len(segment.inline) - 1
+        moved.append(
+            replace(
+                segment,
+                ledger_id=stored.ledger_id,
+                metadata_version=stored.metadata_version,
+                entries=((entry, last),),
+                inline=(),
+            )
+        )
+        entry = last + 1
+    assert entry == stored.last + 1, "each payload has an entry"
+    return tuple(moved)
+
+
+def _lacking(missing: Sequence[MissingCopy]) -> errors.Unavailable:
+    lacking = ", ".join(sorted({copy.bookie_id for copy in missing}))
+    return errors.Unavailable(
+        f"not every copy was made in two ledgers: bookies {lacking} did not confirm theirs"
+    )
+
+
+def _named(pointer: BlobPointer) -> str:
+    return f"the blob in entries {pointer.first}..{pointer.last} of ledger {pointer.ledger_id}"
+
+
+def pack(data: Buffer) -> bytes:
+    """The length of the bytes (8 bytes, little-endian) and then they as one zstd frame: how bodies
+    and roots are stored."""
+    return len(data).to_bytes(8, "little") + bytes(_ZSTD.compress(data, asbytes=True))
+
+
+def unpack(value: Buffer) -> bytes:
+    """What `pack` made. Raises errors.UnsupportedFormat for anything else."""
+    view = memoryview(value)
+    size = int.from_bytes(view[:8], "little")
+    if len(view) <= 8 or size > UNPACKED_BYTES_MAX:
+        raise errors.UnsupportedFormat(f"{len(view)} packed bytes of {size}")
+    try:
+        data = bytes(_ZSTD.decompress(view[8:], decompressed_size=size, asbytes=True))
+    except (pa.ArrowException, OSError) as error:
+        raise errors.UnsupportedFormat(f"damaged packed bytes: {error}") from error
+    if len(data) != size:
+        raise errors.UnsupportedFormat(f"{len(data)} packed bytes instead of {size}")
+    return data

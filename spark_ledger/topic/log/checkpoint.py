@@ -1,0 +1,417 @@
+"""A topic's state made small and stored: what stands in the place of all commits before it. Pure.
+
+Always true: a state decoded from a root is the state that was encoded; a checkpoint gives every
+row the offset, segment and commit time that the commits gave it: fold(checkpoint + later commits)
+is fold(all commits). Segments are in chunks, which never change, or in the tail, which is stored
+anew with each root; a chunk's segments do not overlap. docs/topics.md ("Checkpoint") has the
+format.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.log.blobs import Stored, pack, unpack
+from spark_ledger.topic.log.intervals import BlobPointer, Chunk, Interval, Intervals, Source
+from spark_ledger.topic.log.records import READER_VERSION
+from spark_ledger.topic.log.segment_table import SCHEMA, SegmentTable, Stretch
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, LiveSegment
+from spark_ledger.topic.log.state import UNREAD, Across, PartitionState, Tables, TopicState
+
+MAGIC = b"SLR1"
+TAIL_BYTES_MAX = 512 * 1024
+CHUNK_BYTES_MAX = 1024 * 1024
+SPARSE_BYTES_MAX = 8 * 1024 * 1024  # of chunks that one checkpoint reads to merge them
+_HOLE, _TAIL = -1, -2
+_SCALARS = ("topic_id", "next", "terminated", "commit_ms", "min_writer", "last_of_others")
+_INTERVALS = ("lo", "hi", "bytes", "first_ms", "last_ms")
+_PARTITIONS = ("start_offset", "end_offset", "rearranged")
+_POINTER = ("ledger_id", "metadata_version", "first", "last", "bytes", "crc")
+ByPartition = list[list[Interval]]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """`before` are the ledgers that the checkpoint before this one named: its chunks, its root."""
+
+    state: TopicState
+    before: tuple[int, ...] = ()
+
+
+# -- making a state small ----------------------------------------------------------------------
+
+
+def sparse_chunks(state: TopicState) -> list[Chunk]:
+    """Chunks of which less than half of the rows are still held, as many as may be read for it:
+    what is left of them goes back to the tail."""
+    held: dict[Chunk, int] = {}
+    for partition in state.partitions:
+        for one in partition.intervals:
+            if isinstance(one.source, Chunk):
+                held[one.source] = held.get(one.source, 0) + one.hi - one.lo
+    found, size = [], 0
+    for chunk, rows in held.items():
+        if 2 * rows < chunk.rows and size + chunk.pointer.bytes <= SPARSE_BYTES_MAX:
+            found.append(chunk)
+            size += chunk.pointer.bytes
+    return found
+
+
+def merged(held: PartitionState, read: Tables = UNREAD) -> list[Interval]:
+    """The partition's intervals, as few as hold the same; what is in memory has the segments that
+    count and no others. A chunk of `read` is taken as in memory."""
+    groups: list[list[Interval]] = []
+    for one in held.intervals:
+        source = one.source
+        if isinstance(source, Chunk):
+            source = read.get(source, source)
+        if isinstance(source, SegmentTable):
+            source = source.between(held.number, one.lo, one.hi)
+        one = replace(one, source=source)
+        if groups and _joins(groups[-1][-1], one):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return [_joined(group) for group in groups]
+
+
+def _joins(one: Interval, other: Interval) -> bool:
+    if isinstance(one.source, SegmentTable) and isinstance(other.source, SegmentTable):
+        return int(one.source.ends[-1]) == one.hi and int(other.source.bases[0]) == other.lo
+    return one.source == other.source and not isinstance(one.source, SegmentTable)
+
+
+def _joined(group: list[Interval]) -> Interval:
+    if len(group) == 1:
+        return group[0]
+    tables = [one.source for one in group if isinstance(one.source, SegmentTable)]
+    return Interval(
+        group[0].lo,
+        group[-1].hi,
+        SegmentTable.joined(tables) if tables else group[0].source,
+        sum(one.bytes for one in group),
+        min(one.first_ms for one in group),
+        max(one.last_ms for one in group),
+    )
+
+
+def inline_payloads(parts: ByPartition) -> tuple[list[bytes], list[int]]:
+    """The payloads of all inline segments in memory, in the order of `with_inline_moved`, and the
+    rows of each."""
+    payloads: list[bytes] = []
+    rows: list[int] = []
+    for table in _tables(parts):
+        payloads += table.batch.column("inline").flatten().to_pylist()
+        kept = table.batch.column("entry_rows").filter(of_numpy(table.ledgers == INLINE))
+        rows += kept.flatten().to_pylist()
+    return payloads, rows
+
+
+def with_inline_moved(parts: ByPartition, stored: Stored) -> ByPartition:
+    """The same with every inline segment in the entries where its payloads were stored."""
+    first = stored.first
+    moved: ByPartition = []
+    for some in parts:
+        moved.append([])
+        for one in some:
+            if isinstance(one.source, SegmentTable):
+                count = len(one.source.batch.column("inline").flatten())
+                if count:
+                    one = replace(one, source=_moved(one.source, stored, first))
+                first += count
+            moved[-1].append(one)
+    assert first == stored.last + 1, "each payload has an entry"
+    return moved
+
+
+def _moved(table: SegmentTable, stored: Stored, first: int) -> SegmentTable:
+    inline = table.ledgers == INLINE
+    counts = as_numpy(table.batch.column("inline").value_lengths())[inline]
+    firsts = first + np.cumsum(counts) - counts
+    ranges = np.stack([firsts, firsts + counts - 1], axis=1).ravel()
+    offsets = np.arange(0, len(ranges) + 1, 2, dtype=np.int32)
+    kind = SCHEMA.field("entries").type
+    new = pa.ListArray.from_arrays(offsets, of_numpy(ranges)).cast(kind)
+    old = table.batch.column("entries").filter(of_numpy(~inline))
+    back = np.argsort(np.argsort(inline, kind="stable"), kind="stable")  # of old + new to rows
+    columns = {
+        "entries": pa.concat_arrays([old, new]).take(of_numpy(back)),
+        "ledger": _instead(table, "ledger", inline, stored.ledger_id),
+        "version": _instead(table, "version", inline, stored.metadata_version),
+        "filter_entry": _instead(table, "filter_entry", inline, NO_ENTRY),
+        "inline": of_list([[]] * len(table), SCHEMA.field("inline").type),
+    }
+    arrays = [columns.get(name, table.batch.column(name)) for name in SCHEMA.names]
+    return SegmentTable(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+
+
+def _instead(table: SegmentTable, name: str, mask: Any, value: int) -> pa.Array:
+    kept = as_numpy(table.batch.column(name))
+    return of_numpy(np.where(mask, value, kept).astype(kept.dtype))
+
+
+# -- chunks ------------------------------------------------------------------------------------
+
+
+def tail_table(parts: ByPartition) -> SegmentTable:
+    """All segments in memory, by partition and interval."""
+    batches = [table.batch for table in _tables(parts)]
+    if not batches:
+        return SegmentTable.of(())
+    whole = pa.Table.from_batches(batches, SCHEMA).combine_chunks()
+    return SegmentTable(whole.to_batches()[0])
+
+
+def chunked(parts: ByPartition, stored_bytes: int) -> list[ByPartition]:
+    """What is in memory, in parts for a chunk each, given that all of it takes `stored_bytes`."""
+    total = sum(len(table) for table in _tables(parts))
+    size = max(1, int(total * CHUNK_BYTES_MAX * 0.8) // max(1, stored_bytes))
+    chunks: list[ByPartition] = []
+    left = 0
+    for p, some in enumerate(parts):
+        for one in some:
+            if not isinstance(one.source, SegmentTable):
+                continue
+            at = 0
+            while at < len(one.source):
+                if left == 0 or (chunks and _overlaps(chunks[-1][p], one)):
+                    chunks.append([[] for _ in parts])
+                    left = size
+                piece = _piece(one, at, min(at + left, len(one.source)))
+                chunks[-1][p].append(piece)
+                count = len(_table(piece))
+                at, left = at + count, left - count
+    return chunks
+
+
+def with_chunk(parts: ByPartition, chunk: ByPartition, stored: Chunk) -> ByPartition:
+    """The same with those of the chunk's segments in `stored`."""
+    placed: ByPartition = []
+    for some, taken in zip(parts, chunk, strict=True):
+        intervals = Intervals(list(some))
+        for group in _runs(taken):
+            whole = replace(_joined([replace(one, source=stored) for one in group]), source=stored)
+            intervals = intervals.with_instead(whole)
+        placed.append(list(intervals))
+    return placed
+
+
+def rows_of(parts: ByPartition) -> int:
+    """How many rows the intervals hold."""
+    return sum(one.hi - one.lo for some in parts for one in some)
+
+
+def _runs(taken: Sequence[Interval]) -> Iterator[list[Interval]]:
+    """Neighbours together."""
+    group: list[Interval] = []
+    for one in taken:
+        if group and group[-1].hi != one.lo:
+            yield group
+            group = []
+        group.append(one)
+    if group:
+        yield group
+
+
+def _overlaps(taken: list[Interval], one: Interval) -> bool:
+    return bool(taken) and int(_table(taken[-1]).ends[-1]) > int(_table(one).bases[0])
+
+
+def _piece(one: Interval, start: int, end: int) -> Interval:
+    """Segments start to end (exclusive) of the interval."""
+    table = _table(one).part(start, end)
+    if len(table) == len(_table(one)):
+        return one
+    lo, hi = max(one.lo, int(table.bases[0])), min(one.hi, int(table.ends[-1]))
+    times = table.commits_ms
+    size = Stretch(lo, hi, table).bytes()
+    return Interval(lo, hi, table, size, int(times.min()), int(times.max()))
+
+
+def _table(one: Interval) -> SegmentTable:
+    assert isinstance(one.source, SegmentTable)
+    return one.source
+
+
+def _tables(parts: ByPartition) -> Iterator[SegmentTable]:
+    for some in parts:
+        for one in some:
+            if isinstance(one.source, SegmentTable):
+                yield one.source
+
+
+# -- the root ----------------------------------------------------------------------------------
+
+
+def chunk_ledgers(state: TopicState) -> list[int]:
+    """The ledgers that the state's chunks are in, ascending."""
+    return _chunk_ledgers(held.intervals for held in state.partitions)
+
+
+def _chunk_ledgers(parts: Iterable[Iterable[Interval]]) -> list[int]:
+    chunks = (one.source for some in parts for one in some if isinstance(one.source, Chunk))
+    return sorted({chunk.pointer.ledger_id for chunk in chunks})
+
+
+def settled(
+    state: TopicState,
+    parts: ByPartition,
+    *,
+    trimmed: int,
+    unnamed: Iterable[int],
+    gone: Iterable[int],
+) -> TopicState:
+    """The state with these intervals. Bodies of commits below `trimmed` are needed no more: their
+    ledgers, and those of `unnamed` without a chunk, are dropped now; `gone` ones are forgotten."""
+    bodies = {ledger: last for ledger, last in state.bodies.items() if last >= trimmed}
+    still = {*_chunk_ledgers(parts), *bodies}
+    now = [ledger for ledger in (*state.bodies, *unnamed) if ledger not in still]
+    dropped = {**state.dropped, **dict.fromkeys(now, state.commit_ms)}
+    forgotten = set(gone)
+    partitions = zip(state.partitions, parts, strict=True)
+    return replace(
+        state,
+        partitions=tuple(replace(p, intervals=Intervals(list(some))) for p, some in partitions),
+        dropped={ledger: ms for ledger, ms in dropped.items() if ledger not in forgotten},
+        bodies=bodies,
+    )
+
+
+def encode_root(root: Root) -> bytes:
+    """Packed bytes. The state's head version is not among them: it is the head's own."""
+    state = root.state
+    parts = [list(held.intervals) for held in state.partitions]
+    chunks = {chunk: n for n, chunk in enumerate(state.chunks())}
+    streams = [
+        _encoded(_partition_columns(state.partitions)),
+        _encoded(_interval_columns(parts, chunks)),
+        _encoded(_chunk_columns(chunks)),
+        tail_table(parts).encode(),
+    ]
+    plain = {
+        "min_reader": READER_VERSION,
+        **{name: getattr(state, name) for name in _SCALARS},
+        "dropped": {str(ledger): ms for ledger, ms in state.dropped.items()},
+        "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
+        "across": [[one.commit_id, one.number, list(one.others)] for one in state.across],
+        "last_of_app": list(state.last_of_app),
+        "live": [asdict(held.live) for held in state.partitions if held.live is not None],
+        "before": list(root.before),
+        "streams": [len(stream) for stream in streams],
+    }
+    head = json.dumps(plain, separators=(",", ":")).encode()
+    return pack(b"".join([MAGIC, len(head).to_bytes(4, "little"), head, *streams]))
+
+
+def decode_root(value: bytes) -> Root:
+    """What `encode_root` made, with head version 0. Raises errors.UnsupportedFormat."""
+    raw = memoryview(unpack(value))
+    if bytes(raw[:4]) != MAGIC:
+        raise errors.UnsupportedFormat(
+            f"not a checkpoint's root: it begins with {bytes(raw[:4])!r}"
+        )
+    try:
+        end = 8 + int.from_bytes(raw[4:8], "little")
+        plain = json.loads(bytes(raw[8:end]))
+        if int(plain["min_reader"]) > READER_VERSION:
+            raise errors.UnsupportedFormat(
+                f"a checkpoint's root needs reader version {plain['min_reader']}, this is version"
+                f" {READER_VERSION}"
+            )
+        streams = []
+        for size in plain["streams"]:
+            streams.append(raw[end : end + size])
+            end += size
+        if end != len(raw) or len(streams) != 4:
+            raise errors.UnsupportedFormat(f"a checkpoint's root of {len(raw)} bytes, not {end}")
+        return Root(_state(plain, streams), tuple(plain["before"]))
+    except (KeyError, TypeError, ValueError, IndexError, pa.ArrowException) as error:
+        raise errors.UnsupportedFormat(f"not a checkpoint's root: {error!r}") from error
+
+
+def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
+    partitions, intervals, chunks = (_decoded(stream) for stream in streams[:3])
+    pointers = zip(*(chunks[name] for name in _POINTER), strict=True)
+    sizes = zip(chunks["segments"], chunks["rows"], strict=True)
+    known = [Chunk(BlobPointer(*at), *size) for at, size in zip(pointers, sizes, strict=True)]
+    tail = SegmentTable.decode(bytes(streams[3]))
+    parts: ByPartition = [[] for _ in partitions["start_offset"]]
+    for row in zip(*intervals.values(), strict=True):
+        p, source, first, count, lo, hi, *rest = row
+        parts[p].append(Interval(lo, hi, _source(source, known, tail, first, count), *rest))
+    live = {one["partition"]: LiveSegment(**one) for one in plain["live"]}
+    held = tuple(
+        PartitionState(p, start, end, Intervals(parts[p]), live.get(p), rearranged)
+        for p, (start, end, rearranged) in enumerate(
+            zip(*(partitions[name] for name in _PARTITIONS), strict=True)
+        )
+    )
+    app_id, number = plain["last_of_app"]
+    return TopicState(
+        partitions=held,
+        dropped={int(ledger): ms for ledger, ms in plain["dropped"].items()},
+        bodies={int(ledger): last for ledger, last in plain["bodies"].items()},
+        across=tuple(Across(one, at, tuple(others)) for one, at, others in plain["across"]),
+        last_of_app=(app_id, number),
+        **{name: plain[name] for name in _SCALARS},
+    )
+
+
+def _source(
+    source: int, chunks: Sequence[Chunk], tail: SegmentTable, first: int, count: int
+) -> Source:
+    if source == _HOLE:
+        return None
+    return tail.part(first, first + count) if source == _TAIL else chunks[source]
+
+
+def _partition_columns(partitions: Sequence[PartitionState]) -> dict[str, list[int]]:
+    return {name: [getattr(held, name) for held in partitions] for name in _PARTITIONS}
+
+
+def _interval_columns(parts: ByPartition, chunks: dict[Chunk, int]) -> dict[str, list[int]]:
+    names = ("partition", "source", "first", "count", *_INTERVALS)
+    columns: dict[str, list[int]] = {name: [] for name in names}
+    first = 0
+    for p, some in enumerate(parts):
+        for one in some:
+            count = len(one.source) if isinstance(one.source, SegmentTable) else 0
+            source = _TAIL if count else _HOLE
+            if isinstance(one.source, Chunk):
+                source = chunks[one.source]
+            row = (p, source, first, count, *(getattr(one, name) for name in _INTERVALS))
+            for name, value in zip(names, row, strict=True):
+                columns[name].append(value)
+            first += count
+    return columns
+
+
+def _chunk_columns(chunks: Iterable[Chunk]) -> dict[str, list[int]]:
+    some = list(chunks)
+    columns = {name: [getattr(one.pointer, name) for one in some] for name in _POINTER}
+    return {
+        **columns,
+        "segments": [one.segments for one in some],
+        "rows": [one.rows for one in some],
+    }
+
+
+def _encoded(columns: dict[str, list[int]]) -> bytes:
+    """An Arrow IPC stream of 64-bit columns."""
+    batch = pa.record_batch({name: of_list(some, pa.int64()) for name, some in columns.items()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _decoded(stream: memoryview) -> dict[str, list[int]]:
+    with pa.ipc.open_stream(pa.py_buffer(stream)) as opened:
+        batch = opened.read_next_batch()
+    return {name: as_numpy(batch.column(name)).tolist() for name in batch.schema.names}

@@ -1,0 +1,417 @@
+"""Intents: who makes ledgers for topics, and whether it still may.
+
+Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
+commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
+multi that does the same (hazard 4). So after an intent is condemned nothing it made can come into
+a topic, and the janitor knows every ledger it can have made. Intents of queries are kept after
+their end: a zombie that mints again finds its own, ended; others for a while (intent_expiry.py).
+One query on one target has one current run: a new run's intent condemns the older one's as
+superseded, in one multi (hazard 11).
+"""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    BadVersion,
+    Check,
+    Create,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    SessionState,
+    Set,
+    StoreError,
+    StoreUnavailable,
+    Versioned,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, look_up, pause_s, reachable, read
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.names import escape
+from spark_ledger.topic.log.records import (
+    IdBlock,
+    IntentRecord,
+    IntentState,
+    QueryPointer,
+    TxnRecord,
+)
+
+SUPERSEDED = "superseded"
+STALE = "stale"
+QUERY = "query"
+BATCH = "batch"
+SYSTEM = "system"
+CURSOR = "cursor"
+IDS_PER_BLOCK = 8
+IDS_KEPT_S = 86_400.0  # then what is left of a block is not used: intent_expiry.py removes it
+HEARTBEAT_S = 60.0
+INTENTS_HELD_MAX = 256
+"""Intents of which a process remembers ids and heartbeats. Of one that it forgets it leaves some
+ids unused, or shows a heartbeat too many."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An intent as it was read; picklable, so a driver can send it to its tasks. `version` is
+    that of its node: while it stands, the intent is in the state seen."""
+
+    id: str
+    record: IntentRecord
+    version: int
+
+    @property
+    def open(self) -> bool:
+        return self.record.state is IntentState.OPEN
+
+    @property
+    def app_id(self) -> str:
+        return self.record.app_id
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
+    def ended(self) -> errors.LedgerFenced:
+        """The error of whoever goes on under an intent that is not open."""
+        state, why = self.record.state.value, self.record.why
+        return errors.LedgerFenced(
+            f"the run {self.record.run_id} may not write to '{self.record.target}' any more:"
+            f" its intent {self.id} is {state}" + (f" ({why})" if why else ""),
+            intent=self.id,
+            why=why,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What one observer saw of an intent's heartbeat: since when, in which of the observer's
+    sessions, it has had this version."""
+
+    heartbeat: int
+    since_s: float
+    session: int
+
+    def same(self, heartbeat: int, session: int) -> bool:
+        return (self.heartbeat, self.session) == (heartbeat, session)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pointer:
+    """A query's pointer as it was read; absent: version None."""
+
+    path: str
+    named: QueryPointer | None = None
+    version: int | None = None
+
+    def names_run(self, run_id: str) -> bool:
+        return self.named is not None and self.named.run_id == run_id
+
+    def moved_to(self, pointer: QueryPointer) -> Operation:
+        value = records.encode_query_pointer(pointer)
+        if self.version is None:
+            return Create(self.path, value)
+        return Set(self.path, value, self.version)
+
+
+class Intents:
+    """All methods raise errors.Unavailable when the metadata store does not answer."""
+
+    def __init__(self, store: MetadataStore, ledgers: LedgerStore, rng: random.Random) -> None:
+        self.store = store
+        self._ledgers = ledgers
+        self._rng = rng
+        self._ids: dict[str, tuple[float, deque[int]]] = {}
+        self._allocating = asyncio.Lock()
+        self._beaten: dict[str, float] = {}
+
+    async def open_query_intent(
+        self,
+        query_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        kind: str = QUERY,
+    ) -> Intent:
+        """The open intent of a streaming query's run on `target`, made if it is not there; of kind
+        CURSOR where the target is a subscription.
+
+        Any number of tasks may call it at once: they get the same one. The first call of a new
+        run condemns the older run's. A run condemned as stale goes on under a new generation.
+        A run that overwrites topics (by id; each of its calls names them) notes how far their logs
+        had come when it began: rows that others add from then on are not overwritten.
+        Raises errors.LedgerFenced when a newer run has taken over, errors.TopicNotFound.
+        """
+        path = f"{paths.QUERIES}/{escape(query_id)}@{escape(target)}"
+        wanted = IntentRecord(kind, query_id, run_id, target, w0=records.NO_VERSION)
+        with reachable(f"opening the intent of query {query_id}"):
+            for tries in range(TRIES_MAX):
+                pointer = await self._pointer(path)
+                current = await self._current(pointer, wanted)
+                if current is not None:
+                    return current
+                await self._mint_query(pointer, wanted, overwrites)
+                if tries:
+                    await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(path)
+        raise errors.CommitContended(f"other runs of query {query_id} took over again and again")
+
+    async def open_batch_intent(
+        self,
+        app_id: str,
+        run_id: str,
+        target: str,
+        *,
+        overwrites: Sequence[str] = (),
+        random: bool = False,
+    ) -> Intent:
+        """A new intent of a batch job; the driver makes it and sends it to its tasks. `overwrites`
+        as open_query_intent; of a `random` app id, which nobody gives again, the transaction record
+        goes with the intent. Raises errors.TopicNotFound."""
+        record = IntentRecord(BATCH, app_id, run_id, target, w0=records.NO_VERSION, random=random)
+        token = f"{self._rng.getrandbits(128):032x}"
+        with reachable(f"opening the intent of batch job {app_id}"):
+            snapshots = await self._snapshots(overwrites)
+            return await self._open_own(f"batch-{token}", replace(record, snapshots=snapshots))
+
+    async def open_system_intent(self, purpose: str, target: str) -> Intent:
+        """A new intent of maintenance on `target` ("compact", "trim", a cursor ...): under it one
+        process makes ledgers and commits actions (TopicClient.commit_actions), and ends it."""
+        token = f"{self._rng.getrandbits(128):032x}"
+        app_id, none = f"{purpose}-{token}", records.NO_VERSION
+        record = IntentRecord(SYSTEM, app_id, token, target, w0=none, random=True)
+        with reachable(f"opening an intent to {purpose} '{target}'"):
+            return await self._open_own(f"system-{token}", record)
+
+    async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
+        """An intent that nobody else can have made: its id is new."""
+        await ensure(self.store, paths.INTENTS)
+        for tries in range(TRIES_MAX):
+            await self._mint(intent_id, record, [])
+            made = await read(self.store, paths.intent(intent_id))
+            if made is not None:
+                return _decoded(intent_id, made)
+            await asyncio.sleep(pause_s(self._rng, tries))
+            await self.store.sync(paths.INTENTS)
+        raise errors.CommitContended(f"others committed as {record.app_id} again and again")
+
+    async def get(self, intent_id: str) -> Intent:
+        """The intent as it is now. Raises errors.LedgerFenced when there is none."""
+        with reachable(f"reading intent {intent_id}"):
+            node = await look_up(self.store, paths.intent(intent_id))
+        if node is None:
+            raise errors.LedgerFenced(f"there is no intent {intent_id}", intent=intent_id)
+        return _decoded(intent_id, node)
+
+    async def recorded(self, intent: Intent) -> TxnRecord:
+        """What the transaction record of its app id and target says, not older than this call."""
+        path = paths.txn(escape(intent.app_id), escape(intent.target))
+        with reachable(f"reading what '{intent.app_id}' has committed"):
+            await self.store.sync(path)
+            node = await look_up(self.store, path)
+        return TxnRecord() if node is None else records.decode_txn(node.value)
+
+    async def heartbeat(self, intent: Intent) -> None:
+        """Show that somebody works under the intent, at most every HEARTBEAT_S from this process.
+        The store's failures are no error: who cannot commit will hear of it then."""
+        if self.store.session_state is not SessionState.CONNECTED:
+            return  # it would wait for the end of an outage, and the rows behind it
+        now = asyncio.get_running_loop().time()
+        if now - self._beaten.get(intent.id, -HEARTBEAT_S) < HEARTBEAT_S:
+            return
+        _hold(self._beaten, intent.id, now)
+        try:
+            await self.store.set(paths.intent_heartbeat(intent.id), b"", ANY_VERSION)
+        except (NoNode, OutcomeUnknown, StoreUnavailable):
+            return
+
+    async def finish(self, intent_id: str) -> Intent:
+        """Set it to done if it is open: its unreferenced ledgers may go. Returns it as it ended.
+        Raises errors.LedgerFenced if absent."""
+        return await self._end(intent_id, IntentState.DONE, "")
+
+    async def try_finish(self, intent: Intent) -> None:
+        """`finish`; where that fails the janitor ends it."""
+        with suppress(errors.LedgerError, StoreError):
+            await self.finish(intent.id)
+
+    async def condemn(self, intent_id: str, why: str) -> Intent:
+        """Condemn it if it is open; returns it as it ended. Raises LedgerFenced if absent."""
+        return await self._end(intent_id, IntentState.CONDEMNED, why)
+
+    async def ledger_id(self, intent: Intent) -> int:
+        """A ledger id that only this intent may use, out of a block recorded under it.
+
+        Raises errors.LedgerFenced when the intent is not open any more.
+        """
+        with reachable(f"taking ledger ids for intent {intent.id}"):
+            async with self._allocating:
+                now_s = asyncio.get_running_loop().time()
+                since_s, ids = self._ids.get(intent.id, (now_s, deque[int]()))
+                if not ids or now_s - since_s >= IDS_KEPT_S:
+                    ids = deque(await self._record_block(intent))
+                    _hold(self._ids, intent.id, (now_s, ids))
+                return ids.popleft()
+
+    async def _record_block(self, intent: Intent) -> range:
+        """New ids, recorded under the intent while it is open."""
+        ids = await self._ledgers.allocate_ids(IDS_PER_BLOCK)
+        path = f"{paths.intent_blocks(intent.id)}/{ids.start:019d}"
+        block = Create(path, records.encode_block(IdBlock(ids.start, len(ids))))
+        check = Check(paths.intent(intent.id), intent.version)
+        for _ in range(TRIES_MAX):
+            try:
+                await self.store.multi([check, block])
+                return ids
+            except MultiFailed as failed:
+                if failed.index == 1:  # there already: an answer that was lost said so
+                    return ids
+                await self.store.sync(path)
+                raise (await self.get(intent.id)).ended() from failed
+            except OutcomeUnknown:
+                await self.store.sync(path)
+        raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+
+    async def _end(self, intent_id: str, state: IntentState, why: str) -> Intent:
+        with reachable(f"ending intent {intent_id}"):
+            for _ in range(TRIES_MAX):
+                await self.store.sync(paths.intent(intent_id))
+                intent = await self.get(intent_id)
+                if not intent.open:
+                    return intent
+                record = replace(intent.record, state=state, why=why)
+                value = records.encode_intent(record)
+                try:
+                    version = await self.store.set(paths.intent(intent_id), value, intent.version)
+                    return Intent(intent_id, record, version)
+                except (BadVersion, OutcomeUnknown):
+                    continue
+            raise StoreUnavailable(f"{TRIES_MAX} answers were lost")
+
+    async def _pointer(self, path: str) -> _Pointer:
+        node = await read(self.store, path)
+        if node is None:
+            return _Pointer(path)
+        return _Pointer(path, records.decode_query_pointer(node.value), node.version)
+
+    async def _current(self, pointer: _Pointer, wanted: IntentRecord) -> Intent | None:
+        """The run's open intent; None when one must be minted. Raises errors.LedgerFenced."""
+        if not pointer.names_run(wanted.run_id):
+            earlier = await read(self.store, paths.intent(_query_intent_id(wanted)))
+            if earlier is None:
+                return None
+            pointer = await self._pointer(pointer.path)  # it came with the intent, or after it
+            if not pointer.names_run(wanted.run_id):
+                raise _superseded(_decoded(_query_intent_id(wanted), earlier))
+        assert pointer.named is not None
+        intent = await self.get(pointer.named.intent)
+        if not intent.open and intent.record.why != STALE:
+            raise intent.ended()
+        return intent if intent.open else None
+
+    async def _snapshots(self, topic_ids: Sequence[str]) -> dict[str, int]:
+        """The number that the next commit of each topic takes, not older than this call."""
+        found = {}
+        for topic_id in topic_ids:
+            await self.store.sync(paths.topic_head(topic_id))
+            node = await read(self.store, paths.topic_head(topic_id))
+            if node is None:
+                raise errors.TopicNotFound(
+                    f"there is no topic with id {topic_id}", topic_id=topic_id
+                )
+            found[topic_id] = records.decode_head(node.value).next
+        return found
+
+    async def _mint_query(
+        self, pointer: _Pointer, wanted: IntentRecord, overwrites: Sequence[str]
+    ) -> None:
+        """Try once to make the run's next intent the query's current one."""
+        named = pointer.named
+        operations: list[Operation] = []
+        if named is not None and named.run_id == wanted.run_id:
+            older = await self.get(named.intent)
+            began = {**await self._snapshots(overwrites), **older.record.snapshots}
+            wanted = replace(wanted, generation=named.generation + 1, snapshots=began)
+        else:
+            wanted = replace(wanted, snapshots=await self._snapshots(overwrites))
+        if named is not None and named.run_id != wanted.run_id:
+            older = await self.get(named.intent)
+            if older.open:
+                ended = replace(older.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
+                value = records.encode_intent(ended)
+                operations.append(Set(paths.intent(older.id), value, older.version))
+        intent_id = _query_intent_id(wanted)
+        target = QueryPointer(intent_id, wanted.run_id, wanted.generation)
+        await ensure(self.store, paths.INTENTS)
+        await ensure(self.store, paths.QUERIES)
+        await self._mint(intent_id, wanted, [*operations, pointer.moved_to(target)])
+
+    async def _mint(
+        self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
+    ) -> None:
+        """One multi: the intent with the version recorded just then as `w0`, and `others`. The
+        record of a random app id is made in it: nobody would remove one without an intent. Losing a
+        race or the answer is no error: the caller looks."""
+        txn = paths.txn(escape(record.app_id), escape(record.target))
+        recorded: list[Operation]
+        if record.random:
+            await ensure(self.store, paths.TXNS)
+            new = records.encode_txn(TxnRecord())
+            recorded = [Create(txn.rpartition("/")[0]), Create(txn, new)]
+        else:
+            await ensure(self.store, txn, records.encode_txn(TxnRecord()))
+            node = await self.store.get(txn)
+            record = replace(record, w0=records.decode_txn(node.value).version)
+            recorded = [Check(txn, node.version)]
+        operations = [
+            *recorded,
+            Create(paths.intent(intent_id), records.encode_intent(record)),
+            Create(paths.intent_heartbeat(intent_id)),
+            Create(paths.intent_blocks(intent_id)),
+            *others,
+        ]
+        try:
+            await self.store.multi(operations)
+        except (MultiFailed, OutcomeUnknown):
+            return
+
+
+def _hold(held: dict[str, T], intent_id: str, value: T) -> None:
+    """Remember it, and forget what was remembered longest ago where that is too much."""
+    held.pop(intent_id, None)
+    held[intent_id] = value
+    if len(held) > INTENTS_HELD_MAX:
+        del held[next(iter(held))]
+
+
+def _query_intent_id(record: IntentRecord) -> str:
+    names = (record.app_id, record.run_id, record.target, str(record.generation))
+    return "@".join(escape(name) for name in names)
+
+
+def _decoded(intent_id: str, node: Versioned) -> Intent:
+    return Intent(intent_id, records.decode_intent(node.value), node.version)
+
+
+def _superseded(intent: Intent) -> errors.LedgerFenced:
+    return errors.LedgerFenced(
+        f"a newer run of query {intent.record.app_id} writes to '{intent.record.target}'",
+        intent=intent.id,
+        why=SUPERSEDED,
+    )

@@ -1,0 +1,204 @@
+"""Open task ledgers kept from batch to batch: a thousand small batches are not a thousand ledgers.
+
+Always true: a ledger belongs to one intent, topic and policy and is used by one task at a time;
+it is closed after 30 s idle, when it is full or old, when its query goes on under another run's
+intent, or when whoever asked for it went away while it was made. A cache belongs to one process
+and one cluster. What fails to close stays for the janitor.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.records import IdSpent
+from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store_calls import read
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.names import parse_topic
+from spark_ledger.topic.log.policies import TopicPolicies
+
+IDLE_S = 30.0
+IDLE_LEDGERS_MAX = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerKey:
+    """Two tasks may use one ledger after the other only if these are equal (hazard 22)."""
+
+    intent_id: str
+    topic_id: str
+    policies: TopicPolicies
+
+
+@dataclass(slots=True, eq=False)
+class TaskLedger:
+    """An open ledger with what decides about its roll."""
+
+    key: LedgerKey
+    app_id: str
+    writer: LedgerWriter
+    opened_s: float
+    fragments_max: int
+    bytes: int = 0
+
+    def usable(self, now_s: float) -> bool:
+        """Whether more may be appended: not failed, not full, not old, not too fragmented."""
+        policies = self.key.policies
+        return (
+            self.writer.failure is None
+            and self.bytes < policies.ledger_bytes_max
+            and now_s - self.opened_s < policies.ledger_age_s_max
+            and len(self.writer.record.fragments) < self.fragments_max
+        )
+
+
+class LedgerCache:
+    """On one event loop. `idle_s` is how long an unused ledger stays open."""
+
+    def __init__(self, ledgers: LedgerStore, intents: Intents, *, idle_s: float = IDLE_S) -> None:
+        self._ledgers = ledgers
+        self._intents = intents
+        self._idle_s = idle_s
+        self._idle: dict[TaskLedger, asyncio.TimerHandle] = {}
+        self._closing: dict[asyncio.Task[None], None] = {}
+
+    async def acquire(self, topic_id: str, policies: TopicPolicies, intent: Intent) -> TaskLedger:
+        """An open ledger for one task, an idle one if there is any. Give it back by `release`.
+
+        Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
+        """
+        key = LedgerKey(intent.id, topic_id, policies)
+        self._close_older_runs(key, intent.record.app_id)
+        now = asyncio.get_running_loop().time()
+        for ledger in list(self._idle):
+            if ledger.key == key:
+                self._idle.pop(ledger).cancel()
+                if ledger.usable(now):
+                    return ledger
+                self._close(ledger)
+        return await self._create(key, intent)
+
+    def release(self, ledger: TaskLedger) -> None:
+        """Keep the ledger for the next task, or close it in the background."""
+        loop = asyncio.get_running_loop()
+        if not ledger.usable(loop.time()):
+            self._close(ledger)
+            return
+        self._idle[ledger] = loop.call_later(self._idle_s, self._expire, ledger)
+        if len(self._idle) > IDLE_LEDGERS_MAX:
+            self._expire(next(iter(self._idle)))
+
+    def discard(self, ledger: TaskLedger) -> None:
+        """Close the ledger in the background, whatever state it is in."""
+        self._close(ledger)
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Close every idle ledger and wait, so long at most, for all that are being closed."""
+        for ledger in list(self._idle):
+            self._expire(ledger)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*map(asyncio.shield, self._closing))
+
+    async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
+        writer: LedgerWriter | None = None
+        while writer is None:
+            with suppress(IdSpent):
+                writer = await self._make(key, await self._intents.ledger_id(intent))
+        now = asyncio.get_running_loop().time()
+        fragments_max = self._ledgers.config.fragments_max
+        return TaskLedger(key, intent.record.app_id, writer, now, fragments_max)
+
+    async def _make(self, key: LedgerKey, ledger_id: int) -> LedgerWriter:
+        policies = key.policies
+        try:
+            return await self._ledgers.create(
+                policies.ensemble_size,
+                policies.write_quorum,
+                policies.ack_quorum,
+                intent=key.intent_id,
+                topic=key.topic_id,
+                durability=policies.durability,
+                ledger_id=ledger_id,
+            )
+        except asyncio.CancelledError:  # it may be made all the same, and nobody knows of it
+            self._aside(self._recover_quietly(ledger_id))
+            raise
+        except errors.NotEnoughBookies as failure:
+            raise await self._with_policy(failure, key) from failure
+
+    async def _with_policy(
+        self, failure: errors.NotEnoughBookies, key: LedgerKey
+    ) -> errors.NotEnoughBookies:
+        """The failure with who asks for so many bookies, where fewer are writable; how to ask for
+        fewer only if there never were so many: one that is down is to be started."""
+        listed, size = failure.facts.get("writable"), key.policies.ensemble_size
+        if not isinstance(listed, list) or len(listed) >= size:
+            return failure
+        with suppress(StoreError, errors.UnsupportedFormat):
+            known = await self._ledgers.cluster.directory.known()
+            node = await read(self._ledgers.metadata, paths.topic(key.topic_id))
+            if node is None:
+                return failure
+            topic = records.decode_topic(node.value)
+            name, other = parse_topic(topic.name).short, topic.policies.ensemble_size
+            why, fewer = f"policy ensemble_size of topic '{name}' is {size}", "write with fewer"
+            if size != other:
+                why = f"this write asks for {size}, policy ensemble_size of '{name}' is {other}"
+            elif 0 < known < size:
+                fewer = _fewer(name, key.policies, known)
+            remedy = failure.remedy if known >= size else f"Start the missing bookies, or {fewer}."
+            return errors.NotEnoughBookies(f"{failure.what}; {why}", remedy, **failure.facts)
+        return failure
+
+    def _close_older_runs(self, key: LedgerKey, app_id: str) -> None:
+        for ledger in list(self._idle):
+            same_writer = (ledger.app_id, ledger.key.topic_id) == (app_id, key.topic_id)
+            if same_writer and ledger.key.intent_id != key.intent_id:
+                self._expire(ledger)
+
+    def _expire(self, ledger: TaskLedger) -> None:
+        timer = self._idle.pop(ledger, None)
+        if timer is not None:
+            timer.cancel()
+            self._close(ledger)
+
+    def _close(self, ledger: TaskLedger) -> None:
+        self._aside(self._close_quietly(ledger))
+
+    def _aside(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
+        self._closing[task] = None
+        task.add_done_callback(lambda done: self._closing.pop(done, None))
+
+    async def _close_quietly(self, ledger: TaskLedger) -> None:
+        try:
+            await ledger.writer.close()
+        except (errors.LedgerError, StoreError) as error:
+            _log.info("ledger %d stays open: %s", ledger.writer.ledger_id, error)
+
+    async def _recover_quietly(self, ledger_id: int) -> None:
+        try:
+            await self._ledgers.recover(ledger_id)
+        except errors.NoSuchLedger:
+            return
+        except (errors.LedgerError, StoreError) as error:
+            _log.info("ledger %d stays open: %s", ledger_id, error)
+
+
+def _fewer(name: str, policies: TopicPolicies, bookies: int) -> str:
+    """The command by which a topic's ledgers need no more than so many bookies."""
+    write = min(policies.write_quorum, bookies)
+    ack = min(policies.ack_quorum, write)
+    command = f"spark-ledger topic set {name} ensemble_size={bookies}"
+    return f"{command} write_quorum={write} ack_quorum={ack}"

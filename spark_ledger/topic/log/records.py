@@ -1,0 +1,333 @@
+"""The topic layer's records in the metadata store: JSON objects, readable with any client.
+
+Always true: every record says the lowest version of the reader and of the writer that may use it
+(`min_reader`, `min_writer`). A record that asks for more than this version, an action it does not
+know, or bytes that are no such record raise errors.UnsupportedFormat: nothing is skipped, for an
+action left out would move every later offset (hazard 17). Unknown *fields* are allowed: what must
+not be ignored raises `min_reader`.
+
+docs/topics.md shows every record.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import Enum
+from typing import Any, TypeVar
+
+from spark_ledger import errors
+from spark_ledger.topic.log import actions, policies
+from spark_ledger.topic.log.actions import Action
+from spark_ledger.topic.log.intervals import BlobPointer
+from spark_ledger.topic.log.policies import TopicPolicies
+
+T = TypeVar("T")
+
+TXN_BYTES_MAX = 64 * 1024
+_TXN_PLAIN = ("version", "run_id", "commit_id", "topic_id", "number")
+_COMMIT_TEXTS = ("commit_id", "app_id", "target", "version", "run_id", "intent", "min_writer")
+
+READER_VERSION = 1
+WRITER_VERSION = 1
+NO_VERSION = -1  # of a transaction: nothing committed yet
+NO_COMMIT = -1  # number of a commit that brought no rows and so took no number
+
+
+class TopicLife(Enum):
+    OPEN = "open"
+    DELETED = "deleted"
+
+
+class IntentState(Enum):
+    OPEN = "open"
+    DONE = "done"
+    CONDEMNED = "condemned"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """/topic-ids/<id>: what was fixed when the topic was created. Partitions grow in its log."""
+
+    name: str
+    partitions: int
+    policies: TopicPolicies = field(default_factory=TopicPolicies)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits.
+    `turn` is the commit that asks the others to let it go first (commit_turns.py), "" for none."""
+
+    next: int
+    life: TopicLife = TopicLife.OPEN
+    turn: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """/topic-ids/<id>/log/<n>, or where that points to. Holds no offsets of what it adds: a loser
+    of the race for n commits it as it is. `others` are the other topics of a commit over several,
+    `user_metadata` a text of the user's; `body_ledger` is the ledger that the body was read from,
+    None if it is in the node."""
+
+    commit_id: str
+    app_id: str
+    target: str
+    version: int
+    run_id: str
+    intent: str
+    actions: tuple[Action, ...]
+    min_writer: int = WRITER_VERSION
+    others: tuple[str, ...] = ()
+    user_metadata: str = ""
+    body_ledger: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spilled:
+    """/topic-ids/<id>/log/<n> of a commit whose body is in a ledger."""
+
+    commit_id: str
+    body: BlobPointer
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRows:
+    """What a commit brought into one topic: under which number, how many rows of each partition."""
+
+    number: int = NO_COMMIT
+    rows: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Of a query's batch: how many rows it has, and what they are (fingerprint.py)."""
+
+    rows: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TxnRecord:
+    """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
+    of each partition. `commit_id` tells the commit whose answer was lost. A commit over several
+    topics has those after the first in `others`. Rows are left out where the record would be
+    larger than TXN_BYTES_MAX. `content` is what a query's batch had in all."""
+
+    version: int = NO_VERSION
+    run_id: str = ""
+    commit_id: str = ""
+    topic_id: str = ""
+    number: int = NO_COMMIT
+    rows: Mapping[int, int] = field(default_factory=dict)
+    others: Mapping[str, TopicRows] = field(default_factory=dict)
+    content: Content | None = None
+
+    def topics(self) -> dict[str, TopicRows]:
+        """By topic id; empty where nothing was committed."""
+        first = {self.topic_id: TopicRows(self.number, self.rows)} if self.topic_id else {}
+        return {**first, **self.others}
+
+
+@dataclass(frozen=True, slots=True)
+class IntentRecord:
+    """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
+    `snapshots` the number that the next commit had in each topic that it is to overwrite. A
+    `random` app id is this intent's own, which nobody will name again."""
+
+    kind: str  # "query", "batch", "cursor" or "system"
+    app_id: str
+    run_id: str
+    target: str
+    w0: int
+    generation: int = 0
+    state: IntentState = IntentState.OPEN
+    why: str = ""
+    snapshots: Mapping[str, int] = field(default_factory=dict)
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPointer:
+    """/queries/<query id>@<target>: the intent of the query's current run."""
+
+    intent: str
+    run_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdBlock:
+    """/intents/<id>/blocks/<first>: ledger ids that only this intent may use."""
+
+    first: int
+    count: int
+
+
+def encode_topic(record: TopicRecord) -> bytes:
+    plain = {"name": record.name, "partitions": record.partitions}
+    return _dump({**plain, "policies": policies.to_json(record.policies)})
+
+
+def decode_topic(value: bytes) -> TopicRecord:
+    def build(plain: dict[str, Any]) -> TopicRecord:
+        kept = policies.from_json(plain["policies"])
+        return TopicRecord(plain["name"], plain["partitions"], kept)
+
+    return _load(value, "topic", build)
+
+
+def encode_topic_pointer(topic_id: str) -> bytes:
+    return _dump({"id": topic_id})
+
+
+def decode_topic_pointer(value: bytes) -> str:
+    return _load(value, "topic pointer", lambda plain: str(plain["id"]))
+
+
+def encode_head(head: Head) -> bytes:
+    turn = {"turn": head.turn} if head.turn else {}
+    return _dump({"next": head.next, "state": head.life.value, **turn})
+
+
+def decode_head(value: bytes) -> Head:
+    def build(plain: dict[str, Any]) -> Head:
+        return Head(int(plain["next"]), TopicLife(plain["state"]), plain.get("turn", ""))
+
+    return _load(value, "head", build)
+
+
+def encode_commit(commit: Commit) -> bytes:
+    plain: dict[str, Any] = {name: getattr(commit, name) for name in _COMMIT_TEXTS}
+    plain["actions"] = [actions.to_json(action) for action in commit.actions]
+    if commit.others:
+        plain["others"] = list(commit.others)
+    if commit.user_metadata:
+        plain["user_metadata"] = commit.user_metadata
+    return _dump(plain)
+
+
+def encode_spilled(spilled: Spilled) -> bytes:
+    return _dump({"commit_id": spilled.commit_id, "body": asdict(spilled.body)})
+
+
+def decode_commit(value: bytes) -> Commit | Spilled:
+    """A commit, or where its body is. Raises errors.UnsupportedFormat."""
+
+    def build(plain: dict[str, Any]) -> Commit | Spilled:
+        if "body" in plain:
+            return Spilled(plain["commit_id"], pointer_from_json(plain["body"]))
+        return Commit(
+            actions=tuple(actions.from_json(action) for action in plain["actions"]),
+            others=tuple(plain.get("others", ())),
+            user_metadata=plain.get("user_metadata", ""),
+            **{name: plain[name] for name in _COMMIT_TEXTS},
+        )
+
+    return _load(value, "commit", build)
+
+
+def pointer_from_json(plain: Mapping[str, Any]) -> BlobPointer:
+    """Raises KeyError, TypeError or ValueError when `plain` is no pointer."""
+    return BlobPointer(**{name: int(at) for name, at in _fields(BlobPointer, plain).items()})
+
+
+def encode_txn(record: TxnRecord) -> bytes:
+    value = _txn_bytes(record)
+    if len(value) <= TXN_BYTES_MAX:
+        return value
+    others = {topic: TopicRows(one.number) for topic, one in record.others.items()}
+    return _txn_bytes(replace(record, rows={}, others=others))
+
+
+def decode_txn(value: bytes) -> TxnRecord:
+    def build(plain: dict[str, Any]) -> TxnRecord:
+        others, content = plain.pop("others", {}), plain.get("content")
+        return TxnRecord(
+            content=None if content is None else Content(content["rows"], content["fingerprint"]),
+            **{name: plain[name] for name in _TXN_PLAIN},
+            rows=_rows_from_json(plain["rows"]),
+            others={
+                topic: TopicRows(one["number"], _rows_from_json(one["rows"]))
+                for topic, one in others.items()
+            },
+        )
+
+    return _load(value, "transaction record", build)
+
+
+def encode_intent(record: IntentRecord) -> bytes:
+    plain = {**asdict(record), "state": record.state.value}
+    for name in ("snapshots", "random"):
+        if not plain[name]:
+            del plain[name]
+    return _dump(plain)
+
+
+def decode_intent(value: bytes) -> IntentRecord:
+    def build(plain: dict[str, Any]) -> IntentRecord:
+        state = IntentState(plain["state"])
+        snapshots = {topic: int(next_) for topic, next_ in plain.get("snapshots", {}).items()}
+        known = _fields(IntentRecord, {"random": False, **plain, "snapshots": snapshots})
+        return IntentRecord(**{**known, "state": state})
+
+    return _load(value, "intent", build)
+
+
+def encode_query_pointer(pointer: QueryPointer) -> bytes:
+    return _dump(asdict(pointer))
+
+
+def decode_query_pointer(value: bytes) -> QueryPointer:
+    return _load(value, "query pointer", lambda plain: QueryPointer(**_fields(QueryPointer, plain)))
+
+
+def encode_block(block: IdBlock) -> bytes:
+    return _dump(asdict(block))
+
+
+def decode_block(value: bytes) -> IdBlock:
+    return _load(value, "ledger id block", lambda plain: IdBlock(**_fields(IdBlock, plain)))
+
+
+def _txn_bytes(record: TxnRecord) -> bytes:
+    plain: dict[str, Any] = {name: getattr(record, name) for name in _TXN_PLAIN}
+    plain["rows"] = _rows_to_json(record.rows)
+    if record.others:
+        plain["others"] = {
+            topic: {"number": one.number, "rows": _rows_to_json(one.rows)}
+            for topic, one in record.others.items()
+        }
+    if record.content is not None:
+        plain["content"] = asdict(record.content)
+    return _dump(plain)
+
+
+def _rows_to_json(rows: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): count for partition, count in sorted(rows.items())}
+
+
+def _rows_from_json(plain: Mapping[str, int]) -> dict[int, int]:
+    return {int(partition): count for partition, count in plain.items()}
+
+
+def _fields(kind: type, plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain[name] for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+
+
+def _dump(plain: Mapping[str, Any]) -> bytes:
+    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    return json.dumps({**versions, **plain}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        plain = json.loads(value)
+        needed = int(plain["min_reader"])
+        if needed > READER_VERSION:
+            raise errors.UnsupportedFormat(
+                f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
+            )
+        return build(plain)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error

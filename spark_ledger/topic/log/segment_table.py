@@ -1,0 +1,337 @@
+"""Placed segments in columns: what a topic of a million segments is kept, sent and stored as.
+
+Always true: a table does not change; its rows are by partition, then by base, and the offsets of a
+partition's rows do not overlap. A row costs some 100 bytes in memory and 20 stored; a part of a
+table shares its memory. docs/topics.md ("A chunk") has the columns.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, of_list, of_numpy
+from spark_ledger.topic.log.segments import INLINE, PlacedSegment, Segment
+
+Longs = npt.NDArray[np.int64]
+
+_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    ("partition", pa.int32()),
+    ("base", pa.int64()),
+    ("rows", pa.int64()),
+    ("bytes", pa.int64()),
+    ("commit", pa.int64()),
+    ("commit_ms", pa.int64()),
+    ("ledger", pa.int64()),
+    ("version", pa.int32()),
+    ("entries", pa.list_(pa.int64())),  # first, last, first, last, ...
+    ("entry_rows", pa.list_(pa.int32())),
+    ("min_ms", pa.int64()),
+    ("max_ms", pa.int64()),
+    ("event_min_ms", pa.int64()),
+    ("event_max_ms", pa.int64()),
+    ("shared", pa.bool_()),
+    ("filter_entry", pa.int64()),
+    ("inline", pa.list_(pa.binary())),
+    ("times", pa.list_(pa.int64())),  # rows, ms, rows, ms, ... of a merged one
+)
+JOINED_MAX = 4096  # segments of a stretch that is made by joining
+OBJECTS_AT_ONCE = 1024
+ROWS_ALONE_MAX = 2048  # up to here Arrow's threads take longer to wake than one does all the work
+BYTES_ALONE_MAX = 64 * 1024  # likewise, encoded
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
+
+
+class SegmentTable:
+    """Made by `of`, `joined`, `decode`, or as a part of another."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+
+    @classmethod
+    def of(cls, placed: Iterable[PlacedSegment]) -> "SegmentTable":
+        """The segments, put in order."""
+        rows = sorted(placed, key=lambda one: (one.segment.partition, one.base))
+        columns = list(zip(*map(_row, rows), strict=True)) or [()] * len(_COLUMNS)
+        arrays = [
+            of_list(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)
+        ]
+        return cls(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+
+    @classmethod
+    def joined(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
+        """All rows of the tables, put in order."""
+        made = cls.after_each_other(tables)
+        parts, bases = np.diff(made.partitions), np.diff(made.bases)
+        if bool(((parts > 0) | ((parts == 0) & (bases >= 0))).all()):
+            return made
+        return made.chosen(np.lexsort((made.bases, made.partitions)))
+
+    @classmethod
+    def after_each_other(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
+        """All rows of the tables as they come: the order is the caller's."""
+        if len(tables) == 1:
+            return tables[0]
+        whole = pa.Table.from_batches([one.batch for one in tables], SCHEMA).combine_chunks()
+        batches = whole.to_batches()
+        return cls(batches[0] if batches else cls.of(()).batch)
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    def __iter__(self) -> Iterator[PlacedSegment]:
+        for at in range(0, len(self), OBJECTS_AT_ONCE):
+            yield from map(_placed, self.batch.slice(at, OBJECTS_AT_ONCE).to_pylist())
+
+    def __getitem__(self, i: int) -> PlacedSegment:
+        """Row `i` as an object."""
+        return _placed(self.batch.slice(range(len(self))[i], 1).to_pylist()[0])
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes of memory the columns take."""
+        return int(self.batch.nbytes)
+
+    @cached_property
+    def partitions(self) -> Longs:
+        return self._numbers("partition")
+
+    @cached_property
+    def bases(self) -> Longs:
+        """The first offset of each segment."""
+        return self._numbers("base")
+
+    @cached_property
+    def rows(self) -> Longs:
+        return self._numbers("rows")
+
+    @cached_property
+    def sizes(self) -> Longs:
+        """About how many payload bytes each segment takes."""
+        return self._numbers("bytes")
+
+    @property
+    def ends(self) -> Longs:
+        """One past the last offset of each segment."""
+        return self.bases + self.rows
+
+    @cached_property
+    def commits_ms(self) -> Longs:
+        return self._numbers("commit_ms")
+
+    def commit_times(self, lo: int, hi: int) -> tuple[Longs, Longs]:
+        """Of the offsets [lo, hi), which the table has without a hole: how many rows were committed
+        together, and when, in order; neighbours have different times."""
+        column = self.batch.column("times")
+        offsets = as_numpy(column.offsets)
+        flat = as_numpy(column.values)[offsets[0] : offsets[-1]]
+        own = np.diff(offsets) // 2
+        each = np.maximum(own, 1)
+        rows, times = np.repeat(self.rows, each), np.repeat(self.commits_ms, each)
+        several = np.repeat(own > 0, each)
+        rows[several], times[several] = flat[::2], flat[1::2]
+        ends = int(self.bases[0]) + np.cumsum(rows)
+        rows = np.minimum(ends, hi) - np.maximum(ends - rows, lo)
+        rows, times = rows[rows > 0], times[rows > 0]
+        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        return np.add.reduceat(rows, firsts), times[firsts]
+
+    @cached_property
+    def ledgers(self) -> Longs:
+        """INLINE where a segment is in the commit itself."""
+        return self._numbers("ledger")
+
+    @cached_property
+    def versions(self) -> Longs:
+        """No older record of the segment's ledger may be used to read it."""
+        return self._numbers("version")
+
+    @cached_property
+    def shared(self) -> npt.NDArray[np.bool_]:
+        """Whether a segment has entries that hold rows of other partitions too."""
+        found: npt.NDArray[np.bool_] = as_numpy(self.batch.column("shared"))
+        return found
+
+    @cached_property
+    def filter_entries(self) -> Longs:
+        """Where the fingerprints of a segment's keys are, NO_ENTRY if there are none."""
+        return self._numbers("filter_entry")
+
+    def inline_payload(self, i: int, entry: int) -> bytes:
+        """The payload of an entry of an inline segment."""
+        found: bytes = self.batch.column("inline")[i][entry].as_py()
+        return found
+
+    @cached_property
+    def last_entries(self) -> Longs:
+        """The last entry of each segment."""
+        entries = self.batch.column("entries")
+        found: Longs = as_numpy(entries.values)[as_numpy(entries.offsets)[1:] - 1]
+        return found
+
+    def entry_rows_of(self, i: int) -> tuple[int, Longs]:
+        """The first offset of segment `i`, and the rows of each of its entries."""
+        offsets, values = self._entry_rows
+        counts: Longs = values[offsets[i] : offsets[i + 1]]
+        return int(self.bases[i]), counts
+
+    def ledger_ids(self) -> list[int]:
+        """The ledgers that hold the segments, ascending."""
+        return sorted(set(self.ledgers.tolist()) - {INLINE})
+
+    def between(self, partition: int, lo: int, hi: int) -> "SegmentTable":
+        """The segments of the partition with a row in [lo, hi)."""
+        kind = self.partitions.dtype  # of both, or numpy converts the column at each search
+        first, last = np.searchsorted(
+            self.partitions, np.array([partition, partition + 1], dtype=kind)
+        )
+        bases = self.bases[first:last]
+        if hi <= lo or not len(bases):
+            return self.part(0, 0)
+        start = max(0, int(np.searchsorted(bases, lo, side="right")) - 1)
+        if bases[start] + self.rows[first + start] <= lo:
+            start += 1
+        end = int(np.searchsorted(bases, hi, side="left"))
+        return self.part(int(first) + start, int(first) + max(start, end))
+
+    def part(self, start: int, end: int) -> "SegmentTable":
+        """Rows start to end (exclusive), sharing the memory."""
+        if start == 0 and end == len(self):
+            return self
+        return SegmentTable(self.batch.slice(start, end - start))
+
+    def chosen(self, rows: Longs) -> "SegmentTable":
+        """These rows, in this order."""
+        return SegmentTable(self.batch.take(of_numpy(rows)))
+
+    def encode(self) -> bytes:
+        """An Arrow IPC stream of one batch, its buffers compressed by zstd."""
+        sink = pa.BufferOutputStream()
+        many = len(self) > ROWS_ALONE_MAX
+        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=many)
+        with pa.ipc.new_stream(sink, SCHEMA, options=options) as stream:
+            stream.write_batch(self.batch)
+        return bytes(sink.getvalue())
+
+    @classmethod
+    def decode(cls, value: Any) -> "SegmentTable":
+        """What `encode` made. Raises errors.UnsupportedFormat for anything else."""
+        try:
+            options = pa.ipc.IpcReadOptions(use_threads=len(value) > BYTES_ALONE_MAX)
+            with pa.ipc.open_stream(pa.py_buffer(value), options=options) as stream:
+                batch = stream.read_next_batch()
+            return cls(
+                pa.RecordBatch.from_arrays([batch.column(n) for n in SCHEMA.names], schema=SCHEMA)
+            )
+        except (pa.ArrowException, KeyError, StopIteration, OSError, ValueError) as error:
+            raise errors.UnsupportedFormat(f"a damaged table of segments: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SegmentTable.decode, (self.encode(),)
+
+    @cached_property
+    def _entry_rows(self) -> tuple[Any, Any]:
+        """Where each segment's counts begin, and the counts."""
+        column = self.batch.column("entry_rows")
+        return as_numpy(column.offsets), as_numpy(column.values)
+
+    def _numbers(self, name: str) -> Longs:
+        found: Longs = as_numpy(self.batch.column(name))
+        return found
+
+
+def _placed(row: dict[str, Any]) -> PlacedSegment:
+    flat, inline = row["entries"], tuple(row["inline"])
+    segment = Segment(
+        partition=row["partition"],
+        ledger_id=row["ledger"],
+        metadata_version=row["version"],
+        entries=tuple(zip(flat[::2], flat[1::2], strict=True)),
+        entry_rows=tuple(row["entry_rows"]),
+        rows=row["rows"],
+        bytes=row["bytes"],
+        min_ms=row["min_ms"],
+        max_ms=row["max_ms"],
+        shared=row["shared"],
+        filter_entry=row["filter_entry"],
+        event_min_ms=row["event_min_ms"],
+        event_max_ms=row["event_max_ms"],
+        inline=inline,
+    )
+    times = tuple(zip(row["times"][::2], row["times"][1::2], strict=True))
+    return PlacedSegment(segment, row["base"], row["commit"], row["commit_ms"], times)
+
+
+def _row(placed: PlacedSegment) -> tuple[Any, ...]:
+    """In the order of _COLUMNS."""
+    one = placed.segment
+    return (
+        one.partition,
+        placed.base,
+        one.rows,
+        one.bytes,
+        placed.commit,
+        placed.commit_ms,
+        one.ledger_id,
+        one.metadata_version,
+        [entry for ends in one.entries for entry in ends],
+        one.entry_rows,
+        one.min_ms,
+        one.max_ms,
+        one.event_min_ms,
+        one.event_max_ms,
+        one.shared,
+        one.filter_entry,
+        one.inline,
+        [number for run in placed.times for number in run],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Offsets [lo, hi) of one partition without a hole, and the segments that hold them; the first
+    and the last of them may reach beyond."""
+
+    lo: int
+    hi: int
+    table: SegmentTable
+
+    def bytes(self) -> int:
+        """About how many payload bytes the rows take."""
+        table = self.table
+        kept = np.minimum(table.ends, self.hi) - np.maximum(table.bases, self.lo)
+        return int((table.sizes * kept // table.rows).sum())
+
+
+def joined_stretches(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """The same rows in fewer stretches: a segment of which only a part counts stays at the edge of
+    its stretch, and JOINED_MAX segments are not copied to be together."""
+    groups: list[list[Stretch]] = []
+    size = 0
+    for one in stretches:
+        size += len(one.table)
+        if groups and size <= JOINED_MAX and _joins(groups[-1][-1], one):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+            size = len(one.table)
+    return [
+        Stretch(group[0].lo, group[-1].hi, SegmentTable.joined([one.table for one in group]))
+        for group in groups
+    ]
+
+
+def _joins(one: Stretch, other: Stretch) -> bool:
+    return (
+        one.hi == other.lo
+        and int(one.table.ends[-1]) == one.hi
+        and int(other.table.bases[0]) == other.lo
+    )
+
+
+NO_SEGMENTS = SegmentTable.of(())

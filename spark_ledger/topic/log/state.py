@@ -1,0 +1,367 @@
+"""What a topic is after its commits 0 .. next-1: for each partition where its rows are.
+
+Always true: commits are applied in order, each once; offsets are 0-based, the end is exclusive,
+and no offset is ever given to another row: they are dense but for declared holes. A state does not
+change: `apply` returns the next one, and costs what the commit holds. Segments that a checkpoint
+has stored are named by chunk and need not be in memory (chunks.py reads them).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.topic.log import actions
+from spark_ledger.topic.log.actions import (
+    Action,
+    Append,
+    Grow,
+    Hole,
+    OpenLive,
+    Overwrite,
+    Replace,
+    SealLive,
+    Terminate,
+    Trim,
+)
+from spark_ledger.topic.log.intervals import Chunk, Interval, Intervals
+from spark_ledger.topic.log.records import WRITER_VERSION, Commit
+from spark_ledger.topic.log.segment_table import SegmentTable, Stretch, joined_stretches
+from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
+
+NEVER = -1
+ACROSS_KEPT_MAX = 64
+Tables = Mapping[Chunk, SegmentTable]
+"""Chunks that were read."""
+UNREAD: Tables = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Partition `number`. `start_offset` is the first row kept, `end_offset` one past the last
+    that a commit holds; the rows of a live segment come after it. `rearranged` is the last commit
+    that put anything else where rows were (NEVER: none did): neither an append nor a trim."""
+
+    number: int = 0
+    start_offset: int = 0
+    end_offset: int = 0
+    intervals: Intervals = field(default_factory=Intervals)
+    live: LiveSegment | None = None
+    rearranged: int = NEVER
+
+    def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
+        """The chunks that `stretches` needs."""
+        found = (one.source for one in self.intervals.between(lo, hi))
+        return list(dict.fromkeys(one for one in found if isinstance(one, Chunk)))
+
+    def stretches(self, lo: int, hi: int, read: Tables = UNREAD) -> list[Stretch]:
+        """Where the rows [lo, hi) are, in order. Offsets that no stretch has are holes."""
+        found = []
+        for one in self.intervals.between(lo, hi):
+            source = read[one.source] if isinstance(one.source, Chunk) else one.source
+            if source is not None:
+                first, end = max(lo, one.lo), min(hi, one.hi)
+                table = source.between(self.number, first, end)
+                found.append(Stretch(first, end, table))
+        return joined_stretches(found)
+
+    def bytes_between(self, lo: int, hi: int) -> int:
+        """About how many payload bytes the rows [lo, hi) take, without reading chunks."""
+        return sum(one.cut(lo, hi).bytes for one in self.intervals.between(lo, hi))
+
+    def rows_between(self, lo: int, hi: int) -> int:
+        """How many rows there are in [lo, hi), holes left out."""
+        found = (one.cut(lo, hi) for one in self.intervals.between(lo, hi) if one.source)
+        return sum(one.hi - one.lo for one in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """A commit that several topics share: its number here and the other topics' ids."""
+
+    commit_id: str
+    number: int
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """`next` is the number that the next commit takes, `head_version` the version of the head
+    node that it must be set from, `turn` the commit that asks to go first (commit_turns.py).
+    `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
+    commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
+    are ledgers that lost rows, and when they last did: from then on the delete delay counts of
+    those to which nothing here refers any more. `bodies` are ledgers that hold the bodies of
+    commits, with the last such commit. `across` has the last commit shared with each other topic;
+    `last_of_app` the app that added rows last, and when, `last_of_others` the last time that
+    another did."""
+
+    topic_id: str
+    partitions: tuple[PartitionState, ...]
+    next: int = 0
+    head_version: int = 0
+    turn: str = ""
+    deleted: bool = False
+    terminated: bool = False
+    commit_ms: int = 0
+    min_writer: int = WRITER_VERSION
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    bodies: Mapping[int, int] = field(default_factory=dict)
+    across: tuple[Across, ...] = ()
+    last_of_app: tuple[str, int] = ("", NEVER)
+    last_of_others: int = NEVER
+
+    def start_offsets(self) -> dict[int, int]:
+        return {p: state.start_offset for p, state in enumerate(self.partitions)}
+
+    def end_offsets(self) -> dict[int, int]:
+        return {p: state.end_offset for p, state in enumerate(self.partitions)}
+
+    def chunks(self) -> list[Chunk]:
+        """Every chunk that a row kept is in."""
+        some = (p.chunks_between(p.start_offset, p.end_offset) for p in self.partitions)
+        return list(dict.fromkeys(chunk for found in some for chunk in found))
+
+    def ledgers(self, read: Tables = UNREAD) -> list[int]:
+        """The ledgers that any segment or live segment refers to, ascending. `read` has every
+        chunk of `chunks`."""
+        found: dict[int, None] = {}
+        for held in self.partitions:
+            for part in held.stretches(held.start_offset, held.end_offset, read):
+                found |= dict.fromkeys(part.table.ledger_ids())
+            if held.live is not None:
+                found[held.live.ledger_id] = None
+        return sorted(found)
+
+    def last_foreign(self, app_id: str) -> int:
+        """The number of the last commit of another app, NEVER if there is none."""
+        mine, number = self.last_of_app
+        return self.last_of_others if mine == app_id else number
+
+
+def empty(topic_id: str, partitions: int) -> TopicState:
+    """The state before commit 0."""
+    return TopicState(topic_id, tuple(PartitionState(p) for p in range(partitions)))
+
+
+def apply(state: TopicState, number: int, commit: Commit, created_ms: int) -> TopicState:
+    """The state after commit `number`, which the store created at `created_ms`.
+
+    Raises errors.UnsupportedFormat when it does not follow on the state, or cannot be carried out:
+    a fold with a hole would move every later offset.
+    """
+    if number != state.next:
+        raise errors.UnsupportedFormat(f"commit {number} does not follow commit {state.next - 1}")
+    folding = _Folding(state, number, commit, max(state.commit_ms, created_ms))
+    for action in commit.actions:
+        folding.apply(action)
+    return folding.result()
+
+
+class _Folding:
+    """One commit on its way into the state."""
+
+    def __init__(self, before: TopicState, number: int, commit: Commit, now_ms: int) -> None:
+        self._before = before
+        self._number = number
+        self._commit = commit
+        self._now_ms = now_ms
+        self._partitions = list(before.partitions)
+        self._terminated = before.terminated
+        self._dropped = dict(before.dropped)
+        self._losing: dict[int, None] = {}
+
+    def apply(self, action: Action) -> None:
+        self._losing.clear()
+        _STEPS[type(action)](self, action)
+        kept = {segment.ledger_id for segment in actions.segments_of(action)}
+        for ledger_id in sorted({*actions.dropped_of(action), *(self._losing.keys() - kept)}):
+            self._dropped[ledger_id] = self._now_ms  # the last time counts: it may be in use again
+
+    def result(self) -> TopicState:
+        before, commit = self._before, self._commit
+        across = before.across
+        if commit.others:
+            shared = Across(commit.commit_id, self._number, commit.others)
+            across = _with_shared(across, shared)
+        bodies = before.bodies
+        if commit.body_ledger is not None:
+            bodies = {**bodies, commit.body_ledger: self._number}
+        return replace(
+            before,
+            partitions=tuple(self._partitions),
+            next=self._number + 1,
+            terminated=self._terminated,
+            commit_ms=self._now_ms,
+            min_writer=max(before.min_writer, commit.min_writer),
+            dropped=self._dropped,
+            bodies=bodies,
+            across=across,
+            **self._authors(),
+        )
+
+    def _authors(self) -> dict[str, Any]:
+        """Who added rows last: what an overwrite asks."""
+        before, app_id = self._before, self._commit.app_id
+        if not any(actions.adds_rows(action) for action in self._commit.actions):
+            return {}
+        app_before, last = before.last_of_app
+        others = before.last_of_others if app_before == app_id else last
+        return {"last_of_app": (app_id, self._number), "last_of_others": others}
+
+    def append(self, action: Append) -> None:
+        self._add(action.segments)
+
+    def overwrite(self, action: Overwrite) -> None:
+        for p, held in enumerate(self._partitions):
+            self._trim(p, held.end_offset)
+        self._add(action.segments)
+
+    def trim(self, action: Trim) -> None:
+        for p, offset in action.offsets:
+            self._trim(p, offset)
+
+    def hole(self, action: Hole) -> None:
+        held = self._at(action.partition)
+        start = max(action.start, held.start_offset)
+        self._check(start < action.end <= held.end_offset, f"makes the hole {action}")
+        hole = Interval(start, action.end, None, 0, self._now_ms, self._now_ms)
+        self._take_away(held, start, action.end)
+        self._rearrange(held, held.intervals.with_instead(hole))
+
+    def replace(self, action: Replace) -> None:
+        held = self._at(action.partition)
+        rows = sum(segment.rows for segment in action.segments)
+        fits = held.start_offset <= action.start and action.end <= held.end_offset
+        self._check(fits and rows == action.end - action.start, "replaces other rows than it has")
+        one = self._interval(action)
+        self._take_away(held, action.start, action.end)
+        self._rearrange(held, held.intervals.with_instead(one))
+
+    def grow(self, action: Grow) -> None:
+        there = len(self._partitions)
+        self._partitions += [PartitionState(p) for p in range(there, action.partitions)]
+
+    def open_live(self, action: OpenLive) -> None:
+        held = self._at(action.partition)
+        self._check(held.live is None, f"opens partition {action.partition}, which is open")
+        ledger, version = action.ledger_id, action.metadata_version
+        live = LiveSegment(
+            *(action.partition, ledger, version, held.end_offset),
+            *(self._number, action.owner, action.epoch),
+        )
+        self._partitions[action.partition] = replace(held, live=live)
+
+    def seal_live(self, action: SealLive) -> None:
+        held = self._at(action.partition)
+        live = held.live
+        fits = live is not None and live.ledger_id == action.ledger_id
+        self._check(fits, f"seals ledger {action.ledger_id}, which is not the live one")
+        self._partitions[action.partition] = replace(held, live=None)
+        if action.segment is not None:
+            self._add((action.segment,))
+
+    def terminate(self, action: Terminate) -> None:
+        self._terminated = True
+
+    def _add(self, segments: Iterable[Segment]) -> None:
+        by_partition: dict[int, list[Segment]] = {}
+        for segment in segments:
+            by_partition.setdefault(segment.partition, []).append(segment)
+        placed: list[PlacedSegment] = []
+        for p, some in by_partition.items():
+            held = self._at(p)
+            self._check(held.live is None, f"appends to partition {p}, which has a live segment")
+            placed += self._placed(held.end_offset, some)
+        table = SegmentTable.of(placed)
+        for p, some in by_partition.items():
+            held, now_ms = self._partitions[p], self._now_ms
+            end = held.end_offset + sum(segment.rows for segment in some)
+            size = sum(segment.bytes for segment in some)
+            added = Interval(held.end_offset, end, table, size, now_ms, now_ms)
+            intervals = held.intervals.appended(added)
+            self._partitions[p] = replace(held, end_offset=end, intervals=intervals)
+
+    def _interval(self, action: Replace) -> Interval:
+        table = SegmentTable.of(self._replacing(action))
+        end, size = int(table.ends[-1]), int(table.sizes.sum())
+        one_partition = bool((table.partitions == action.partition).all())
+        self._check(one_partition, "replaces another partition")
+        _, times = table.commit_times(action.start, end)
+        first_ms, last_ms = int(times[0]), int(times[-1])
+        return Interval(action.start, end, table, size, first_ms, last_ms)
+
+    def _replacing(self, action: Replace) -> list[PlacedSegment]:
+        """The new segments in their places, with the commit times that their rows have."""
+        placed = self._placed(action.start, action.segments)
+        if not action.committed:
+            return placed
+        fits = [sum(rows for rows, _ in times) for times in action.committed]
+        found = [ms for times in action.committed for _, ms in times]
+        rising = found == sorted(found) and found[-1] <= self._now_ms
+        rows = [one.segment.rows for one in placed]
+        self._check(fits == rows and rising, "gives rows times that cannot be theirs")
+        return [
+            replace(one, commit_ms=times[-1][1], times=times if len(times) > 1 else ())
+            for one, times in zip(placed, action.committed, strict=True)
+        ]
+
+    def _placed(self, base: int, segments: Iterable[Segment]) -> list[PlacedSegment]:
+        placed = []
+        for segment in segments:
+            placed.append(PlacedSegment(segment, base, self._number, self._now_ms))
+            base += segment.rows
+        return placed
+
+    def _trim(self, partition: int, offset: int) -> None:
+        held = self._at(partition)
+        offset = min(offset, held.end_offset)
+        if offset > held.start_offset:
+            self._take_away(held, held.start_offset, offset)
+            intervals = held.intervals.since(offset)
+            kept = replace(held, start_offset=offset, intervals=intervals)
+            self._partitions[partition] = kept
+
+    def _take_away(self, held: PartitionState, lo: int, hi: int) -> None:
+        """Note which ledgers lose the rows: the action's author names what it saw, but where a
+        checkpoint has put rows since only who folds from it sees."""
+        for one in held.intervals.between(lo, hi):
+            if isinstance(one.source, SegmentTable):
+                part = one.source.between(held.number, max(lo, one.lo), min(hi, one.hi))
+                self._losing |= dict.fromkeys(part.ledger_ids())
+
+    def _rearrange(self, held: PartitionState, intervals: Intervals) -> None:
+        self._partitions[held.number] = replace(held, intervals=intervals, rearranged=self._number)
+
+    def _at(self, partition: int) -> PartitionState:
+        there = len(self._partitions)
+        self._check(0 <= partition < there, f"names partition {partition} of {there}")
+        return self._partitions[partition]
+
+    def _check(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise errors.UnsupportedFormat(f"commit {self._number} {what}")
+
+
+def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:
+    """For each other topic the last commit shared with it, in order, ACROSS_KEPT_MAX at most."""
+    kept, seen = [last], dict.fromkeys(last.others)
+    for one in reversed(before):
+        if any(other not in seen for other in one.others):
+            kept.append(one)
+            seen |= dict.fromkeys(one.others)
+    return tuple(reversed(kept[:ACROSS_KEPT_MAX]))
+
+
+_STEPS: dict[type, Callable[[_Folding, Any], None]] = {
+    Append: _Folding.append,
+    Replace: _Folding.replace,
+    Trim: _Folding.trim,
+    Hole: _Folding.hole,
+    Overwrite: _Folding.overwrite,
+    Grow: _Folding.grow,
+    OpenLive: _Folding.open_live,
+    SealLive: _Folding.seal_live,
+    Terminate: _Folding.terminate,
+}

@@ -1,0 +1,229 @@
+"""Topics by name: created, opened, listed, deleted.
+
+Always true: a topic is its id, minted when it is created; a name deleted and created again is
+another topic. Creating and deleting are one multi each: a name without a log, or a log that can
+be committed to without a name, is never seen.
+"""
+
+import asyncio
+import builtins
+import difflib
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    BadVersion,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, pause_s, reachable, read
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.names import TopicName, parse_topic
+from spark_ledger.topic.log.policies import TopicPolicies, changed
+from spark_ledger.topic.log.records import Head, TopicLife, TopicRecord
+
+PARTITIONS_MAX = 100_000
+NEAREST_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """`partitions` are those at creation; they only grow (the folded state has today's)."""
+
+    id: str
+    name: TopicName
+    partitions: int
+    policies: TopicPolicies
+
+
+class Topics:
+    """Every method takes a name as a user types it and raises errors.TopicNameInvalid, and
+    errors.Unavailable when the metadata store does not answer."""
+
+    def __init__(self, store: MetadataStore, rng: random.Random) -> None:
+        self.store = store
+        self._rng = rng
+
+    async def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        policies: TopicPolicies | None = None,
+        *,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """Make a topic. With `exist_ok` the topic that is there is returned as it is.
+
+        Raises errors.TopicExists, errors.BadConfig for partitions out of 1 .. PARTITIONS_MAX.
+        """
+        topic = parse_topic(name)
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
+        with reachable(f"creating topic '{topic}'"):
+            made = await self._create(topic, partitions, policies or TopicPolicies())
+            existing = made or await self._find(topic)
+        if made is None and not exist_ok:
+            raise errors.TopicExists(f"there is a topic '{topic}' already", topic=topic.full)
+        return existing or await self.create(name, partitions, policies, exist_ok=exist_ok)
+
+    async def open(self, name: str, *, fresh: bool = True) -> TopicInfo:
+        """The topic of that name. Raises errors.TopicNotFound, which lists the nearest names."""
+        found = await self.find(name, fresh=fresh)
+        if found is not None:
+            return found
+        known = [info.name.short for info in await self.list()]
+        raise self._not_found(parse_topic(name), known)
+
+    async def find(self, name: str, *, fresh: bool = True) -> TopicInfo | None:
+        """The topic of that name if there is one; with `fresh` as it was when this was called."""
+        topic = parse_topic(name)
+        with reachable(f"opening topic '{topic}'"):
+            if fresh:
+                await self.store.sync(topic.path)
+            return await self._find(topic)
+
+    async def name_of(self, topic_id: str) -> TopicName | None:
+        """The name that the topic has or had; None if nothing is left of the topic."""
+        with reachable(f"looking for the name of topic {topic_id}"):
+            node = await read(self.store, paths.topic(topic_id))
+        return None if node is None else parse_topic(records.decode_topic(node.value).name)
+
+    async def list(self) -> list[TopicInfo]:
+        """Every topic, by full name."""
+        with reachable("listing topics"):
+            found = [await self._find(name) for name in await self.names()]
+        return [info for info in found if info is not None]
+
+    async def names(self) -> builtins.list[TopicName]:
+        """Every topic's name, with one read for each namespace and none for each topic."""
+        found = []
+        with reachable("listing the names of topics"):
+            for tenant in await self._children(paths.TOPICS):
+                for namespace in await self._children(f"{paths.TOPICS}/{tenant}"):
+                    names = await self._children(f"{paths.TOPICS}/{tenant}/{namespace}")
+                    found += [TopicName(tenant, namespace, name) for name in names]
+        return found
+
+    async def delete(self, name: str) -> TopicInfo:
+        """Remove the name and set the head to deleted, in one multi: when it returns nobody can
+        commit to the topic. Its ledgers go later. Raises errors.TopicNotFound."""
+        topic = parse_topic(name)
+        info = await self.open(name)
+        with reachable(f"deleting topic '{topic}'"):
+            for tries in range(TRIES_MAX):
+                if await self._delete_once(info):
+                    return info
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(topic.path)
+                now = await self._find(topic)
+                if now is None or now.id != info.id:
+                    return info
+        raise errors.CommitContended(f"topic '{topic}' is written to so often that it stays")
+
+    async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+        """The topic with these policies changed, by name; see policies.py. Ledgers made from now
+        on follow them; who has the topic open meets them when it opens it again.
+
+        Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
+        """
+        topic = parse_topic(name)
+        info = await self.open(name)
+        with reachable(f"changing topic '{topic}'"):
+            for tries in range(TRIES_MAX):
+                node = await self.store.get(paths.topic(info.id))
+                record = records.decode_topic(node.value)
+                wanted = replace(record, policies=changed(record.policies, changes))
+                if wanted == record or await self._set_record(info.id, wanted, node.version):
+                    return replace(info, policies=wanted.policies)
+                await asyncio.sleep(pause_s(self._rng, tries))
+                await self.store.sync(topic.path)
+        raise errors.CommitContended(f"others changed topic '{topic}' again and again")
+
+    async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
+        """Whether it is set; if the answer is lost, look."""
+        try:
+            await self.store.set(paths.topic(topic_id), records.encode_topic(record), version)
+            return True
+        except (BadVersion, OutcomeUnknown):
+            return False
+
+    async def _create(
+        self, topic: TopicName, partitions: int, policies: TopicPolicies
+    ) -> TopicInfo | None:
+        """The new topic, or None when another has the name."""
+        bits = self._rng.getrandbits(128)
+        made = TopicInfo(str(uuid.UUID(int=bits, version=4)), topic, partitions, policies)
+        record = TopicRecord(topic.full, partitions, policies)
+        operations: builtins.list[Operation] = [
+            Create(topic.path, records.encode_topic_pointer(made.id)),
+            Create(paths.topic(made.id), records.encode_topic(record)),
+            Create(paths.topic_head(made.id), records.encode_head(Head(0))),
+            Create(paths.topic_log(made.id)),
+        ]
+        for _ in range(TRIES_MAX):
+            try:
+                await self.store.multi(operations)
+                return made
+            except MultiFailed as failed:
+                if not isinstance(failed.cause, NoNode):
+                    break
+                await ensure(self.store, topic.path.rpartition("/")[0])
+                await ensure(self.store, paths.TOPIC_IDS)
+            except OutcomeUnknown:
+                await self.store.sync(topic.path)
+                if await read(self.store, topic.path) is not None:
+                    break
+        now = await self._find(topic)
+        return made if now is not None and now.id == made.id else None
+
+    async def _delete_once(self, info: TopicInfo) -> bool:
+        pointer = await read(self.store, info.name.path)
+        if pointer is None or records.decode_topic_pointer(pointer.value) != info.id:
+            return True
+        node = await self.store.get(paths.topic_head(info.id))
+        head = replace(records.decode_head(node.value), life=TopicLife.DELETED)
+        await ensure(self.store, paths.TOPICS_DELETED)
+        operations: builtins.list[Operation] = [
+            Delete(info.name.path, pointer.version),
+            Set(paths.topic_head(info.id), records.encode_head(head), node.version),
+            Create(paths.topic_deleted(info.id), records.encode_topic_pointer(info.id)),
+        ]
+        try:
+            await self.store.multi(operations)
+            return True
+        except (MultiFailed, OutcomeUnknown):
+            return False
+
+    async def _find(self, topic: TopicName) -> TopicInfo | None:
+        pointer = await read(self.store, topic.path)
+        if pointer is None:
+            return None
+        topic_id = records.decode_topic_pointer(pointer.value)
+        node = await read(self.store, paths.topic(topic_id))
+        if node is None:  # the name is older than the removal of what it names
+            await self.store.sync(topic.path)
+            return await self._find(topic)
+        record = records.decode_topic(node.value)
+        return TopicInfo(topic_id, topic, record.partitions, record.policies)
+
+    async def _children(self, path: str) -> builtins.list[str]:
+        try:
+            return await self.store.children(path)
+        except NoNode:
+            return []
+
+    def _not_found(self, topic: TopicName, known: builtins.list[str]) -> errors.TopicNotFound:
+        nearest = difflib.get_close_matches(topic.short, known, n=NEAREST_MAX)
+        hint = f"; near to it: {', '.join(nearest)}" if nearest else ""
+        return errors.TopicNotFound(f"there is no topic '{topic}'{hint}", topic=topic.full)

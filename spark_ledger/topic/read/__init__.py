@@ -1,0 +1,1 @@
+"""What a task reads: plans, slices, entries to rows."""

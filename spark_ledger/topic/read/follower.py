@@ -1,0 +1,114 @@
+"""A topic's state kept current in memory, so that an idle poll needs no round trip (hazard 47).
+
+Always true: one watch, on head, is outstanding at most; a change is folded as soon as it is heard
+of, but head is read at most every 50 ms; without a change head is read again every 10 s; a state
+that was not confirmed for 30 s is not given out. The watch also fires when the session is in doubt.
+What is in ledgers and cannot be read now is tried again, as the store is.
+"""
+
+import asyncio
+
+from spark_ledger import errors
+from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+
+REREAD_S = 10.0
+REARM_S = 0.05
+RETRY_S = 1.0
+UNCONFIRMED_S_MAX = 30.0
+_PASSING = (StoreUnavailable, OutcomeUnknown, errors.Unavailable, errors.DataUnavailable)
+"""What may be over at the next look: bodies and checkpoints are on bookies."""
+
+
+class TopicFollower:
+    """`state` may be called from any thread; the rest belongs to the loop."""
+
+    def __init__(self, log: TopicLog, name: str | None = None) -> None:
+        """`name` is what errors call the topic beside its id."""
+        self.log = log
+        self._named = f"topic {log.topic_id}"
+        if name is not None:
+            self._named = f"topic {name!r} (id {log.topic_id})"
+        self._changed = asyncio.Event()
+        self._armed = False
+        self._latest: tuple[TopicState, float] | None = None
+        self._failure: Exception | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._read_again_s = self._loop.time()
+
+    async def start(self) -> TopicState:
+        """Fold freshly (sync first) and go on following in the background.
+
+        Raises errors.TopicNotFound, errors.UnsupportedFormat, errors.Unavailable.
+        """
+        try:
+            state = await self._read(fresh=True)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            raise errors.Unavailable(f"{self._named} cannot be read: {error}") from error
+        self._task = self._loop.create_task(self._follow())
+        return state
+
+    def state(self) -> TopicState:
+        """The newest state, from memory. Raises errors.Unavailable after UNCONFIRMED_S_MAX
+        without contact, and the error that ended the following if one did."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._latest is not None, "start() comes first"
+        state, confirmed_s = self._latest
+        if self._loop.time() - confirmed_s > UNCONFIRMED_S_MAX:
+            raise errors.Unavailable(
+                f"{self._named} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
+            )
+        return state
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                await self._wait_for_change()
+                await asyncio.sleep(self._read_again_s - self._loop.time())
+                await self._read_patiently()
+        except Exception as error:  # whatever it is, `state` tells it
+            self._failure = error
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(REREAD_S):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _read_patiently(self) -> None:
+        try:
+            await self._read(fresh=False)
+        except _PASSING:
+            self._changed.set()
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, *, fresh: bool) -> TopicState:
+        """Fold, with a watch unless one is still out."""
+        self._changed.clear()
+        began_s = self._loop.time()
+        self._read_again_s = began_s + REARM_S
+        watch = None if self._armed else self._heard
+        self._armed = True
+        try:
+            state = await self.log.fold(fresh=fresh, watch=watch)
+        except BaseException:
+            self._armed = self._armed and watch is None
+            raise
+        self._latest = (state, began_s)
+        if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
+            self._changed.set()
+        return state
+
+    def _heard(self) -> None:
+        self._armed = False
+        self._changed.set()

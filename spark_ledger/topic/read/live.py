@@ -1,0 +1,187 @@
+"""How far live segments go: the confirmed rows of a partition's open end.
+
+Always true: rows counted are those of entries up to a last add confirmed, whose header has the
+rows up to it; the count of a segment never goes back (hazard 33); a ledger that is CLOSED ends for
+ever where its record says, whether the log says sealed or not. What is followed is told by the
+bookies' long poll and answered from memory.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from bookie_server.api.entry import NO_ENTRY, EntryHeader
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.read.pieces import WANTED, Wanted
+from spark_ledger.topic.read.plan import LiveRows
+
+_log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+POLL_S = 30.0
+ENDS_AT_ONCE = 64
+_PASSING = (errors.Unavailable, errors.DataUnavailable)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveEnd:
+    """What is confirmed of a live segment: entries up to `last_entry`, so many rows and bytes."""
+
+    last_entry: int = NO_ENTRY
+    rows: int = 0
+    bytes: int = 0
+    closed: bool = False
+
+
+EMPTY = LiveEnd()
+
+
+class LiveEnds:
+    """Of one process. `known` and `changes` may be read from any thread; the rest is on the
+    loop."""
+
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self._known: dict[int, LiveEnd] = {}
+        self._following: dict[int, asyncio.Task[None]] = {}
+        self._changes = 0
+
+    @property
+    def changes(self) -> int:
+        """Another number whenever `known` says more than before."""
+        return self._changes
+
+    def known(self, live: LiveSegment) -> LiveEnd:
+        """As far as it was heard."""
+        return self._known.get(live.ledger_id, EMPTY)
+
+    async def look(self, lives: Iterable[LiveSegment]) -> None:
+        """Ask the bookies once how far the segments go. Raises DataUnavailable, Unauthorized,
+        RowsLost, Unavailable; a ledger that is gone keeps what is known of it."""
+        turns = asyncio.Semaphore(ENDS_AT_ONCE)
+
+        async def one(live: LiveSegment) -> None:
+            async with turns:
+                reader = await self._open(live)
+                if reader is not None:
+                    await reader.refresh_last_add_confirmed()
+                    await self._heard(reader)
+
+        await asyncio.gather(*map(one, lives))
+
+    def follow(self, lives: Iterable[LiveSegment]) -> None:
+        """Keep what is known of these segments current from now on, and of no others."""
+        wanted = {live.ledger_id: live for live in lives}
+        for ledger_id in [one for one in self._following if one not in wanted]:
+            self._following.pop(ledger_id).cancel()
+            self._known.pop(ledger_id, None)
+        for ledger_id, live in wanted.items():
+            if ledger_id not in self._following:
+                task = asyncio.get_running_loop().create_task(self._follow(live))
+                self._following[ledger_id] = task
+
+    async def close(self) -> None:
+        for task in self._following.values():
+            task.cancel()
+        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        self._following.clear()
+
+    async def _follow(self, live: LiveSegment) -> None:
+        """Until it is closed. What is lost, gone or refused is looked at again now and then:
+        whoever reads these rows is told."""
+        while not self.known(live).closed:
+            try:
+                await self._hear(live)
+            except _PASSING:
+                await asyncio.sleep(RETRY_S)
+            except errors.LedgerError as error:
+                _log.warning("ledger %d is not heard: %s", live.ledger_id, error)
+                await asyncio.sleep(POLL_S)
+
+    async def _hear(self, live: LiveSegment) -> None:
+        reader = await self._open(live)
+        while reader is not None and not self.known(live).closed:
+            await self._heard(reader)
+            if not self.known(live).closed:
+                await reader.wait_beyond(self.known(live).last_entry, POLL_S)
+        if reader is None:
+            await asyncio.sleep(POLL_S)
+
+    async def _open(self, live: LiveSegment) -> LedgerReader | None:
+        """None where the ledger is gone: it was sealed, and its rows are elsewhere by now."""
+        version = live.metadata_version
+        try:
+            return await self._ledgers.open(live.ledger_id, recover=False, min_version=version)
+        except errors.NoSuchLedger:
+            return None
+
+    async def _heard(self, reader: LedgerReader) -> None:
+        before = self._known.get(reader.ledger_id, EMPTY)
+        closed, last = reader.is_closed, reader.last_add_confirmed
+        if last > before.last_entry:
+            header = await _header(reader, last, last)
+            now = LiveEnd(last, header.cumulative_rows, header.cumulative_bytes, closed)
+        else:
+            now = LiveEnd(before.last_entry, before.rows, before.bytes, closed or before.closed)
+        current = self._known.get(reader.ledger_id, EMPTY)
+        if now != current and now.last_entry >= current.last_entry:
+            self._known[reader.ledger_id] = now
+            self._changes += 1
+
+
+async def first_piece(reader: LedgerReader, wanted: LiveRows) -> tuple[int, int]:
+    """The entry that has the first row wanted, and the rows of the ledger before that entry: found
+    by halving, as each header counts the rows up to it."""
+    row = wanted.start - wanted.live.base
+    first, last, before = 0, wanted.last_entry, 0
+    while first < last:
+        middle = (first + last) // 2
+        rows = (await _header(reader, middle, wanted.last_entry)).cumulative_rows
+        if rows > row:
+            last = middle
+        else:
+            first, before = middle + 1, rows
+    return first, before
+
+
+async def lost_of_live(reader: LedgerReader, wanted: LiveRows) -> errors.RowsLost | None:
+    """What is wanted beyond the end of a ledger that was closed before it; None if it has all."""
+    last = reader.record.last_entry
+    if last is None or last >= wanted.last_entry:
+        return None
+    there = 0 if last < 0 else (await _header(reader, last, last)).cumulative_rows
+    start = max(wanted.start, wanted.live.base + there)
+    if start >= wanted.end:
+        return None
+    return errors.RowsLost(
+        f"{wanted.end - start} confirmed rows are gone: offsets {start} to {wanted.end - 1} of"
+        f" partition {wanted.live.partition} (ledger {wanted.live.ledger_id} ends at entry {last})",
+        rows=wanted.end - start,
+        start=start,
+        end=wanted.end,
+        last_entry=last,
+    )
+
+
+def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
+    """What an entry has of the rows wanted; `before` rows of the ledger come before it."""
+    base = wanted.live.base
+    lo = max(wanted.start - base, before)
+    hi = min(wanted.end - base, header.cumulative_rows)
+    piece = (wanted.live.partition, before, lo - before, hi - lo, base + lo)
+    return np.array([piece] if hi > lo else [], dtype=WANTED)
+
+
+async def _header(reader: LedgerReader, entry_id: int, confirmed: int) -> EntryHeader:
+    read = reader.read(entry_id, entry_id, known_confirmed=confirmed)
+    async with aclosing(read) as entries:
+        async for _, entry in entries:
+            return entry.header
+    raise AssertionError("a read of one entry returns it or raises")

@@ -1,0 +1,361 @@
+"""Pieces: what each entry has of the rows that a read wants, in columns; and slices, the entries of
+a ledger that a task fetches for them. Pure.
+
+Always true: pieces are by partition, then by offset, and hold every row of the spans that the table
+has, once. An order of entries that is made of them (`fetch_order`) has the rows of each partition
+rising; an entry that several partitions share is in it once, unless partitions want the same
+entries in different orders. Slices hold the rows of the spans once, in that order; a slice carries
+all that its reader trusts: the ledger's metadata version and the end of the committed ranges, which
+is proof that they are confirmed (hazard 18). What a commit held itself is a slice without a ledger.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_ledger.topic.entry.arrow_arrays import as_numpy, distinct, distinct_and_which
+from spark_ledger.topic.log.segment_table import Longs, SegmentTable
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY, Payload
+
+EMPTY_ROW_BYTES = 1e-3  # so that rows without bytes are shared out too
+Floats = npt.NDArray[np.float64]
+
+
+class Span(NamedTuple):
+    """Offsets [lo, hi) of a partition without a hole, held by the segments [first, end) of a table,
+    which lie one after the other; there may be some among them that hold none of these rows."""
+
+    partition: int
+    lo: int
+    hi: int
+    first: int
+    end: int
+
+
+Spans = tuple[Span, ...]
+"""By partition, then by offset; they do not overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rows [skip, skip + take) that an entry has of a partition; the first of them has offset
+    `offset`. `first_row` is what the entry says of the partition's first row in it. `span` and
+    `segment` are where it comes from; `weight` are about the bytes: even empty rows have some."""
+
+    span: Longs
+    segment: Longs
+    partition: Longs
+    ledger: Longs
+    entry: Longs
+    first_row: Longs
+    skip: Longs
+    take: Longs
+    offset: Longs
+    weight: Floats
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    def taken(self, which: npt.NDArray[Any]) -> "Pieces":
+        """Those at these positions, or where the mask is true, in their order."""
+        return Pieces(*(getattr(self, name)[which] for name in self.__slots__))
+
+    def entries(self) -> Longs:
+        """For each piece the number of its entry: entries are numbered as ledgers and entries
+        rise. An inline segment has entries of its own."""
+        own = np.where(self.ledger == INLINE, -2 - self.segment, self.ledger)
+        order = np.lexsort((self.entry, own))
+        new = np.diff(own[order], prepend=0) != 0
+        new |= np.diff(self.entry[order], prepend=0) != 0
+        new[:1] = False
+        numbers = np.empty(len(self), dtype=np.int64)
+        numbers[order] = np.cumsum(new)
+        return numbers
+
+
+def rows_of(spans: Iterable[Span]) -> int:
+    return sum(one.hi - one.lo for one in spans)
+
+
+def cut_out(spans: Spans, gone: Mapping[int, Sequence[tuple[int, int]]]) -> Spans:
+    """The spans without these offsets [lo, hi) of partitions."""
+    found: list[Span] = []
+    for span in spans:
+        left = [span]
+        for lo, hi in gone.get(span.partition, ()):
+            before = [one._replace(hi=min(one.hi, lo)) for one in left]
+            after = [one._replace(lo=max(one.lo, hi)) for one in left]
+            left = [one for one in sorted(before + after) if one.lo < one.hi]
+        found += left
+    return tuple(found)
+
+
+def on_their_own(spans: Spans, table: SegmentTable) -> tuple[Spans, SegmentTable]:
+    """The spans with a table that has no other segments than theirs."""
+    wanted = np.array(_narrowed(spans, table), dtype=np.int64)
+    counts = wanted[:, 4] - wanted[:, 3]
+    rows = distinct(_ranges(wanted[:, 3], counts))
+    if int(rows[-1] - rows[0]) + 1 == len(rows):
+        part = table.part(int(rows[0]), int(rows[-1]) + 1)
+    else:
+        part = table.chosen(rows)
+    wanted[:, 3] = np.searchsorted(rows, wanted[:, 3])
+    wanted[:, 4] = wanted[:, 3] + counts
+    return tuple(map(Span._make, wanted.tolist())), part
+
+
+def _narrowed(spans: Spans, table: SegmentTable) -> list[Span]:
+    """Each with those segments only that hold its rows."""
+    wanted, found = np.array(spans, dtype=np.int64), list(spans)
+    second = np.minimum(wanted[:, 3] + 1, wanted[:, 4] - 1)
+    wide = (table.bases[wanted[:, 4] - 1] >= wanted[:, 2]) | (
+        (table.bases[second] <= wanted[:, 1]) & (second > wanted[:, 3])
+    )
+    for i in np.flatnonzero(wide).tolist():
+        span = spans[i]
+        bases = table.bases[span.first : span.end]
+        first = int(bases.searchsorted(span.lo, side="right")) - 1
+        end = int(bases.searchsorted(span.hi, side="left"))
+        found[i] = span._replace(first=span.first + max(0, first), end=span.first + end)
+    return found
+
+
+def pieces_of(
+    table: SegmentTable, spans: Spans, among: npt.NDArray[np.bool_] | None = None
+) -> Pieces:
+    """The pieces of the spans' rows; with `among` of these segments of the table alone."""
+    wanted = np.array(spans, dtype=np.int64).reshape(-1, len(Span._fields))
+    segment = _ranges(wanted[:, 3], wanted[:, 4] - wanted[:, 3])
+    span = np.repeat(np.arange(len(spans)), wanted[:, 4] - wanted[:, 3])
+    if among is not None:
+        segment, span = segment[among[segment]], span[among[segment]]
+    counts_at, counts = _lists(table, "entry_rows")
+    many = counts_at[segment + 1] - counts_at[segment]
+    at = _ranges(counts_at[segment], many)  # of each (span, segment, entry) its place in `counts`
+    span, segment = np.repeat(span, many), np.repeat(segment, many)
+    rows = counts[at].astype(np.int64)
+    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    first_row = before[at] - before[counts_at[segment]]
+    base = table.bases[segment] + first_row
+    lo = np.maximum(base, wanted[span, 1])
+    hi = np.minimum(base + rows, wanted[span, 2])
+    size = table.sizes[segment] * (hi - lo) / table.rows[segment]
+    found = Pieces(
+        span=span,
+        segment=segment,
+        partition=wanted[span, 0],
+        ledger=table.ledgers[segment],
+        entry=_entry_ids(table)[at],
+        first_row=first_row,
+        skip=lo - base,
+        take=hi - lo,
+        offset=lo,
+        weight=np.maximum(size, (hi - lo) * EMPTY_ROW_BYTES),
+    )
+    kept = hi > lo
+    return found if bool(kept.all()) else found.taken(kept)
+
+
+def fetch_order(pieces: Pieces) -> Longs:
+    """For each piece the place of its entry in an order in which the rows of each partition rise:
+    of the entries that may come next always the first of the lowest ledger.
+
+    Where no order of whole entries does that, what is left comes partition by partition.
+    """
+    entries = pieces.entries()
+    follows = np.diff(pieces.partition) == 0
+    pairs = np.stack([entries[:-1][follows], entries[1:][follows]])
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    if bool((pairs[0] < pairs[1]).all()):
+        return entries
+    count = int(entries.max()) + 1
+    placed = _sorted_by(pairs, count)
+    places = placed[entries]
+    left = places < 0
+    if bool(left.any()):
+        parts, numbers = pieces.partition[left], entries[left]
+        new = (np.diff(parts, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+        places[left] = int(places.max()) + np.cumsum(new)
+    return places
+
+
+def _sorted_by(pairs: Longs, count: int) -> Longs:
+    """The places of `count` entries so that the first of each pair comes before the second; -1 for
+    those that wait for each other."""
+    unique = distinct(pairs[0] * count + pairs[1])
+    firsts, seconds = unique // count, unique % count
+    waits = np.bincount(seconds, minlength=count).tolist()
+    begins = np.searchsorted(firsts, np.arange(count + 1)).tolist()
+    after = seconds.tolist()
+    ready = [entry for entry, waiting in enumerate(waits) if not waiting]
+    places = np.full(count, -1, dtype=np.int64)
+    place = 0
+    while ready:
+        entry = heapq.heappop(ready)
+        places[entry] = place
+        place += 1
+        for later in after[begins[entry] : begins[entry + 1]]:
+            waits[later] -= 1
+            if not waits[later]:
+                heapq.heappush(ready, later)
+    return places
+
+
+def spans_by(pieces: Pieces, number: Longs) -> Iterator[Spans]:
+    """The spans of the pieces with each number, numbers rising."""
+    order = np.argsort(number, kind="stable")
+    pieces, numbers = pieces.taken(order), number[order]
+    hi = pieces.offset + pieces.take
+    new = (np.diff(pieces.span, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+    new[1:] |= pieces.offset[1:] != hi[:-1]
+    starts = np.flatnonzero(new)
+    ends = np.append(starts[1:], len(order)) - 1
+    columns = (
+        *(numbers[starts], pieces.partition[starts], pieces.offset[starts], hi[ends]),
+        *(pieces.segment[starts], pieces.segment[ends] + 1),
+    )
+    found: dict[int, list[Span]] = {}
+    for one, *span in zip(*(column.tolist() for column in columns), strict=True):
+        found.setdefault(one, []).append(Span(*span))
+    return map(tuple, found.values())
+
+
+def _ranges(starts: Longs, counts: Longs) -> Longs:
+    """starts[i], starts[i] + 1, ... counts[i] of them, for each i."""
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) - np.repeat(ends - counts - starts, counts)
+
+
+def _lists(table: SegmentTable, name: str) -> tuple[Longs, npt.NDArray[Any]]:
+    """Where the list of each row begins and the last ends, and the values of all."""
+    column = table.batch.column(name)
+    offsets = as_numpy(column.offsets).astype(np.int64)
+    values = as_numpy(column.values)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], values
+
+
+def _entry_ids(table: SegmentTable) -> Longs:
+    """The ids of all entries of all segments, in order."""
+    _, ends = _lists(table, "entries")
+    firsts, lasts = ends[::2], ends[1::2]
+    return _ranges(firsts, lasts - firsts + 1)
+
+
+SLICE_ENTRIES_MAX = 4096  # are objects at a time; a task may have a million
+WANTED = np.dtype(
+    [(name, np.int64) for name in ("partition", "first_row", "skip", "take", "offset")]
+)
+Wanted = npt.NDArray[np.void]
+"""Pieces of one entry, by partition and offset, as in Pieces."""
+
+
+class WantedEntry(NamedTuple):
+    """An entry, and what is wanted of it."""
+
+    entry_id: int
+    pieces: Wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadSlice:
+    """Entries of one ledger, ids rising; those of commits have the `ledger_id` INLINE, and their
+    payloads. `bytes` are about those of what is wanted, which may be a small part of what the
+    entries take. `filter_entry` as a segment's."""
+
+    ledger_id: int
+    metadata_version: int
+    known_confirmed: int
+    entries: tuple[WantedEntry, ...]
+    bytes: int
+    filter_entry: int = NO_ENTRY
+    payloads: tuple[Payload, ...] = ()
+
+
+def slices_of(table: SegmentTable, spans: Spans, *, by_filter: bool = False) -> Iterator[ReadSlice]:
+    """The slices of the spans' rows, in order. Neighbours in one ledger are one, unless that is
+    `by_filter` and they have different key filters."""
+    pieces = pieces_of(table, spans)
+    if not len(pieces):
+        return
+    places = _places(pieces)
+    order = np.argsort(places, kind="stable")
+    pieces, places = pieces.taken(order), places[order]
+    firsts = np.flatnonzero(np.diff(places, prepend=-1))
+    filters = table.filter_entries[pieces.segment]
+    keys = [pieces.ledger[firsts], filters[firsts] if by_filter else np.zeros(len(firsts), int)]
+    starts = _starts(keys, pieces.entry[firsts])
+    bounds = np.append(firsts, len(pieces))
+    sizes = np.add.reduceat(pieces.weight, firsts)
+    known = _by_ledger(table)
+    wanted = _wanted(pieces)
+    for start, end in zip(starts, [*starts[1:], len(firsts)], strict=True):
+        some = range(start, end)
+        ids = pieces.entry[firsts[start:end]].tolist()
+        at = bounds[start : end + 1].tolist()
+        ledger_id = int(pieces.ledger[at[0]])
+        yield ReadSlice(
+            *(ledger_id, *known[ledger_id]),
+            entries=tuple(
+                WantedEntry(entry, wanted[at[i] : at[i + 1]]) for i, entry in enumerate(ids)
+            ),
+            bytes=int(sizes[start:end].sum()),
+            filter_entry=int(filters[at[0]]) if by_filter else NO_ENTRY,
+            payloads=_payloads(table, pieces, [at[i - start] for i in some], ledger_id),
+        )
+
+
+def _places(pieces: Pieces) -> Longs:
+    """As fetch_order; of one partition every entry is where its rows are."""
+    if pieces.partition[0] == pieces.partition[-1]:
+        new = (np.diff(pieces.segment, prepend=-1) != 0) | (np.diff(pieces.entry, prepend=-1) != 0)
+        return np.cumsum(new) - 1
+    return fetch_order(pieces)
+
+
+def _starts(keys: list[Longs], entries: Longs) -> list[int]:
+    """Where slices begin: a key is another, or the entries do not rise. Inline entries count from
+    0 in each segment, and need not rise."""
+    new = (np.diff(entries) <= 0) & (keys[0][1:] != INLINE)
+    for key in keys:
+        new |= np.diff(key) != 0
+    starts = [0, *(np.flatnonzero(new) + 1).tolist()]
+    ends = [*starts[1:], len(entries)]
+    return [
+        at
+        for start, end in zip(starts, ends, strict=True)
+        for at in range(start, end, SLICE_ENTRIES_MAX)
+    ]
+
+
+def _by_ledger(table: SegmentTable) -> dict[int, tuple[int, int]]:
+    """Of each ledger the newest version that a segment names, and the last entry known to be
+    confirmed."""
+    ledgers, which = distinct_and_which(table.ledgers)
+    versions = np.zeros(len(ledgers), np.int64)
+    np.maximum.at(versions, which, table.versions)
+    lasts = np.zeros(len(ledgers), np.int64)
+    np.maximum.at(lasts, which, table.last_entries)
+    each = zip(ledgers.tolist(), versions.tolist(), lasts.tolist(), strict=True)
+    return {ledger: (version, last) for ledger, version, last in each}
+
+
+def _wanted(pieces: Pieces) -> Wanted:
+    wanted = np.empty(len(pieces), dtype=WANTED)
+    for name in WANTED.names or ():
+        wanted[name] = getattr(pieces, name)
+    return wanted
+
+
+def _payloads(
+    table: SegmentTable, pieces: Pieces, at: list[int], ledger_id: int
+) -> tuple[Payload, ...]:
+    """Those of the inline entries whose first pieces are there."""
+    if ledger_id != INLINE:
+        return ()
+    places = zip(pieces.segment[at].tolist(), pieces.entry[at].tolist(), strict=True)
+    return tuple(table.inline_payload(segment, entry) for segment, entry in places)

@@ -1,0 +1,408 @@
+"""Planning a read: ranges of offsets become tasks. Pure.
+
+Always true: the tasks of a plan hold every row of the ranges once, holes left out; the rows of a
+partition are in order within a task, and from task to task of the plan. A task carries segments in
+columns; what its reader fetches is made of them in the task itself (read_slice.py), so a plan over
+a million segments stays small.
+
+A partition that is large has tasks of its own, cut by bytes. Small ones are packed together. Where
+partitions share entries so that such tasks would read many bytes several times (READ_AGAIN), the
+plan is cut between entries instead: a task has some entries, whole, and so rows of many partitions.
+
+Committed rows that no ledger holds any more are told as exact offsets: what is told lost lies
+beyond the end of its ledger and within what a task reads; a task without its lost rows reads
+exactly the others, at the offsets they have (hazard 26).
+"""
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spark_ledger import errors
+from spark_ledger.errors import RowsLost
+from spark_ledger.topic.entry.arrow_arrays import distinct, distinct_and_which
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS, Longs, SegmentTable
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
+from spark_ledger.topic.read.pieces import (
+    EMPTY_ROW_BYTES,
+    Floats,
+    Pieces,
+    Span,
+    Spans,
+    cut_out,
+    fetch_order,
+    on_their_own,
+    pieces_of,
+    rows_of,
+    spans_by,
+)
+
+TASK_BYTES = 64 * 1024 * 1024
+PACKED_BYTES = 8 << 20  # of partitions that have less some are read by one task,
+PACKED_TASKS = 16  # unless that would leave fewer tasks than this
+READ_AGAIN = 1.1  # times the bytes, at most, because partitions share entries
+Ranges = Mapping[int, tuple[int, int]]
+"""By partition the offsets [start, end) to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """Rows of a live segment: offsets [start, end) of the partition, all of them in entries up to
+    `last_entry`, which is confirmed."""
+
+    live: LiveSegment
+    start: int
+    end: int
+    last_entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """What one Spark task reads: the rows of the spans, whose segments are in the table (there may
+    be others in it). Picklable. `live` are rows of a partition's open end, after those."""
+
+    topic: str
+    topic_id: str
+    spans: Spans
+    table: SegmentTable
+    live: LiveRows | None = None
+
+    @property
+    def rows(self) -> int:
+        live = 0 if self.live is None else self.live.end - self.live.start
+        return live + rows_of(self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How ranges become tasks: at least `tasks_min` in proportion to bytes, none of more than
+    about `task_bytes` or of more than `task_rows`."""
+
+    tasks_min: int = 1
+    task_bytes: int = TASK_BYTES
+    task_rows: int | None = None
+
+
+def chunks_to_read(state: TopicState, ranges: Ranges) -> list[Chunk]:
+    """The chunks that `plan_read` needs for these ranges."""
+    _check(state, ranges)
+    found = (state.partitions[p].chunks_between(*ends) for p, ends in ranges.items())
+    return list(dict.fromkeys(chunk for some in found for chunk in some))
+
+
+def plan_read(
+    state: TopicState,
+    ranges: Ranges,
+    *,
+    topic: str = "",
+    cutting: Cutting | None = None,
+    read: Tables = UNREAD,
+) -> list[ReadTask]:
+    """Tasks for the rows [start, end) of each partition in `ranges`.
+
+    Cut at entry boundaries where one is near, else inside an entry. Ranges without a row give no
+    task. `read` has the chunks of `chunks_to_read`.
+    Raises errors.NoSuchEntry (LEDGER_OFFSETS.OUT_OF_RANGE) for a range beyond the state.
+    """
+    _check(state, ranges)
+    spans, table = segments_in(state, ((p, *ends) for p, ends in sorted(ranges.items())), read)
+    return [
+        ReadTask(topic, state.topic_id, *on_their_own(some, table))
+        for some in _cut(spans, table, cutting or Cutting())
+    ]
+
+
+def segments_in(
+    state: TopicState, ranges: Iterable[tuple[int, int, int]], read: Tables = UNREAD
+) -> tuple[Spans, SegmentTable]:
+    """Where offsets [start, end) of partitions, given in order, have rows, and the segments that
+    hold these."""
+    spans: list[Span] = []
+    tables: list[SegmentTable] = []
+    first = 0
+    for p, lo, hi in ranges:
+        for one in state.partitions[p].stretches(lo, hi, read):
+            spans.append(Span(p, one.lo, one.hi, first, first + len(one.table)))
+            tables.append(one.table)
+            first += len(one.table)
+    return tuple(spans), SegmentTable.after_each_other(tables or [NO_SEGMENTS])
+
+
+# -- cutting -------------------------------------------------------------------------------------
+
+
+def _cut(spans: Spans, table: SegmentTable, cutting: Cutting) -> list[Spans]:
+    """The spans of each task, in order."""
+    parts = [
+        _Part(tuple(some), table)
+        for _, some in itertools.groupby(spans, key=lambda one: one.partition)
+    ]
+    total = sum(part.weight for part in parts)
+    if not parts:
+        return []
+    count = min(len(parts), max(PACKED_TASKS, total // PACKED_BYTES))
+    goal = total / max(cutting.tasks_min, count, -(-total // cutting.task_bytes))
+    alone = [one for part in parts for one in part.cut(cutting, total)]
+    tasks = list(_packed(alone, goal, cutting.task_rows))
+    if len(parts) > 1 and bool(table.shared.any()):
+        pieces = pieces_of(table, spans)
+        if _bytes_read(pieces, tasks) > READ_AGAIN * total:
+            tasks = _by_entries(pieces, goal)
+            if cutting.task_rows is not None:
+                rows_max = cutting.task_rows
+                tasks = [some for one in tasks for some in _by_rows(one, rows_max)]
+    return _as_many(tasks, cutting.tasks_min)
+
+
+def _packed(
+    tasks: Iterable[tuple[Spans, float]], goal: float, rows_max: int | None
+) -> Iterator[Spans]:
+    """Neighbours of these together as long as they come to `goal` bytes at most."""
+    held: list[Span] = []
+    size, rows = 0.0, 0
+    for spans, more in tasks:
+        count = rows_of(spans)
+        if held and (size + more > goal or (rows_max is not None and rows + count > rows_max)):
+            yield tuple(held)
+            held, size, rows = [], 0.0, 0
+        held += spans
+        size += more
+        rows += count
+    if held:
+        yield tuple(held)
+
+
+def _bytes_read(pieces: Pieces, tasks: Sequence[Spans]) -> float:
+    """About how many bytes the tasks read: of each entry all that is wanted of it by any, however
+    little is."""
+    entries = pieces.entries()
+    sizes = np.bincount(entries, weights=pieces.weight)
+    firsts = np.array([(spans[0].partition, spans[0].lo) for spans in tasks], dtype=np.int64)
+    order = np.lexsort(
+        (
+            np.concatenate([np.zeros(len(firsts), np.int8), np.ones(len(pieces), np.int8)]),
+            np.concatenate([firsts[:, 1], pieces.offset]),
+            np.concatenate([firsts[:, 0], pieces.partition]),
+        )
+    )
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.cumsum(order < len(firsts)) - 1
+    readers = distinct(rank[len(firsts) :] * len(sizes) + entries)
+    return float(sizes[readers % len(sizes)].sum())
+
+
+def _by_entries(pieces: Pieces, goal: float) -> list[Spans]:
+    """Tasks of whole entries, in the order in which they are fetched, of about `goal` bytes."""
+    places = fetch_order(pieces)
+    sizes = np.bincount(places, weights=pieces.weight)
+    task_of = ((np.cumsum(sizes) - sizes / 2) / goal).astype(np.int64)
+    return list(spans_by(pieces, task_of[places]))
+
+
+def _by_rows(spans: Spans, rows_max: int) -> Iterator[Spans]:
+    """The spans in parts of `rows_max` rows; the last has what is left."""
+    held: list[Span] = []
+    left = rows_max
+    for span in spans:
+        lo = span.lo
+        while span.hi - lo > left:
+            yield (*held, span._replace(lo=lo, hi=lo + left))
+            held, lo, left = [], lo + left, rows_max
+        held.append(span._replace(lo=lo))
+        left -= span.hi - lo
+    if held:
+        yield tuple(held)
+
+
+def _as_many(tasks: list[Spans], tasks_min: int) -> list[Spans]:
+    """Those with most rows cut in the middle until there are enough, or one for each row: bytes
+    alone do not tell where to cut rows that have none, or many beside one large row."""
+    if len(tasks) >= tasks_min:
+        return tasks
+    heap: list[tuple[int, tuple[int, ...], Spans]]
+    heap = [(-rows_of(spans), (i,), spans) for i, spans in enumerate(tasks)]
+    heapq.heapify(heap)
+    while heap and len(heap) < tasks_min and heap[0][0] < -1:
+        rows, place, spans = heapq.heappop(heap)
+        for half, some in enumerate(_halves(spans, -rows // 2)):
+            heapq.heappush(heap, (-rows_of(some), (*place, half), some))
+    return [spans for _, _, spans in sorted(heap, key=lambda one: one[1])]
+
+
+def _halves(spans: Spans, rows: int) -> tuple[Spans, Spans]:
+    """The first so many rows, and the others."""
+    first = next(_by_rows(spans, rows))
+    cut = spans[len(first) - 1]._replace(lo=first[-1].hi)
+    rest = (cut,) if cut.lo < cut.hi else ()
+    return first, (*rest, *spans[len(first) :])
+
+
+class _Part:
+    """One partition's share of a plan."""
+
+    def __init__(self, spans: Spans, table: SegmentTable) -> None:
+        self._spans = spans
+        tables = [table.part(one.first, one.end) for one in spans]
+        self._firsts = np.cumsum([0, *map(len, tables)])
+        self._tables = tables
+        clipped = [_clipped(one, part) for one, part in zip(spans, tables, strict=True)]
+        self._los = np.concatenate([los for los, _, _ in clipped])
+        self._rows = np.concatenate([rows for _, rows, _ in clipped])
+        self._weights = np.zeros(len(self._rows) + 1)
+        np.cumsum(np.concatenate([sizes for _, _, sizes in clipped]), out=self._weights[1:])
+
+    @property
+    def weight(self) -> float:
+        """About the bytes to be read."""
+        return float(self._weights[-1])
+
+    def cut(self, cutting: Cutting, total: float) -> Iterator[tuple[Spans, float]]:
+        """Tasks in proportion to bytes, and about the bytes of each."""
+        rows = rows_of(self._spans)
+        share = -(-cutting.tasks_min * self.weight // total)
+        size = -(-self.weight // cutting.task_bytes)
+        count = min(rows, max(1, int(share), int(size)))
+        inner = (self._cut_at(self.weight * i / count, rows // count // 4) for i in range(1, count))
+        cuts = [*sorted({self._spans[0].lo, *inner}), self._spans[-1].hi]
+        for lo, hi in itertools.pairwise(cuts):
+            cut = (one._replace(lo=max(lo, one.lo), hi=min(hi, one.hi)) for one in self._spans)
+            spans = tuple(one for one in cut if one.lo < one.hi)
+            if cutting.task_rows is None:
+                parts: Iterable[Spans] = (spans,) if spans else ()
+            else:
+                parts = _by_rows(spans, cutting.task_rows)
+            for some in parts:
+                yield some, self._weight_at(some[-1].hi) - self._weight_at(some[0].lo)
+
+    def _weight_at(self, offset: int) -> float:
+        """What there is before the offset."""
+        at = int(np.searchsorted(self._los, offset, side="right")) - 1
+        if at < 0:
+            return 0.0
+        inside = min(1.0, (offset - int(self._los[at])) / int(self._rows[at]))
+        return float(self._weights[at] + inside * (self._weights[at + 1] - self._weights[at]))
+
+    def _cut_at(self, weight: float, slack: int) -> int:
+        """The offset before which there is so much, or the entry's boundary near to it."""
+        at = int(np.searchsorted(self._weights, weight, side="right")) - 1
+        at = min(at, len(self._rows) - 1)
+        inside = (weight - self._weights[at]) / (self._weights[at + 1] - self._weights[at])
+        cut = int(self._los[at]) + int(inside * self._rows[at])
+        return self._near_entry(at, cut, slack)
+
+    def _near_entry(self, at: int, cut: int, slack: int) -> int:
+        """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
+        which = int(np.searchsorted(self._firsts, at, side="right")) - 1
+        span, table = self._spans[which], self._tables[which]
+        first, counts = table.entry_rows_of(at - int(self._firsts[which]))
+        bounds = np.concatenate([[first], first + np.cumsum(counts)])
+        nearest = int(bounds[np.abs(bounds - cut).argmin()])
+        within = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
+        return nearest if within else cut
+
+
+def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
+    """First offset, rows and weight of each segment of the span, as far as it counts."""
+    los, rows, sizes = table.bases, table.rows, table.sizes
+    cut = int(los[0]) < span.lo or int(table.ends[-1]) > span.hi
+    if cut:
+        los = np.maximum(los, span.lo)
+        rows = np.minimum(table.ends, span.hi) - los
+        sizes = sizes * rows // table.rows
+    return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
+
+
+def _check(state: TopicState, ranges: Ranges) -> None:
+    topic_id, count = state.topic_id, len(state.partitions)
+    for partition, (start, end) in ranges.items():
+        if not 0 <= partition < count:
+            raise errors.NoSuchEntry(
+                f"topic {topic_id} has {count} partitions, none is {partition}",
+                "Name partitions that exist.",
+            )
+        held = state.partitions[partition]
+        if not held.start_offset <= start <= end <= held.end_offset:
+            raise errors.NoSuchEntry(
+                f"offsets {start} to {end} of partition {partition} of topic {topic_id} are"
+                f" not within {held.start_offset} to {held.end_offset}",
+                "Stay within the offsets that the topic has.",
+                partition=partition,
+            )
+
+
+ENDLESS = 2**62
+NAMED_MAX = 8
+
+LastEntries = Mapping[int, int | None]
+"""Ledger id -> its last entry: None while it is open, below 0 when it is empty or not there. A
+ledger that is left out counts as open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Committed offsets [start, end) of a partition that a ledger does not hold any more."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    ledger_id: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.topic} partition {self.partition} offsets {self.start} to {self.end - 1} "
+            f"(ledger {self.ledger_id})"
+        )
+
+
+def lost_of(task: ReadTask, last_entries: LastEntries) -> list[Lost]:
+    """What the task would read beyond the ends of ledgers."""
+    table = task.table
+    ledgers, which = distinct_and_which(table.ledgers)
+    ends = (last_entries.get(ledger) for ledger in ledgers.tolist())
+    reach = np.array([ENDLESS if end is None else end for end in ends], dtype=np.int64)[which]
+    short = table.last_entries > reach
+    if not bool(short.any()):
+        return []
+    pieces = pieces_of(table, task.spans, among=short)
+    pieces = pieces.taken(pieces.entry > reach[pieces.segment])
+    found: list[Lost] = []
+    columns = (pieces.partition, pieces.offset, pieces.offset + pieces.take, pieces.ledger)
+    for partition, start, end, ledger in zip(*(one.tolist() for one in columns), strict=True):
+        last = found[-1] if found else None
+        if last and (last.partition, last.end, last.ledger_id) == (partition, start, ledger):
+            found[-1] = replace(last, end=end)
+        else:
+            found.append(Lost(task.topic, partition, start, end, ledger))
+    return found
+
+
+def without(task: ReadTask, gone: Iterable[Lost]) -> ReadTask:
+    """The task without these rows."""
+    by_partition: dict[int, list[tuple[int, int]]] = {}
+    for one in gone:
+        by_partition.setdefault(one.partition, []).append((one.start, one.end))
+    return replace(task, spans=cut_out(task.spans, by_partition))
+
+
+def since(task: ReadTask, offsets: Mapping[int, int]) -> ReadTask:
+    """The task without what is before these offsets of partitions."""
+    spans = (one._replace(lo=max(one.lo, offsets.get(one.partition, 0))) for one in task.spans)
+    live = task.live
+    if live is not None:
+        start = max(live.start, offsets.get(live.live.partition, 0))
+        live = replace(live, start=start) if start < live.end else None
+    return replace(task, spans=tuple(one for one in spans if one.lo < one.hi), live=live)
+
+
+def rows_lost(lost: Sequence[Lost], ended: tuple[int, int] | None = None) -> RowsLost:
+    """The error that says so, with how many rows; `ended`: the ledger that ends before them, and
+    its last entry."""
+    named = "; ".join(map(str, lost[:NAMED_MAX])) + ("; ..." if len(lost) > NAMED_MAX else "")
+    rows = sum(one.end - one.start for one in lost)
+    return RowsLost(f"{rows} committed rows are gone: {named}", rows=rows, ended=ended)

@@ -1,0 +1,159 @@
+"""Rows out of entries: those of one partition (`Rows`), or of several together (`Block`).
+
+Always true: a block's rows are runs, each of consecutive rows that an entry has of a partition, in
+the order in which they were fetched; what differs from run to run is in columns, so that what is
+made of a block costs per run and not per row. Blocks of a few rows are put together up to
+JOINED_BYTES: one of those costs as much as one of many rows.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_ledger.topic.entry.message_batch import Longs
+from spark_ledger.topic.log.segments import INLINE
+
+RUN = np.dtype(
+    [
+        (name, np.int64)
+        for name in ("partition", "offset", "rows", "ledger", "entry", "entry_row", "written_ms")
+    ]
+)
+Runs = npt.NDArray[np.void]
+"""Of each run its partition, the offset of its first row, its rows; the ledger and entry they are
+in (INLINE: the commit), in which the first is the partition's row `entry_row`; when they were
+written, or a time that none of them is beyond."""
+JOINED_BYTES = 1 << 20
+SMALL_BYTES = 128 << 10  # larger blocks are worth more than their copy
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Consecutive rows of a partition; the first has offset `offset`; they were written at
+    `times_ms` each, None: all at `written_ms`, which no time is beyond (the row's timestamp, as
+    Kafka's CreateTime). `record_batch` has what there is of
+    the columns asked for (message_batch.py: `column_of` gives nulls for one that there is not); a
+    `typed` one has the topic's own columns, of that version of its schema. The rows are in entry
+    `entry_id` of the ledger (INLINE: of the commit), where the first is the partition's row
+    `entry_row`."""
+
+    partition: int
+    offset: int
+    written_ms: int
+    record_batch: pa.RecordBatch
+    typed: bool = False
+    schema_version: int = 0
+    ledger_id: int = INLINE
+    entry_id: int = 0
+    entry_row: int = 0
+    times_ms: Longs | None = None
+
+    def each_ms(self) -> Longs:
+        """When each row was written."""
+        if self.times_ms is not None:
+            return self.times_ms
+        return np.full(self.record_batch.num_rows, self.written_ms, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows of one or several partitions. `times_ms` is when each row was written, None: as its run
+    says. `record_batch`, `typed` and `schema_version` as those of Rows."""
+
+    runs: Runs
+    record_batch: pa.RecordBatch
+    typed: bool = False
+    schema_version: int = 0
+    times_ms: Longs | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.record_batch.num_rows)
+
+    def each(self, name: str) -> Longs:
+        """Of each row what its run has by this name."""
+        if len(self.runs) == 1:
+            return np.full(self.num_rows, self.runs[name][0])
+        return np.repeat(self.runs[name], self.runs["rows"])
+
+    def each_counted(self, name: str) -> Longs:
+        """As `each`, counted up from row to row of a run."""
+        count = self.num_rows
+        if len(self.runs) == 1:
+            first = int(self.runs[name][0])
+            return np.arange(first, first + count)
+        before = np.cumsum(self.runs["rows"]) - self.runs["rows"]
+        return np.repeat(self.runs[name] - before, self.runs["rows"]) + np.arange(count)
+
+    def each_ms(self) -> Longs:
+        """When each row was written."""
+        return self.each("written_ms") if self.times_ms is None else self.times_ms
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """The partition and the offset of a row."""
+        ends = np.cumsum(self.runs["rows"])
+        run = self.runs[int(np.searchsorted(ends, row, side="right"))]
+        return int(run["partition"]), int(self.each_counted("offset")[row])
+
+    def parts(self) -> Iterator[Rows]:
+        """The rows run by run."""
+        start = 0
+        for partition, offset, rows, ledger, entry, entry_row, written_ms in self.runs.tolist():
+            end = start + rows
+            yield Rows(
+                *(partition, offset, written_ms, self.record_batch.slice(start, rows)),
+                *(self.typed, self.schema_version, ledger, entry, entry_row),
+                None if self.times_ms is None else self.times_ms[start:end],
+            )
+            start = end
+
+
+def joined_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The same rows in the same order, in fewer blocks where they are small."""
+    held: list[Block] = []
+    size = 0
+    for block in blocks:
+        more = block.record_batch.nbytes if block.num_rows else 0
+        if held and (size + more > JOINED_BYTES or not _alike(held[0], block)):
+            yield _joined(held)
+            held, size = [], 0
+        if more > SMALL_BYTES:
+            if held:
+                yield _joined(held)
+                held, size = [], 0
+            yield block
+            continue
+        held.append(block)
+        size += more
+    if held:
+        yield _joined(held)
+
+
+def _alike(one: Block, other: Block) -> bool:
+    same = (one.typed, one.schema_version) == (other.typed, other.schema_version)
+    return same and bool(one.record_batch.schema.equals(other.record_batch.schema))
+
+
+def _joined(blocks: list[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    times = None
+    if any(block.times_ms is not None for block in blocks):
+        times = np.concatenate([block.each_ms() for block in blocks])
+    return replace(
+        blocks[0],
+        runs=np.concatenate([block.runs for block in blocks]),
+        record_batch=_together([block.record_batch for block in blocks]),
+        times_ms=times,
+    )
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if not len(batches[0].schema):  # which says nothing of how many rows there are
+        rows = sum(batch.num_rows for batch in batches)
+        empty = pa.StructArray.from_buffers(pa.struct([]), rows, [None])
+        return pa.RecordBatch.from_struct_array(empty)
+    return pa.concat_batches(batches)

@@ -1,0 +1,311 @@
+"""Reading a task's entries: fetched ahead, checked, cut to the rows asked for.
+
+Always true: the rows of each partition come in order of offsets, each once; an entry whose header
+does not say what the plan says (partitions, first rows, rows) is an error, never rows. A slice is
+read up to its planned end or raises: a negative is never an end. An entry is fetched and decoded
+once for all partitions that the task wants of it. Slices that are small are fetched together, from
+several ledgers at once, WINDOW_BYTES of them at a time; a longer one is a stream, which keeps to
+the reader's own limits.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from bookie_server.api.entry import Entry, EntryHeader, payload_crc
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.topic.entry.arrow_arrays import of_numpy
+from spark_ledger.topic.entry.key_filter import KeyFilters
+from spark_ledger.topic.entry.message_batch import Header, decode_body, decode_header
+from spark_ledger.topic.entry.routing import Hashes
+from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
+from spark_ledger.topic.read.live import first_piece, lost_of_live, piece_of
+from spark_ledger.topic.read.pieces import ReadSlice, Wanted, WantedEntry, slices_of
+from spark_ledger.topic.read.plan import LiveRows, ReadTask, lost_of, rows_lost
+from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
+
+__all__ = ["Block", "FetchedEntry", "Rows", "fetch_task", "read_task"]
+
+WINDOW_BYTES = 4 << 20
+WINDOW_ENTRIES_MAX = 1024
+WINDOW_ENTRIES_MIN = 4  # before it is known how large entries are
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FetchedEntry:
+    """An entry's checked bytes and what of it was asked for; `block` decodes it, in any thread."""
+
+    entry: Entry
+    pieces: Wanted
+
+    def block(self, columns: Collection[str] | None = None) -> Block:
+        """`columns` are those to be decoded, by their names in the entry (None: all). Raises
+        errors.UnsupportedFormat when the entry is not what the plan says."""
+        header = decode_header(self.entry.payload)
+        rows = self._rows(header)
+        batch = _cut(decode_body(self.entry.payload, header, columns), rows)
+        times = header.each_ms()
+        runs = np.empty(len(self.pieces), dtype=RUN)
+        for name, column in (("partition", "partition"), ("offset", "offset"), ("rows", "take")):
+            runs[name] = self.pieces[column]
+        runs["entry_row"] = self.pieces["skip"]
+        place = self.entry.header
+        runs["ledger"], runs["entry"] = place.ledger_id, place.entry_id
+        runs["written_ms"] = header.written_ms
+        cut = None if times is None else times[rows]
+        return Block(runs, batch, header.typed, header.schema_version, cut)
+
+    def _rows(self, header: Header) -> "slice | npt.NDArray[np.int64]":
+        """Which rows of the entry are wanted, in the order of the pieces."""
+        index, pieces = header.index, self.pieces
+        at = np.searchsorted(index["partition"], pieces["partition"].astype(np.uint32))
+        at = np.minimum(at, len(index) - 1)
+        counts = index["rows"].astype(np.int64)
+        fits = (index["partition"][at] == pieces["partition"]) & (
+            index["first_row"][at] == pieces["first_row"]
+        )
+        fits &= pieces["skip"] + pieces["take"] <= counts[at]
+        if not bool(fits.all()):
+            wrong = int(np.flatnonzero(~fits)[0])
+            raise self._says_otherwise(header, wrong, int(at[wrong]))
+        starts = (np.cumsum(counts) - counts)[at] + pieces["skip"]
+        ends = starts + pieces["take"]
+        if bool((starts[1:] == ends[:-1]).all()):
+            return slice(int(starts[0]), int(ends[-1]))
+        ranges = [np.arange(lo, hi) for lo, hi in zip(starts.tolist(), ends.tolist(), strict=True)]
+        return np.concatenate(ranges)
+
+    def _says_otherwise(self, header: Header, wrong: int, at: int) -> errors.UnsupportedFormat:
+        partition, first_row, skip, take, offset = self.pieces[wrong].tolist()
+        there = header.shares[at]
+        place = self.entry.header
+        return errors.UnsupportedFormat(
+            f"entry {place.ledger_id}:{place.entry_id} holds {there.rows} rows from row"
+            f" {there.first_row} of partition {there.partition}, the topic's log says otherwise:"
+            f" {take} rows from row {first_row} + {skip} of partition {partition}, from offset"
+            f" {offset} on"
+        )
+
+
+def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.RecordBatch:
+    if isinstance(rows, slice):
+        return batch.slice(rows.start, rows.stop - rows.start)
+    if not len(batch.schema):  # no column says how many rows there are
+        return batch.slice(0, len(rows))
+    return batch.take(of_numpy(rows))
+
+
+async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
+    """The rows of a task, those of each partition in order. Raises errors.NoSuchLedger (fold
+    again: it was replaced or trimmed), errors.RowsLost, errors.DataUnavailable,
+    errors.DigestMismatch, errors.UnsupportedFormat."""
+    async with aclosing(fetch_task(ledgers, task)) as entries:
+        async for fetched in entries:
+            for rows in fetched.block().parts():
+                yield rows
+
+
+def fetch_task(
+    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None
+) -> AsyncGenerator[FetchedEntry, None]:
+    """The entries of a task, in order, not decoded yet; with `keys` (their hashes) without those
+    that are known to have none of these keys. Raises as read_task."""
+    return _Fetching(ledgers, task, keys).entries()
+
+
+class _Fetching:
+    """The rows of one task."""
+
+    def __init__(self, ledgers: LedgerStore, task: ReadTask, keys: Hashes | None) -> None:
+        self._ledgers = ledgers
+        self._task = task
+        self._keys = keys
+        self._filters = _Filters()
+        self._fetched = 0
+        self._fetched_bytes = 0
+        self._planned_bytes = 0
+
+    async def entries(self) -> AsyncGenerator[FetchedEntry, None]:
+        window: list[ReadSlice] = []
+        by_filter = self._keys is not None
+        for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
+            if window and not self._fit([*window, planned]):
+                async with aclosing(self._window(window)) as entries:
+                    async for fetched in entries:
+                        yield fetched
+                window = []
+            window.append(planned)
+        if window:
+            async with aclosing(self._window(window)) as entries:
+                async for fetched in entries:
+                    yield fetched
+        if self._task.live is not None:
+            async with aclosing(_fetch_live(self._ledgers, self._task.live)) as entries:
+                async for fetched in entries:
+                    yield fetched
+
+    def _fit(self, window: list[ReadSlice]) -> bool:
+        """Whether they may all be in memory at a time: of an entry that other partitions share,
+        which may be all but some rows, only those that came tell the size."""
+        fetched = [planned for planned in window if planned.ledger_id != INLINE]
+        size = sum(planned.bytes for planned in fetched)
+        if self._planned_bytes:
+            size = size * self._fetched_bytes // self._planned_bytes
+        count = sum(len(planned.entries) for planned in fetched)
+        count_max = min(max(WINDOW_ENTRIES_MIN, self._fetched), WINDOW_ENTRIES_MAX)
+        return size <= WINDOW_BYTES and count <= count_max
+
+    async def _window(self, window: list[ReadSlice]) -> AsyncGenerator[FetchedEntry, None]:
+        """The entries of the slices, in order: a single slice's as they come."""
+        if self._keys is not None:
+            window = [await self._filtered(planned, self._keys) for planned in window]
+        window = [planned for planned in window if planned.entries]
+        self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
+        if len(window) == 1 and window[0].ledger_id != INLINE:
+            async with aclosing(self._stream(window[0])) as entries:
+                async for entry, wanted in entries:
+                    yield FetchedEntry(entry, wanted.pieces)
+            return
+        found = await self._together(window)
+        for planned in window:
+            for i, wanted in enumerate(planned.entries):
+                if planned.ledger_id == INLINE:
+                    entry = _inline_entry(planned.payloads[i], wanted.entry_id)
+                else:
+                    entry = found[planned.ledger_id, wanted.entry_id]
+                yield FetchedEntry(entry, wanted.pieces)
+
+    async def _together(self, window: list[ReadSlice]) -> dict[tuple[int, int], Entry]:
+        """The entries of the slices, those of each ledger at a time."""
+        by_ledger: dict[int, list[ReadSlice]] = {}
+        for planned in window:
+            if planned.ledger_id != INLINE:
+                by_ledger.setdefault(planned.ledger_id, []).append(planned)
+        loop = asyncio.get_running_loop()
+        reads = [loop.create_task(self._all(_merged(some))) for some in by_ledger.values()]
+        try:
+            return {
+                place: entry for found in await asyncio.gather(*reads) for place, entry in found
+            }
+        finally:
+            for read in reads:
+                read.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+
+    async def _all(self, planned: ReadSlice) -> list[tuple[tuple[int, int], Entry]]:
+        async with aclosing(self._stream(planned)) as entries:
+            return [
+                ((planned.ledger_id, wanted.entry_id), entry) async for entry, wanted in entries
+            ]
+
+    async def _stream(self, planned: ReadSlice) -> AsyncGenerator[tuple[Entry, WantedEntry], None]:
+        reader = await self._open(planned)
+        left = iter(planned.entries)
+        read = reader.read_entries(
+            [entry.entry_id for entry in planned.entries],
+            entry_bytes=planned.bytes // len(planned.entries),
+            known_confirmed=planned.known_confirmed,
+        )
+        async with aclosing(read) as entries:
+            async for entry_id, entry in entries:
+                wanted = next(left)
+                assert wanted.entry_id == entry_id, "entries come in the order of the plan"
+                self._fetched += 1
+                self._fetched_bytes += len(entry.payload)
+                yield entry, wanted
+        assert next(left, None) is None, "a slice is read to its end"
+
+    async def _filtered(self, planned: ReadSlice, keys: Hashes) -> ReadSlice:
+        """The slice without the pieces that have none of the keys, as far as that is known."""
+        if planned.filter_entry == NO_ENTRY:
+            return planned
+        filters = await self._filters.of(await self._open(planned), planned.filter_entry)
+        return planned if filters is None else _with_keys(planned, filters, keys)
+
+    async def _open(self, planned: ReadSlice) -> LedgerReader:
+        """A reader with metadata at least as new as the plan's (hazard 27). Raises RowsLost if the
+        task wants rows beyond the ledger's end (hazard 26)."""
+        ledger_id, version = planned.ledger_id, planned.metadata_version
+        reader = await self._ledgers.open(ledger_id, recover=False, min_version=version)
+        last = reader.record.last_entry
+        if last is not None and last < planned.known_confirmed:
+            lost = lost_of(self._task, {ledger_id: last})
+            if lost:
+                raise rows_lost(lost, ended=(ledger_id, last))
+        return reader
+
+
+def _merged(slices: list[ReadSlice]) -> ReadSlice:
+    """One slice with the entries of several of one ledger, each once."""
+    if len(slices) == 1:
+        return slices[0]
+    every = {entry.entry_id: entry for planned in slices for entry in planned.entries}
+    entries = tuple(every[entry_id] for entry_id in sorted(every))
+    return replace(slices[0], entries=entries, bytes=sum(planned.bytes for planned in slices))
+
+
+def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSlice:
+    kept = []
+    for entry in planned.entries:
+        may = [
+            bool(filters.might_contain(partition, [entry.entry_id], keys)[0])
+            for partition in entry.pieces["partition"].tolist()
+        ]
+        if any(may):
+            kept.append(WantedEntry(entry.entry_id, entry.pieces[np.array(may)]))
+    size = planned.bytes * len(kept) // len(planned.entries)
+    return replace(planned, entries=tuple(kept), bytes=size)
+
+
+async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> AsyncGenerator[FetchedEntry, None]:
+    """The entries of a live segment that have the rows wanted, in order."""
+    live = wanted.live
+    reader = await ledgers.open(live.ledger_id, recover=False, min_version=live.metadata_version)
+    lost = await lost_of_live(reader, wanted)
+    if lost is not None:
+        raise lost
+    first, before = await first_piece(reader, wanted)
+    read = reader.read(first, wanted.last_entry, known_confirmed=wanted.last_entry)
+    async with aclosing(read) as entries:
+        async for _, entry in entries:
+            if before >= wanted.end - live.base:
+                return
+            piece = piece_of(wanted, entry.header, before)
+            before = entry.header.cumulative_rows
+            if len(piece):
+                yield FetchedEntry(entry, piece)
+
+
+class _Filters:
+    """What is known of the keys in entries; the filters read last are kept."""
+
+    def __init__(self) -> None:
+        self._place = (INLINE, NO_ENTRY)
+        self._read: KeyFilters | None = None
+
+    async def of(self, reader: LedgerReader, entry_id: int) -> KeyFilters | None:
+        """None where they cannot be read now: then every entry is."""
+        place = (reader.ledger_id, entry_id)
+        if place != self._place:
+            try:
+                read = reader.read(entry_id, entry_id, known_confirmed=entry_id)
+                async with aclosing(read) as found:
+                    self._read = KeyFilters((await anext(found))[1].payload)
+            except (errors.DataUnavailable, errors.DigestMismatch, errors.NoSuchEntry):
+                self._read = None
+            self._place = place
+        return self._read
+
+
+def _inline_entry(payload: bytes, entry_id: int) -> Entry:
+    """An entry of the commit itself, as if a ledger had held it."""
+    crc = payload_crc([payload])
+    header = EntryHeader(INLINE, entry_id, NO_ENTRY, 0, 0, len(payload), crc)
+    return Entry(header, memoryview(payload))

@@ -1,0 +1,304 @@
+"""A topic's schema in the metadata store: the versions it has had, as JSON that any language reads.
+
+    /topic-ids/<id>/schema            {"current":2, "compatibility":"backward"}
+    /topic-ids/<id>/schema/<n>        {"version":2, "fingerprint":"<sha-256>", "fields":[
+                                         {"name":"id", "type":"int64", "nullable":false},
+                                         {"name":"tags", "type":{"list":<field, no name>}, ...},
+                                         {"name":"at", "type":{"struct":[<field>, ...]}, ...},
+                                         {"name":"m", "type":{"map":[<key>, <value>]}, ...}]}
+
+Always true: versions count from 1 without gaps; a version never changes once written; names are
+unique without regard to case, at every level; types are those of `TYPES`, decimals and nested ones
+of these, each with one spelling (`canonical`), so that equal schemas have equal fingerprints. The
+fingerprint is SHA-256 over the fields as compact JSON with sorted keys, columns sorted by name in
+lower case: the order of columns and the case of their names make no other schema.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.log.records import READER_VERSION, WRITER_VERSION
+
+VERSION_MAX = 1000  # versions of one topic; an entry's header has 16 bits for the number
+UNREGISTERED = 0  # the version of entries whose columns are in no schema of the topic
+SCHEMA_BYTES_MAX = 256 << 10  # of a version's record
+DEPTH_MAX = 32
+RESERVED_PREFIX = "__"
+
+TYPES: Mapping[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "int8": pa.int8(),
+    "int16": pa.int16(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date32[day]": pa.date32(),
+    "time64[ns]": pa.time64("ns"),
+    "timestamp[us, tz=UTC]": pa.timestamp("us", tz="UTC"),
+    "timestamp[us]": pa.timestamp("us"),
+    "duration[us]": pa.duration("us"),
+}
+"""Arrow's own names of the types a column may have, beside decimal128(p, s) and nested ones."""
+
+_NAMES = {kind: name for name, kind in TYPES.items()}
+_DECIMAL = re.compile(r"decimal128\((\d+), (\d+)\)")
+
+
+class Compatibility(Enum):
+    """What a new version must allow, against every version before it; the names are Pulsar's."""
+
+    NONE = "none"
+    BACKWARD = "backward"  # who reads by the new one can read what was written by the older
+    FORWARD = "forward"  # who reads by an older one can read what is written by the new
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaHead:
+    """/topic-ids/<id>/schema. `current` is the newest version; 0 before the first."""
+
+    current: int = 0
+    compatibility: Compatibility = Compatibility.BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """/topic-ids/<id>/schema/<number>. `schema` is canonical."""
+
+    number: int
+    schema: pa.Schema
+    fingerprint: str
+
+
+def canonical(schema: pa.Schema) -> pa.Schema:
+    """The schema in the one spelling of its types, without metadata; the order and nullability of
+    columns as they are. Raises errors.SchemaTypeMismatch for a type that no column of a topic may
+    have, errors.SchemaReservedColumn, errors.SchemaUnknownColumn for a name that is there twice,
+    errors.SchemaMissingColumn if there is no column."""
+    if not len(schema):
+        raise errors.SchemaMissingColumn(
+            "there is no column to write beside metadata", "Select a column, or use binary values."
+        )
+    for name in schema.names:
+        if name.startswith(RESERVED_PREFIX):
+            raise errors.SchemaReservedColumn(f"a column of a topic cannot be named {name!r}")
+    return pa.schema(_fields(list(schema), ""))
+
+
+def fingerprint(schema: pa.Schema) -> str:
+    """Of a canonical schema."""
+    plain = _sorted([_field_to_json(field) for field in schema])
+    return hashlib.sha256(_compact(plain).encode()).hexdigest()
+
+
+def version_of(number: int, schema: pa.Schema) -> SchemaVersion:
+    """Raises errors.SchemaIncompatible when there are too many versions or columns."""
+    if number > VERSION_MAX:
+        raise errors.SchemaIncompatible(
+            f"the topic has had {VERSION_MAX} versions of its schema, which is the most",
+            "Write to another topic.",
+        )
+    made = SchemaVersion(number, schema, fingerprint(schema))
+    size = len(encode_version(made))
+    if size > SCHEMA_BYTES_MAX:
+        raise errors.SchemaIncompatible(
+            f"a schema of {len(schema)} columns takes {size} bytes, at most {SCHEMA_BYTES_MAX} fit",
+            "Select fewer columns, or gather some of them into one.",
+        )
+    return made
+
+
+def encode_head(head: SchemaHead) -> bytes:
+    return _dump({"current": head.current, "compatibility": head.compatibility.value})
+
+
+def decode_head(value: bytes) -> SchemaHead:
+    """Raises errors.UnsupportedFormat."""
+    plain = _load(value, "schema")
+    try:
+        return SchemaHead(int(plain["current"]), Compatibility(plain["compatibility"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.UnsupportedFormat(f"not a topic's schema: {error!r}") from error
+
+
+def encode_version(version: SchemaVersion) -> bytes:
+    fields = [_field_to_json(field) for field in version.schema]
+    plain = {"version": version.number, "fingerprint": version.fingerprint, "fields": fields}
+    return _dump(plain)
+
+
+def decode_version(value: bytes) -> SchemaVersion:
+    """Raises errors.UnsupportedFormat, also when the fingerprint is not that of the fields."""
+    plain = _load(value, "version of a schema")
+    try:
+        schema = pa.schema([_field_from_json(field) for field in plain["fields"]])
+        version = SchemaVersion(int(plain["version"]), schema, str(plain["fingerprint"]))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise errors.UnsupportedFormat(f"not a version of a schema: {error!r}") from error
+    if fingerprint(schema) != version.fingerprint:
+        raise errors.UnsupportedFormat(
+            f"version {version.number} of a schema says fingerprint {version.fingerprint},"
+            f" its fields have {fingerprint(schema)}"
+        )
+    return version
+
+
+# -- one spelling --------------------------------------------------------------------------------
+
+
+def _fields(fields: Sequence[pa.Field], within: str, depth: int = 0) -> list[pa.Field]:
+    seen: set[str] = set()
+    for field in fields:
+        if field.name.lower() in seen:
+            raise errors.SchemaUnknownColumn(
+                f"there are two columns {within + field.name!r}", "Select one of them."
+            )
+        seen.add(field.name.lower())
+    return [
+        pa.field(f.name, _canonical_type(f.type, within + f.name, depth), nullable=f.nullable)
+        for f in fields
+    ]
+
+
+def _canonical_type(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
+    if depth > DEPTH_MAX:
+        raise errors.SchemaTypeMismatch(f"column {path!r} is nested deeper than {DEPTH_MAX} levels")
+    if kind in _NAMES:
+        return kind
+    if pa.types.is_dictionary(kind):
+        return _canonical_type(kind.value_type, path, depth)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if _is_bytes(kind):
+        return pa.binary()
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        return pa.timestamp("us", tz="UTC")
+    if pa.types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
+        return kind
+    return _canonical_nested(kind, path, depth + 1)
+
+
+def _canonical_nested(kind: pa.DataType, path: str, depth: int) -> pa.DataType:
+    if pa.types.is_struct(kind) and kind.num_fields:
+        return pa.struct(_fields(list(kind), f"{path}.", depth))
+    if pa.types.is_map(kind):
+        key = _canonical_type(kind.key_type, f"{path}.key", depth)
+        item = _canonical_type(kind.item_type, f"{path}.value", depth)
+        value = pa.field("value", item, nullable=kind.item_field.nullable)
+        return pa.map_(pa.field("key", key, nullable=False), value)
+    if _is_list(kind):
+        element = _canonical_type(kind.value_type, f"{path}.element", depth)
+        return pa.list_(pa.field("element", element, nullable=kind.value_field.nullable))
+    raise errors.SchemaTypeMismatch(
+        f"column {path!r} is of type {kind}, which no column of a topic may have",
+        "Cast it, or leave it out.",
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    tests = (
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(test(kind) for test in tests)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def _field_to_json(field: pa.Field) -> dict[str, Any]:
+    return {"name": field.name, "type": _type_to_json(field.type), "nullable": field.nullable}
+
+
+def _type_to_json(kind: pa.DataType) -> Any:
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if pa.types.is_struct(kind):
+        return {"struct": [_field_to_json(field) for field in kind]}
+    if pa.types.is_map(kind):
+        return {"map": [_unnamed(kind.key_field), _unnamed(kind.item_field)]}
+    if pa.types.is_list(kind):
+        return {"list": _unnamed(kind.value_field)}
+    assert pa.types.is_decimal128(kind), f"{kind} is canonical"
+    return str(kind)
+
+
+def _unnamed(field: pa.Field) -> dict[str, Any]:
+    return {"type": _type_to_json(field.type), "nullable": field.nullable}
+
+
+def _field_from_json(plain: Mapping[str, Any], name: str | None = None) -> pa.Field:
+    if not isinstance(plain["nullable"], bool):
+        raise TypeError(f"nullable is {plain['nullable']!r}")
+    return pa.field(
+        plain["name"] if name is None else name,
+        _type_from_json(plain["type"]),
+        nullable=plain["nullable"],
+    )
+
+
+def _type_from_json(plain: Any) -> pa.DataType:
+    if isinstance(plain, str):
+        decimal = _DECIMAL.fullmatch(plain)
+        return pa.decimal128(*map(int, decimal.groups())) if decimal else TYPES[plain]
+    ((kind, inner),) = plain.items()
+    if kind == "struct":
+        return pa.struct([_field_from_json(field) for field in inner])
+    if kind == "list":
+        return pa.list_(_field_from_json(inner, "element"))
+    if kind == "map":
+        key, value = inner
+        return pa.map_(_field_from_json(key, "key"), _field_from_json(value, "value"))
+    raise ValueError(f"a type {kind!r}")
+
+
+def _sorted(plain: Any) -> Any:
+    """The fields of every level by name in lower case, as the fingerprint sees them."""
+    if isinstance(plain, list) and all(isinstance(f, dict) and "name" in f for f in plain):
+        lower = [{**_sorted(f), "name": f["name"].lower()} for f in plain]
+        return sorted(lower, key=lambda field: field["name"])
+    if isinstance(plain, list):
+        return [_sorted(inner) for inner in plain]
+    if isinstance(plain, dict):
+        return {name: _sorted(inner) for name, inner in plain.items()}
+    return plain
+
+
+def _compact(plain: Any) -> str:
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+
+
+def _dump(plain: Mapping[str, Any]) -> bytes:
+    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    return _compact({**versions, **plain}).encode()
+
+
+def _load(value: bytes, what: str) -> dict[str, Any]:
+    try:
+        plain = json.loads(value)
+        needed = int(plain["min_reader"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error
+    if needed > READER_VERSION:
+        raise errors.UnsupportedFormat(
+            f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
+        )
+    assert isinstance(plain, dict)
+    return plain

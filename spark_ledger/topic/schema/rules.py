@@ -1,0 +1,293 @@
+"""Which schemas fit: what a write may use, when a version may be added, what a reader sees.
+
+A reader's schema can read what was written by another if each of its columns, found by name
+without regard to case, is there with the same or a narrower type and may be null if the other's
+may, or is not there and may be null. Columns that the reader does not have are left aside. Types
+widen int8 -> int16 -> int32 -> int64 and float -> double, inside of nested types too.
+
+Always true: a new version is checked against *every* version before it, for entries of all of them
+stay in the topic; so the union of all versions exists, unless compatibility is `none`. A write uses
+a version that has its columns, neither more nor fewer; one that says NOT NULL checks the rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.topic.schema.records import (
+    Compatibility,
+    SchemaHead,
+    SchemaVersion,
+    fingerprint,
+    version_of,
+)
+
+_WIDTHS = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    (pa.float32(), pa.float64()),
+)
+
+
+class SchemaMode(Enum):
+    """What a write may do to its topic's schema. The first typed write registers version 1."""
+
+    VALIDATE = "validate"
+    EVOLVE = "evolve"  # register what no version has, if that is compatible
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The first column that keeps two schemas apart."""
+
+    column: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"column {self.column!r} {self.why}"
+
+
+def decide(
+    topic: str,
+    written: pa.Schema,
+    head: SchemaHead,
+    versions: Sequence[SchemaVersion],
+    mode: SchemaMode,
+) -> SchemaVersion:
+    """The version that rows of the canonical schema `written` are written under; one above
+    `head.current` is to be registered first. Raises errors.SchemaIncompatible."""
+    assert [version.number for version in versions] == list(range(1, head.current + 1))
+    known = matching(written, versions)
+    if known is not None:
+        return known
+    spelled = respelled(written, [version.schema for version in versions])
+    registered = nullable(spelled)  # no row may fail later for what this write's rows are not
+    if not versions:
+        return version_of(1, registered)
+    forbidden = first_misfit(registered, versions, head.compatibility)
+    if mode is SchemaMode.EVOLVE and forbidden is None:
+        return version_of(head.current + 1, registered)
+    current = versions[-1]
+    apart = difference(written, current.schema)
+    if mode is SchemaMode.EVOLVE:
+        raise errors.SchemaIncompatible(
+            f"topic {topic!r} takes only changes that are compatible"
+            f" '{head.compatibility.value}': {forbidden}",
+            "Cast the columns to the topic's, or write to another topic.",
+        )
+    remedy = "Cast or select the columns so that they are the topic's"
+    if forbidden is None:
+        remedy += f", or register them as version {head.current + 1} by schemaMode=evolve"
+    raise errors.SchemaIncompatible(
+        f"{apart} as in version {current.number} of the schema of topic {topic!r}", f"{remedy}."
+    )
+
+
+def decide_registration(
+    topic: str, wanted: pa.Schema, head: SchemaHead, versions: Sequence[SchemaVersion]
+) -> SchemaVersion:
+    """As `decide` for a schema that somebody registers: NOT NULL is part of it."""
+    mark = fingerprint(wanted)
+    for version in reversed(versions):
+        if version.fingerprint == mark:
+            return version
+    wanted = respelled(wanted, [version.schema for version in versions])
+    misfit = first_misfit(wanted, versions, head.compatibility)
+    if misfit is not None:
+        raise errors.SchemaIncompatible(
+            f"topic {topic!r} takes only changes that are compatible"
+            f" '{head.compatibility.value}': {misfit}",
+            "Correct the column, or set the topic's compatibility to none.",
+        )
+    return version_of(head.current + 1, wanted)
+
+
+def matching(written: pa.Schema, versions: Sequence[SchemaVersion]) -> SchemaVersion | None:
+    """The newest version that is `written`, else the newest that is it but for NOT NULL."""
+    mark = fingerprint(written)
+    for version in reversed(versions):
+        if version.fingerprint == mark:
+            return version
+    loose = fingerprint(nullable(written))
+    for version in reversed(versions):
+        if fingerprint(nullable(version.schema)) == loose:
+            return version
+    return None
+
+
+def first_misfit(
+    wanted: pa.Schema, versions: Sequence[SchemaVersion], compatibility: Compatibility
+) -> Misfit | None:
+    """Why `wanted` cannot come after `versions`, or None if it can."""
+    backward = compatibility in (Compatibility.BACKWARD, Compatibility.FULL)
+    forward = compatibility in (Compatibility.FORWARD, Compatibility.FULL)
+    for version in reversed(versions):
+        number = version.number
+        if backward and (misfit := can_read(wanted, version.schema)):
+            return Misfit(misfit.column, f"{misfit.why}: rows of version {number} are not read so")
+        if forward and (misfit := can_read(version.schema, wanted)):
+            return Misfit(misfit.column, f"{misfit.why}: readers of version {number} break")
+    return None
+
+
+def can_read(reader: pa.Schema, written: pa.Schema) -> Misfit | None:
+    """Why `reader` cannot read rows of `written`, or None if it can."""
+    return _fields_misfit(list(reader), list(written), "")
+
+
+def difference(written: pa.Schema, known: pa.Schema) -> Misfit | None:
+    """What `written` has otherwise than `known`, but for NOT NULL; None if nothing."""
+    columns = _by_name(list(written))
+    for field in known:
+        other = columns.pop(field.name.lower(), None)
+        if other is None:
+            return Misfit(field.name, "is missing, not there")
+        if not _same(other.type, field.type):
+            return Misfit(field.name, f"is of type {other.type}, not {field.type}")
+    for field in columns.values():
+        return Misfit(field.name, "is new, not")
+    return None
+
+
+def union(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """What a reader of all of `schemas`, oldest first, sees: every column there ever was, in its
+    widest type, null where a row does not have it; the newest schema's order comes first.
+
+    Raises errors.SchemaIncompatible when a column has types of which none is the widest.
+    """
+    assert schemas, "a union is of one schema at least"
+    return pa.schema(_united([list(schema) for schema in schemas], ""))
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with every column, at every level, allowed to be null."""
+    return pa.schema([pa.field(field.name, _nullable_type(field.type)) for field in schema])
+
+
+def respelled(schema: pa.Schema, earlier: Sequence[pa.Schema]) -> pa.Schema:
+    """The schema with its columns named as in the first of `earlier` that has them, so that all
+    entries of a topic call a column alike."""
+    return pa.schema(_respelled(list(schema), [list(one) for one in earlier]))
+
+
+def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Every value of the simple type `narrow` is one of `wide`."""
+    for widths in _WIDTHS:
+        if narrow in widths and wide in widths:
+            return widths.index(narrow) <= widths.index(wide)
+    return bool(narrow == wide)
+
+
+def _by_name(fields: Sequence[pa.Field]) -> dict[str, pa.Field]:
+    return {field.name.lower(): field for field in fields}
+
+
+def _fields_misfit(
+    reader: Sequence[pa.Field], written: Sequence[pa.Field], within: str
+) -> Misfit | None:
+    there = _by_name(written)
+    for field in reader:
+        path, other = within + field.name, there.get(field.name.lower())
+        if other is None:
+            if not field.nullable:
+                return Misfit(path, "is NOT NULL and is not there everywhere")
+            continue
+        if other.nullable and not field.nullable:
+            return Misfit(path, "is NOT NULL and is null elsewhere")
+        misfit = _type_misfit(field.type, other.type, path)
+        if misfit is not None:
+            return misfit
+    return None
+
+
+def _type_misfit(reader: pa.DataType, written: pa.DataType, path: str) -> Misfit | None:
+    if _nested_alike(reader, written):
+        return _fields_misfit(_inner(reader), _inner(written), f"{path}.")
+    if widens(written, reader):
+        return None
+    return Misfit(path, f"of type {written} is not read as {reader}")
+
+
+def _same(one: pa.DataType, other: pa.DataType) -> bool:
+    columns = (pa.schema([pa.field("", kind)]) for kind in (one, other))
+    return len({fingerprint(nullable(schema)) for schema in columns}) == 1
+
+
+def _united(versions: Sequence[Sequence[pa.Field]], within: str) -> list[pa.Field]:
+    """The union of several lists of fields, oldest first."""
+    found: dict[str, list[pa.Field]] = {}
+    for fields in reversed(versions):
+        for field in fields:
+            found.setdefault(field.name.lower(), []).append(field)
+    united = []
+    for fields in found.values():
+        path = within + fields[0].name
+        kind = fields[0].type
+        for field in fields[1:]:
+            kind = _wider(kind, field.type, path)
+        everywhere = len(fields) == len(versions)
+        null = not everywhere or any(field.nullable for field in fields)
+        united.append(pa.field(fields[0].name, kind, nullable=null))
+    return united
+
+
+def _wider(newer: pa.DataType, older: pa.DataType, path: str) -> pa.DataType:
+    if _nested_alike(newer, older):
+        return _nested(newer, _united([_inner(older), _inner(newer)], f"{path}."))
+    for narrow, wide in ((older, newer), (newer, older)):
+        if widens(narrow, wide):
+            return wide
+    raise errors.SchemaIncompatible(
+        f"column {path!r} is of type {older} in older rows and {newer} in newer ones",
+        "Read with a .schema(...) that leaves it out.",
+    )
+
+
+def _respelled(fields: Sequence[pa.Field], earlier: Sequence[Sequence[pa.Field]]) -> list[pa.Field]:
+    known: dict[str, list[pa.Field]] = {}
+    for other in earlier:
+        for field in other:
+            known.setdefault(field.name.lower(), []).append(field)
+    spelled = []
+    for field in fields:
+        others = known.get(field.name.lower(), [])
+        name = others[0].name if others else field.name
+        kind = _respelled_type(field.type, [other.type for other in others])
+        spelled.append(pa.field(name, kind, nullable=field.nullable))
+    return spelled
+
+
+def _respelled_type(kind: pa.DataType, earlier: Sequence[pa.DataType]) -> pa.DataType:
+    if not pa.types.is_nested(kind):
+        return kind
+    alike = [_inner(other) for other in earlier if _nested_alike(kind, other)]
+    return _nested(kind, _respelled(_inner(kind), alike))
+
+
+def _nullable_type(kind: pa.DataType) -> pa.DataType:
+    if not pa.types.is_nested(kind):
+        return kind
+    fields = [pa.field(field.name, _nullable_type(field.type)) for field in _inner(kind)]
+    if pa.types.is_map(kind):
+        fields[0] = fields[0].with_nullable(False)
+    return _nested(kind, fields)
+
+
+def _nested_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(one) and one.id == other.id)
+
+
+def _inner(kind: pa.DataType) -> list[pa.Field]:
+    """The fields of a canonical nested type; of a map its key and its value."""
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(i) for i in range(kind.num_fields)]
+
+
+def _nested(kind: pa.DataType, fields: Sequence[pa.Field]) -> pa.DataType:
+    """A type of the kind of `kind` of other fields."""
+    if pa.types.is_struct(kind):
+        return pa.struct(fields)
+    return pa.map_(*fields) if pa.types.is_map(kind) else pa.list_(*fields)

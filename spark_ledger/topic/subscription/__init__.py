@@ -1,0 +1,1 @@
+"""Subscriptions, their cursors and lag."""

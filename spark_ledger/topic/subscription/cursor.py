@@ -1,0 +1,517 @@
+"""A subscription in the hands of its owner: told where it is, it makes that durable by itself.
+
+    advance(position) ... at most once a second ... -> the record, or an entry of the cursor ledger
+
+Always true:
+- `advance` waits for nothing; what it was told last is what is written, the rest is skipped;
+- `confirmed` is durable: whoever opens the subscription next finds it or something later (T12);
+- only the owner of the current epoch writes: each write of the record is a compare-and-set that
+  checks the intent too, and a ledger's entry counts only while the record names the ledger; who
+  takes over raises the epoch, then fences the ledger. Who finds another epoch has `failure` set
+  and writes nothing more;
+- a step back is written to the record with a new version of the subscriptions' node, so that a trim
+  planned before it fails, and is then clipped to the rows that are kept (hazard 37);
+- another ledger has the position before the record names it, and the one before it is deleted
+  after; a ledger that was made and not named goes, too, or is left to the janitor;
+- writes are a second apart at least; who moves seldom keeps no ledger (its position is in the
+  record), so a thousand queries that trigger every two minutes hold none open; what is small is
+  brought into the record now and then, so that who does not read the ledger is not far behind.
+Any failure of the store or the bookies is tried again, after looking what became of it.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import Check, Operation, Set, StoreError
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import CURSOR, HEARTBEAT_S, Intent, Intents
+from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription import cursor_ledger
+from spark_ledger.topic.subscription.cursor_ledger import CursorEntry, CursorLedger
+from spark_ledger.topic.subscription.moves import Claim, clipped, goes_back, inline, later, stored
+from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes
+from spark_ledger.topic.subscription.records import (
+    Positions,
+    SubscriptionLife,
+    SubscriptionRecord,
+    fits,
+)
+
+WRITE_EVERY_S = 1.0
+OFTEN_S = 30.0
+"""A write that comes sooner after the last one goes to a ledger."""
+IDLE_S = 120.0
+"""A ledger without a write for that long is left. OFTEN_S is less: else who moves regularly would
+open and leave a ledger with every write."""
+FLOOR_EVERY_S = 300.0
+
+
+class Step(Enum):
+    NOTHING = "nothing"
+    INLINE = "inline"  # into the record, which names no ledger then
+    FLOOR = "floor"  # into the record, which goes on naming the ledger
+    APPEND = "append"  # to the ledger at hand
+    NEW_LEDGER = "new ledger"  # to another one, and its name into the record
+    LEAVE = "leave"  # close the ledger, whose last entry says where the cursor is
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Times by the loop's clock. `dirty`: there is a position that is not durable; `behind`: the
+    record's floor is not the position; `small`: the position fits into the record; `refused`: no
+    ledger could be had lately; `open` and `full` of the ledger at hand."""
+
+    now_s: float
+    written_s: float
+    floor_s: float
+    dirty: bool
+    behind: bool
+    small: bool
+    refused: bool = False
+    open: bool = False
+    full: bool = False
+
+
+def next_step(now: Situation) -> Step:
+    """What to do now; at `next_look_s` it is to be asked again."""
+    seldom = now.refused or (not now.open and now.now_s >= now.written_s + OFTEN_S)
+    if now.open and now.small and now.behind and now.now_s >= now.floor_s + FLOOR_EVERY_S:
+        return Step.INLINE if now.full else Step.FLOOR
+    if now.dirty and now.open and not now.full:
+        return Step.APPEND
+    if now.dirty:
+        return Step.INLINE if now.small and seldom else Step.NEW_LEDGER
+    if now.open and now.now_s >= now.written_s + IDLE_S:
+        return Step.INLINE if now.small else Step.LEAVE
+    return Step.NOTHING
+
+
+def next_look_s(now: Situation) -> float:
+    """Until when `next_step` stays as it is if nothing happens; a write's pause has passed."""
+    soonest_s = now.written_s + WRITE_EVERY_S
+    if now.dirty:
+        return soonest_s
+    if not now.open:
+        return float("inf")
+    idle_s = now.written_s + IDLE_S
+    floor_s = now.floor_s + FLOOR_EVERY_S if now.small and now.behind else idle_s
+    return max(soonest_s, min(idle_s, floor_s))
+
+
+PAUSE_S, PAUSE_S_MAX = 0.1, 30.0
+LONG_AGO_S = float("-inf")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a cursor works with."""
+
+    nodes: SubscriptionNodes
+    ledgers: LedgerStore
+    intents: Intents
+    log: TopicLog
+    topic: TopicInfo
+    rng: random.Random
+
+
+class Cursor:
+    """Made by Subscriptions.open, on the event loop that it stays on."""
+
+    def __init__(
+        self, around: Surroundings, seen: Seen, claim: Claim, intent: Intent, *, new: bool
+    ) -> None:
+        """`new`: the subscription was made just now; rows it begins at may have been trimmed."""
+        self.name = seen.name
+        self.failure: errors.LedgerError | None = None
+        """Why it writes nothing more, once it was taken over or deleted."""
+        self.confirmed: Positions = dict(seen.record.floor)
+        self._around = around
+        self._seen = seen
+        self._claim = claim
+        self._intent = intent
+        self._loop = asyncio.get_running_loop()
+        self._wanted: dict[int, int] = {}
+        self._unheard: Positions = {}  # written after `confirmed` or not: at most there it was
+        self._starts: Mapping[int, int] = {}  # first rows kept, as far as we were told
+        self._clip = new  # it went back, and that was not yet compared with what is kept
+        self._doubt = False  # something failed: the record and the intent are to be read again
+        self._ledger: CursorLedger | None = None
+        self._left: dict[int, None] = {}  # ledgers of ours that the record shall not name any more
+        self._written_s = self._floor_s = self._refused_s = LONG_AGO_S
+        self._looked_s = self._loop.time()
+        self._changed = asyncio.Event()
+        self._durable = asyncio.Event()
+        self._recovered: asyncio.Future[dict[int, int]] = self._loop.create_future()
+        self._aside: dict[asyncio.Task[None], None] = {}
+        self._task = self._loop.create_task(self._work())
+
+    # -- what the owner calls ----------------------------------------------------------------
+
+    def advance(self, positions: Positions) -> None:
+        """The subscription is at these positions, of the partitions named; written soon. They may
+        go back. Nothing is raised and nothing waited for."""
+        wanted = {**self._wanted, **clipped(positions, self._starts)}
+        if wanted != self._wanted and self.failure is None:
+            self._wanted = wanted
+            self._durable.clear()
+            self._changed.set()
+
+    def check(self) -> None:
+        """Raises errors.LedgerFenced when another run or query has taken the subscription over,
+        errors.SubscriptionNotFound when it was deleted."""
+        if self.failure is not None:
+            raise self.failure
+
+    async def recovered(self) -> dict[int, int]:
+        """Where the subscription was when it was opened, nothing confirmed left out. Waits for as
+        long as the bookies that have it do not answer. Raises as `check`."""
+        return dict(await asyncio.shield(self._recovered))
+
+    async def durable(self) -> None:
+        """Wait until what was last told is durable. Raises as `check`."""
+        await self._durable.wait()
+        self.check()
+
+    async def release(self, timeout_s: float = 10.0) -> None:
+        """Write the last position and let the subscription go: any query may have it at once.
+        What cannot be written in time is left as it is: its own query, or another after a lease.
+        """
+        await self._stop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.failure is None:
+                    if not await self._patiently(self._let_go()):
+                        await asyncio.sleep(self._around.rng.uniform(PAUSE_S, 2 * PAUSE_S))
+        except TimeoutError:
+            _log.warning("subscription '%s' could not be released in %s s", self.name, timeout_s)
+        finally:
+            await self._end()
+
+    async def abandon(self) -> None:
+        """Stop without a word to anybody, as a crash would."""
+        await self._stop()
+        await self._end()
+
+    # -- the work --------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        failures = 0
+        while self.failure is None:
+            await self._around.intents.heartbeat(self._intent)
+            if await self._patiently(self._round()):
+                failures = 0
+                await self._wait()
+            else:
+                failures += 1
+                pause_s = min(PAUSE_S_MAX, PAUSE_S * 2 ** min(failures, 20))
+                await asyncio.sleep(self._around.rng.uniform(0.5, 1.0) * pause_s)
+
+    async def _patiently(self, doing: Coroutine[Any, Any, None]) -> bool:
+        """Whether it went well. If not, and we are the owner still, look and try again."""
+        try:
+            await doing
+            return True
+        except _Overtaken as overtaken:
+            self._fail(overtaken.error)
+        except (_LostRace, errors.LedgerError, StoreError) as error:
+            self._doubt = True
+            _log.warning("subscription '%s' is written later: %r", self.name, error)
+        except Exception as error:  # a defect: it is told, and nothing more is written
+            _log.exception("the cursor of subscription '%s' ends", self.name)
+            self._fail(errors.LedgerError(f"subscription '{self.name}' has failed: {error!r}"))
+        return False
+
+    async def _round(self) -> None:
+        await self._settle()
+        while (step := next_step(self._situation())) is not Step.NOTHING:
+            if self._loop.time() < self._written_s + WRITE_EVERY_S:
+                break
+            await self._write(step)
+            await self._settle()
+        if not self._is_dirty():
+            self._durable.set()
+
+    async def _wait(self) -> None:
+        """Until something may be written, or a heartbeat is due."""
+        self._changed.clear()
+        if not self._is_dirty():
+            look_s = min(next_look_s(self._situation()), self._loop.time() + HEARTBEAT_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(look_s):
+                    await self._changed.wait()
+        if self._is_dirty():
+            await asyncio.sleep(next_look_s(self._situation()) - self._loop.time())
+
+    async def _settle(self) -> None:
+        """After it the record and the intent are known, and where the subscription was. An owner
+        that is not heard of for a while may have been taken for dead: it looks now and then."""
+        if self._doubt or self._loop.time() >= self._looked_s + HEARTBEAT_S:
+            await self._look()
+        if not self._recovered.done():
+            await self._recover()
+        if self._clip:
+            state = await self._around.log.fold(fresh=True)
+            self._starts, self._clip = state.start_offsets(), False
+            self._wanted = clipped({**self.confirmed, **self._wanted}, self._starts)
+
+    async def _look(self) -> None:
+        """Read what is there, and go on under another intent if ours was given up for dead."""
+        around = self._around
+        seen = await around.nodes.read(self.name)
+        if seen is None:
+            gone = f"subscription '{self.name}' of topic '{around.topic.name}' was deleted"
+            raise _Overtaken(errors.SubscriptionNotFound(gone, subscription=self.name))
+        mine = (self._claim.owner, self._seen.record.epoch)
+        if (seen.record.owner, seen.record.epoch) != mine:
+            raise _Overtaken(_fenced(self.name, seen.record))
+        self._seen = seen
+        named = seen.record.ledger_id
+        assert self._ledger is None or self._ledger.id == named, "we left it before we unnamed it"
+        intent = await around.intents.get(self._intent.id)
+        if not intent.open:
+            await self._renew_intent()
+        self._doubt, self._looked_s = False, self._loop.time()
+
+    async def _renew_intent(self) -> None:
+        around = self._around
+        try:
+            self._intent = await open_intent(
+                around.intents, self._claim, around.topic.id, self.name
+            )
+        except errors.LedgerFenced as error:
+            raise _Overtaken(error) from error
+        self._leave_ledger()
+        await self._move(self._seen.record)
+
+    async def _recover(self) -> None:
+        """Read the ledger of the owner before, which is fenced by it, and do without it."""
+        record = self._seen.record
+        found: Positions = record.floor
+        if record.ledger_id is not None:
+            try:
+                last = await cursor_ledger.last_entry(
+                    self._around.ledgers, record.ledger_id, fence=True
+                )
+            except errors.NoSuchLedger as error:
+                last = None
+                _log.error("the cursor of subscription '%s' is at its floor: %s", self.name, error)
+            found = later(found, {} if last is None else last.positions)
+            if fits(found):
+                self._left[record.ledger_id] = None
+                await self._move(inline(record, found))
+        self.confirmed = dict(found)
+        self._wanted = {**found, **self._wanted}
+        self._recovered.set_result(dict(found))
+
+    # -- writing ---------------------------------------------------------------------------
+
+    async def _write(self, step: Step) -> None:
+        wanted, highest = dict(self._wanted), self._highest()
+        if step is not Step.LEAVE:
+            self._unheard = later(self._unheard, wanted)
+        if goes_back(wanted, highest):
+            await self._go_back(wanted)
+        elif step is Step.APPEND:
+            await self._append(wanted)
+        elif step is Step.NEW_LEDGER:
+            await self._move_to_new_ledger(wanted)
+        elif step is Step.FLOOR:
+            await self._move(replace(self._seen.record, floor=wanted))
+        elif step is Step.INLINE:
+            self._leave_ledger()
+            await self._move(inline(self._seen.record, wanted))
+        elif step is Step.LEAVE:
+            await self._close_ledger()
+            return
+        self.confirmed, self._unheard = wanted, {}
+        self._written_s = self._loop.time()
+
+    async def _append(self, wanted: Positions) -> None:
+        assert self._ledger is not None
+        try:
+            await self._ledger.append(self._entry(wanted))
+        except errors.LedgerError:
+            self._leave_ledger()  # whoever closed it, the record says whether we may go on
+            self._refused_s = self._loop.time()
+            raise
+
+    async def _go_back(self, wanted: Positions) -> None:
+        nodes = self._around.nodes
+        others = nodes.going_back(self.name, await nodes.marks(self.name), wanted)
+        self._clip = True
+        if fits(wanted):
+            self._leave_ledger()
+            await self._move(inline(self._seen.record, wanted), *others)
+        else:
+            await self._move_to_new_ledger(wanted, *others)
+
+    async def _move_to_new_ledger(self, wanted: Positions, *others: Operation) -> None:
+        around = self._around
+        self._leave_ledger()
+        try:
+            made = await cursor_ledger.create(
+                around.ledgers, around.intents, self._intent, around.topic
+            )
+            self._left[made.id] = None
+            await made.append(self._entry(wanted))
+        except errors.LedgerError:
+            self._refused_s = self._loop.time()
+            raise
+        record = replace(self._seen.record, ledger_id=made.id, floor=stored(wanted))
+        del self._left[made.id]
+        try:
+            await self._move(record, *others)
+        except BaseException:
+            self._left[made.id] = None
+            raise
+        self._ledger = made
+
+    async def _move(self, record: SubscriptionRecord, *others: Operation) -> None:
+        """Write the record if all is as we saw it. Raises _LostRace."""
+        path, version = paths.intent(self._intent.id), self._intent.version
+        await self._put(replace(record, intent=self._intent.id), Check(path, version), *others)
+
+    async def _put(self, record: SubscriptionRecord, *others: Operation) -> None:
+        before = self._seen.record.ledger_id
+        seen = await self._around.nodes.write(self._seen, record, *others)
+        if seen is None:
+            raise _LostRace(f"its record is not of version {self._seen.version} any more")
+        self._seen = seen
+        self._floor_s = self._loop.time()
+        if before is not None and before != record.ledger_id:
+            self._left[before] = None
+        self._discard_left()
+
+    async def _let_go(self) -> None:
+        """The last write of all."""
+        await self._settle()
+        while goes_back(self._wanted, self._highest()):
+            await self._write(Step.INLINE)
+            await self._settle()
+        wanted = dict(self._wanted)
+        if fits(wanted):
+            self._leave_ledger()
+            record = inline(self._seen.record, wanted)
+        else:
+            if self._is_dirty():
+                await self._write(Step.APPEND if self._ledger else Step.NEW_LEDGER)
+            await self._close_ledger()
+            record = self._seen.record
+        released = replace(record, life=SubscriptionLife.RELEASED, intent=self._intent.id)
+        done = records.encode_intent(replace(self._intent.record, state=IntentState.DONE))
+        await self._put(released, Set(paths.intent(self._intent.id), done, self._intent.version))
+        self.confirmed = wanted
+        self._fail(errors.LedgerFenced(f"subscription '{self.name}' was released"))
+
+    def _leave_ledger(self) -> None:
+        """Append to another from now on; it is deleted once the record does not name it."""
+        if self._ledger is not None:
+            self._left[self._ledger.id] = None
+            self._ledger.writer.abandon()
+            self._ledger = None
+
+    async def _close_ledger(self) -> None:
+        """Leave the ledger where it is: the record goes on naming it."""
+        if self._ledger is not None:
+            ledger, self._ledger = self._ledger, None
+            await ledger.writer.close()
+
+    def _discard_left(self) -> None:
+        """Delete what the record, which was just written, does not name."""
+        for ledger_id in [one for one in self._left if one != self._seen.record.ledger_id]:
+            del self._left[ledger_id]
+            doing = cursor_ledger.discard(self._around.ledgers, ledger_id)
+            task = self._loop.create_task(doing)
+            self._aside[task] = None
+            task.add_done_callback(lambda done: self._aside.pop(done, None))
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def _entry(self, positions: Positions) -> CursorEntry:
+        return CursorEntry(self._seen.record.epoch, positions)
+
+    def _is_dirty(self) -> bool:
+        return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
+
+    def _highest(self) -> dict[int, int]:
+        """Nobody has seen it beyond."""
+        return later(self.confirmed, self._unheard)
+
+    def _situation(self) -> Situation:
+        now_s, ledger = self._loop.time(), self._ledger
+        return Situation(
+            now_s,
+            self._written_s,
+            self._floor_s,
+            dirty=self._is_dirty(),
+            behind=self._seen.record.floor != self._wanted,
+            small=fits(self._wanted),
+            refused=now_s - self._refused_s < OFTEN_S,
+            open=ledger is not None,
+            full=ledger is not None and ledger.full(now_s),
+        )
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def _fail(self, error: errors.LedgerError) -> None:
+        self.failure = error
+        if self._ledger is not None:
+            self._ledger.writer.abandon()
+        if not self._recovered.done():
+            self._recovered.set_exception(error)
+            self._recovered.exception()  # whoever does not ask is not told
+        self._durable.set()
+
+    async def _stop(self) -> None:
+        """What was under way may have been applied or not."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._doubt = True
+
+    async def _end(self) -> None:
+        if self.failure is None:
+            self._fail(errors.LedgerFenced(f"subscription '{self.name}' was given up"))
+        await asyncio.gather(*self._aside, return_exceptions=True)
+
+
+async def open_intent(intents: Intents, claim: Claim, topic_id: str, name: str) -> Intent:
+    """The intent of the claim's run on the subscription: the first call of a run ends the older
+    run's. No topic has such a target. Raises errors.LedgerFenced when a newer run has taken over.
+    """
+    target = f"subscription:{topic_id}/{name}"
+    return await intents.open_query_intent(claim.query_id, claim.run_id, target, kind=CURSOR)
+
+
+def _fenced(name: str, record: SubscriptionRecord) -> errors.LedgerFenced:
+    who = f"query {record.query_id}, run {record.run_id}" if record.live else "somebody's seek"
+    return errors.LedgerFenced(
+        f"subscription '{name}' was taken over by {who} (epoch {record.epoch})",
+        subscription=name,
+        query_id=record.query_id,
+        run_id=record.run_id,
+    )
+
+
+class _Overtaken(Exception):
+    """It is ours no more."""
+
+    def __init__(self, error: errors.LedgerError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _LostRace(Exception):
+    """The record or the intent is another than we saw."""

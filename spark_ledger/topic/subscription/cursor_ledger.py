@@ -1,0 +1,225 @@
+"""The ledger that a cursor's positions are appended to, and finding them again.
+
+Always true: an entry counts once it is acknowledged, synced on Qa bookies; whoever looks for the
+last one to go on from it fences the ledger first, so its writer adds nothing that is not seen; an
+entry that is damaged on every copy is passed over for the one before it, one that cannot be read
+now is an error. One entry is under way at a time.
+
+An entry says where the subscription was, whole. Always true: each has all positions, so the last
+good one is enough; partitions rise; the acknowledged ranges [lo, hi) of a partition lie beyond its
+position, rise and do not touch. (A query's cursor has none: they are for consumers that acknowledge
+row by row.)
+
+    0        4     5       6          8          16           20        24
+    +--------+-----+-------+----------+----------+------------+---------+
+    | "SLC1" | ver | flags | reserved | epoch    | partitions | ranges  |
+    +--------+-----+-------+----------+----------+------------+---------+
+    24  partitions x 4: partition     ranges x 4: partition
+        partitions x 8: position      ranges x 8: lo          ranges x 8: hi
+
+The columns follow each other in the order: partition and position of the positions; partition, lo
+and hi of the ranges. All integers are little-endian; epoch, position, lo and hi are signed 64-bit,
+the rest unsigned 32-bit. The CRC is in the ledger entry's own header.
+"""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.records import IdSpent
+from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription.records import Positions
+
+ENTRIES_MAX = 50_000
+AGE_S_MAX = 4 * 3600.0
+
+_log = logging.getLogger(__name__)
+
+MAGIC = b"SLC1"
+VERSION = 1
+RANGES_MAX = 10_000
+"""Of one entry; more is refused, never left out."""
+
+_HEADER = struct.Struct("<4sBBHqII")
+_U32: np.dtype[Any] = np.dtype("<u4")
+_I64: np.dtype[Any] = np.dtype("<i8")
+assert _HEADER.size == 24
+
+Ranges = tuple[tuple[int, int], ...]
+Column = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CursorEntry:
+    """`epoch` is the subscription's when it was written; `acked` by partition."""
+
+    epoch: int
+    positions: Positions
+    acked: Mapping[int, Ranges] = field(default_factory=dict)
+
+
+def encode(entry: CursorEntry) -> bytes:
+    """Raises ValueError for ranges or positions that break the rules above."""
+    partitions = sorted(entry.positions)
+    ranges = [(p, lo, hi) for p in sorted(entry.acked) for lo, hi in entry.acked[p]]
+    columns = (
+        np.array(partitions, _U32),
+        np.array([entry.positions[p] for p in partitions], _I64),
+        np.array([p for p, _, _ in ranges], _U32),
+        np.array([lo for _, lo, _ in ranges], _I64),
+        np.array([hi for _, _, hi in ranges], _I64),
+    )
+    problem = _problem(*columns)
+    if problem:
+        raise ValueError(problem)
+    header = _HEADER.pack(MAGIC, VERSION, 0, 0, entry.epoch, len(partitions), len(ranges))
+    return header + b"".join(column.tobytes() for column in columns)
+
+
+def decode(payload: bytes | memoryview) -> CursorEntry:
+    """What `encode` made. Raises errors.UnsupportedFormat for a later version, and BadCursorEntry
+    for what is no such entry."""
+    if len(payload) < _HEADER.size:
+        raise BadCursorEntry(f"a cursor's entry of {len(payload)} bytes")
+    magic, version, flags, _, epoch, count, ranges = _HEADER.unpack_from(payload)
+    if magic != MAGIC:
+        raise BadCursorEntry(f"a cursor's entry begins with {magic!r}")
+    if version > VERSION or flags:
+        raise errors.UnsupportedFormat(
+            f"a cursor's entry of version {version} with flags {flags:#x}, this is {VERSION}"
+        )
+    if len(payload) != _HEADER.size + 12 * count + 20 * ranges:
+        raise BadCursorEntry(f"{count} positions and {ranges} ranges in {len(payload)} bytes")
+    kinds = (_U32, _I64, _U32, _I64, _I64)
+    columns: list[Column] = []
+    at = _HEADER.size
+    for kind, length in zip(kinds, (count, count, ranges, ranges, ranges), strict=True):
+        columns.append(np.frombuffer(payload, kind, length, at))
+        at += kind.itemsize * length
+    problem = _problem(*columns)
+    if problem:
+        raise BadCursorEntry(problem)
+    partitions, positions = columns[0].tolist(), columns[1].tolist()
+    acked: dict[int, list[tuple[int, int]]] = {}
+    for partition, lo, hi in zip(*(column.tolist() for column in columns[2:]), strict=True):
+        acked.setdefault(partition, []).append((lo, hi))
+    found = {partition: tuple(some) for partition, some in acked.items()}
+    return CursorEntry(epoch, dict(zip(partitions, positions, strict=True)), found)
+
+
+class BadCursorEntry(Exception):
+    """Bytes that are no cursor's entry: the entry before it counts."""
+
+
+def _problem(partitions: Column, positions: Column, of: Column, los: Column, his: Column) -> str:
+    """Which of the rules is broken, "" for none."""
+    if bool((np.diff(partitions.astype(np.int64)) <= 0).any()):
+        return "the partitions of a cursor's positions do not rise"
+    if bool((positions < 0).any()):
+        return f"a cursor's position is negative: {int(positions.min())}"
+    if len(of) > RANGES_MAX:
+        return f"{len(of)} acknowledged ranges, at most {RANGES_MAX} fit"
+    if not len(of):
+        return ""
+    if not bool(np.isin(of, partitions).all()):
+        return "acknowledged ranges of a partition without a position"
+    begins = positions[np.searchsorted(partitions, of)]
+    same = np.diff(of.astype(np.int64)) == 0
+    apart = bool((los[1:][same] > his[:-1][same]).all())
+    rising = bool((np.diff(of.astype(np.int64)) >= 0).all())
+    if not (rising and apart and bool((los < his).all()) and bool((los > begins).all())):
+        return "acknowledged ranges do not rise beyond their partition's position"
+    return ""
+
+
+@dataclass(slots=True)
+class CursorLedger:
+    """One that is open, and when it was opened. Made by `create`."""
+
+    writer: LedgerWriter
+    opened_s: float
+    fragments_max: int
+    entries: int = 0
+
+    @property
+    def id(self) -> int:
+        return self.writer.ledger_id
+
+    def full(self, now_s: float) -> bool:
+        """Whether the next entry goes to another ledger: failed, long, old or fragmented."""
+        return (
+            self.writer.failure is not None
+            or self.entries >= ENTRIES_MAX
+            or now_s - self.opened_s >= AGE_S_MAX
+            or len(self.writer.record.fragments) >= self.fragments_max
+        )
+
+    async def append(self, entry: CursorEntry) -> None:
+        """Durable when it returns. Raises what LedgerWriter.append does."""
+        self.entries += 1
+        await self.writer.append(encode(entry))
+
+
+async def create(
+    ledgers: LedgerStore, intents: Intents, intent: Intent, topic: TopicInfo
+) -> CursorLedger:
+    """A ledger of the topic's quorums, always synced, whose readers hear of its end.
+
+    Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
+    """
+    policies = topic.policies
+    writer: LedgerWriter | None = None
+    while writer is None:
+        ledger_id = await intents.ledger_id(intent)
+        with suppress(IdSpent):
+            writer = await ledgers.create(
+                policies.ensemble_size,
+                policies.write_quorum,
+                policies.ack_quorum,
+                intent=intent.id,
+                topic=topic.id,
+                ledger_id=ledger_id,
+                announce_lac=True,
+            )
+    now_s = asyncio.get_running_loop().time()
+    return CursorLedger(writer, now_s, ledgers.config.fragments_max)
+
+
+async def last_entry(ledgers: LedgerStore, ledger_id: int, *, fence: bool) -> CursorEntry | None:
+    """The last good entry; None if there is none. With `fence` its writer adds nothing after it;
+    without, a later one may be on its way.
+
+    Raises errors.NoSuchLedger, errors.DataUnavailable, errors.Unavailable, errors.NotEnoughBookies,
+    errors.UnsupportedFormat.
+    """
+    reader = await ledgers.open(ledger_id, recover=fence)
+    if not reader.is_closed:
+        await reader.refresh_last_add_confirmed()
+    for entry_id in range(reader.last_add_confirmed, -1, -1):
+        with suppress(BadCursorEntry, errors.DigestMismatch):
+            found = [entry.payload async for _, entry in reader.read(entry_id, entry_id)]
+            return decode(found[0])
+        _log.error("entry %d of cursor ledger %d is damaged", entry_id, ledger_id)
+    return None
+
+
+async def discard(ledgers: LedgerStore, ledger_id: int) -> None:
+    """Close and delete a ledger that no record names any more. What fails is the janitor's: it goes
+    after its intent has ended."""
+    try:
+        await ledgers.recover(ledger_id)
+        await ledgers.delete(ledger_id)
+    except (errors.LedgerError, StoreError) as error:
+        _log.info("cursor ledger %d stays for the janitor: %s", ledger_id, error)

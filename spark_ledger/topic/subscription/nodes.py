@@ -1,0 +1,217 @@
+"""The nodes of a topic's subscriptions, read and written.
+
+Always true: a record is written by compare-and-set on the version that was judged, in one multi
+with whatever else must hold; a lost answer is resolved by sync and reading the record again: every
+record names its owner's random token and its epoch, so equal bytes under the next version are ours.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    NodeExists,
+    NoNode,
+    Operation,
+    OutcomeUnknown,
+    Set,
+    StoreUnavailable,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, read
+from spark_ledger.topic.log.names import escape, unescape
+from spark_ledger.topic.subscription import records as subscription_records
+from spark_ledger.topic.subscription.moves import Mark, needed_before_going_back, stored
+from spark_ledger.topic.subscription.records import Positions, SubscriptionRecord
+
+NEW = -1  # the version of a record that is not there yet
+NAME_CHARS_MAX = 255
+NEAREST_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A subscription as it was read. `created_ms` by the store's clock."""
+
+    name: str
+    record: SubscriptionRecord
+    version: int
+    created_ms: int
+
+
+class SubscriptionNodes:
+    """Of one topic. Everything raises StoreUnavailable and OutcomeUnknown but where it says what
+    becomes of them."""
+
+    def __init__(self, store: MetadataStore, topic_id: str) -> None:
+        self.store = store
+        self.topic_id = topic_id
+        self.folder = paths.subscriptions(topic_id)
+
+    async def ensure_folder(self) -> int:
+        """Make the topic's node of subscriptions if it is not there; returns its version. Raises
+        errors.TopicNotFound."""
+        for _ in range(TRIES_MAX):
+            node = await read(self.store, self.folder)
+            if node is not None:
+                return node.version
+            try:
+                await self.store.create(self.folder, subscription_records.encode_subscriptions())
+            except (NodeExists, OutcomeUnknown):
+                await self.store.sync(self.folder)
+            except NoNode:
+                raise errors.TopicNotFound(
+                    f"there is no topic with id {self.topic_id}", topic_id=self.topic_id
+                ) from None
+        raise StoreUnavailable(f"{self.folder} could not be made: {TRIES_MAX} answers were lost")
+
+    async def names(self) -> list[str]:
+        try:
+            return [unescape(name) for name in await self.store.children(self.folder)]
+        except NoNode:
+            return []
+
+    async def read(self, name: str, *, fresh: bool = True) -> Seen | None:
+        """The subscription, not older than this call if `fresh`; None if there is none."""
+        path = self.path(name)
+        if fresh:
+            await self.store.sync(path)
+        node = await read(self.store, path)
+        if node is None:
+            return None
+        record = subscription_records.decode_subscription(node.value)
+        return Seen(name, record, node.version, node.created_ms)
+
+    async def get(self, name: str) -> Seen:
+        """As `read`. Raises errors.SubscriptionNotFound, which tells near names."""
+        seen = await self.read(name)
+        if seen is None:
+            raise await self.not_found(name)
+        return seen
+
+    async def not_found(self, name: str) -> errors.SubscriptionNotFound:
+        nearest = difflib.get_close_matches(name, await self.names(), n=NEAREST_MAX)
+        hint = f"; near to it: {', '.join(sorted(nearest))}" if nearest else ""
+        told = f"there is no subscription '{name}'{hint}"
+        return errors.SubscriptionNotFound(told, subscription=name)
+
+    async def marks(self, name: str) -> list[Mark]:
+        """As they were made; none of a subscription that is going."""
+        try:
+            numbers = await self.store.children(self._marks(name))
+        except NoNode:
+            return []
+        found = []
+        for number in map(int, numbers):
+            node = await read(self.store, self._marks(name, number))
+            if node is not None:
+                positions = subscription_records.decode_mark(node.value)
+                found.append(Mark(number, node.created_ms, positions))
+        return found
+
+    async def create(
+        self, name: str, record: SubscriptionRecord, *others: Operation
+    ) -> Seen | None:
+        """Make it, with its first mark; None: it is there, or one of `others` did not hold."""
+        value = subscription_records.encode_subscription(record)
+        operations = [
+            Create(self.path(name), value),
+            Create(self._marks(name)),
+            self.mark(name, 0, record.floor),
+            self.touch(),
+        ]
+        return await self._write(name, record, NEW, [*operations, *others])
+
+    async def write(
+        self, seen: Seen, record: SubscriptionRecord, *others: Operation
+    ) -> Seen | None:
+        """Put `record` in the place of what was seen; None: something else is there, or one of
+        `others` did not hold."""
+        value = subscription_records.encode_subscription(record)
+        operation = Set(self.path(seen.name), value, seen.version)
+        return await self._write(seen.name, record, seen.version, [operation, *others])
+
+    async def delete(self, seen: Seen, *others: Operation) -> bool:
+        """Remove it with its marks; False: it is another by now, or one of `others` did not
+        hold. Raises OutcomeUnknown when it may be gone."""
+        numbers = [mark.number for mark in await self.marks(seen.name)]
+        operations: list[Operation] = [
+            *(Delete(self._marks(seen.name, number), ANY_VERSION) for number in numbers),
+            Delete(self._marks(seen.name), ANY_VERSION),
+            Delete(self.path(seen.name), seen.version),
+            self.touch(),
+        ]
+        try:
+            await self.store.multi([*operations, *others])
+            return True
+        except MultiFailed:
+            return False
+
+    def touch(self) -> Operation:
+        """What makes every trim that was planned before fail."""
+        return Set(self.folder, subscription_records.encode_subscriptions(), ANY_VERSION)
+
+    def going_back(self, name: str, marks: Sequence[Mark], positions: Positions) -> list[Operation]:
+        """What a step back to `positions` has in its multi; `marks` as they were read for it. Where
+        the newest says as much, no other is made; but then there must be none that came since: it
+        would hide the step back as soon as it is the one that counts."""
+        number = needed_before_going_back(marks, positions) if marks else 0
+        if number is not None:
+            return [self.touch(), self.mark(name, number, positions)]
+        following = marks[-1].number + 1
+        none = Delete(self._marks(name, following), ANY_VERSION)
+        return [self.touch(), self.mark(name, following, positions), none]
+
+    def mark(self, name: str, number: int, positions: Positions) -> Operation:
+        value = subscription_records.encode_mark(stored(positions))
+        return Create(self._marks(name, number), value)
+
+    async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
+        """Make a mark of where the subscription was seen, if it is there still (else it may have
+        gone back, and the mark would hide that), and remove others. Losing a race or an answer is
+        no error: who asks next does it."""
+        name, record = seen.name, seen.record
+        operations: list[Operation] = [
+            Delete(self._marks(name, number), ANY_VERSION) for number in forget
+        ]
+        if add is not None:
+            operations.append(self.mark(name, add, record.floor))
+        if operations:
+            try:
+                await self.store.multi([Check(self.path(name), seen.version), *operations])
+            except (MultiFailed, OutcomeUnknown):
+                return
+
+    def path(self, name: str) -> str:
+        """Raises errors.OptionInvalid for what is no name."""
+        if not 0 < len(name) <= NAME_CHARS_MAX:
+            raise errors.OptionInvalid(
+                f"a subscription's name has 1 to {NAME_CHARS_MAX} characters, not {len(name)}",
+                subscription=name,
+            )
+        return paths.subscription(self.topic_id, escape(name))
+
+    def _marks(self, name: str, number: int | None = None) -> str:
+        return paths.subscription_marks(self.topic_id, escape(name), number)
+
+    async def _write(
+        self, name: str, record: SubscriptionRecord, version: int, operations: list[Operation]
+    ) -> Seen | None:
+        try:
+            await self.store.multi(operations)
+        except MultiFailed:
+            return None
+        except OutcomeUnknown:
+            found = await self.read(name)
+            mine = found is not None and found.record == record and found.version == version + 1
+            return found if mine else None
+        if version == NEW:
+            return await self.read(name, fresh=False)
+        return Seen(name, record, version + 1, 0)

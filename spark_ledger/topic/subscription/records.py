@@ -1,0 +1,138 @@
+"""The records of a topic's subscriptions in the metadata store: JSON, readable with any client.
+
+    /topic-ids/<id>/subscriptions                     {}; its version counts what a trim must know
+    /topic-ids/<id>/subscriptions/<name>              the subscription
+    /topic-ids/<id>/subscriptions/<name>/marks/<n>    where it was when the mark was made
+
+Always true: a position is the first offset that is not consumed; `floor` is never above where the
+subscription is, and a partition it leaves out may be anywhere: all of it is held. A record of a
+later version, or bytes that are no such record, raise errors.UnsupportedFormat.
+docs/topics.md ("Subscriptions") shows them.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from spark_ledger import errors
+from spark_ledger.topic.log.records import READER_VERSION, WRITER_VERSION
+
+T = TypeVar("T")
+
+POSITIONS_BYTES_MAX = 64 * 1024
+"""Longest JSON of positions in one node: about 4,000 partitions. Longer ones are left out of the
+node: the cursor ledger has them, and the subscription holds all rows of its partitions."""
+
+Positions = Mapping[int, int]
+"""By partition the first offset that is not consumed."""
+
+
+class SubscriptionKind(Enum):
+    QUERY = "query"
+    CONSUMER = "consumer"
+
+
+class SubscriptionLife(Enum):
+    LIVE = "live"  # somebody opened it and did not release it; it may have died
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRecord:
+    """`epoch` counts the owners; `owner` is the random token of the one that is (or was, once it is
+    released), `query_id`, `run_id` and `intent` say who that is, "" where nobody was yet.
+    `ledger_id` is the cursor ledger whose last entry says where the subscription is, if that is
+    beyond `floor`; None: it is at `floor`. `partitions` are those it reads, None: all of them."""
+
+    kind: SubscriptionKind
+    epoch: int = 0
+    life: SubscriptionLife = SubscriptionLife.RELEASED
+    query_id: str = ""
+    run_id: str = ""
+    owner: str = ""
+    intent: str = ""
+    ledger_id: int | None = None
+    floor: Positions = field(default_factory=dict)
+    partitions: tuple[int, ...] | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.life is SubscriptionLife.LIVE
+
+
+_TEXTS = ("query_id", "run_id", "owner", "intent")
+
+
+def fits(positions: Positions) -> bool:
+    """Whether the positions may be kept in a node."""
+    return len(json.dumps(_plain(positions), separators=(",", ":"))) <= POSITIONS_BYTES_MAX
+
+
+def encode_subscriptions() -> bytes:
+    return _dump({})
+
+
+def encode_subscription(record: SubscriptionRecord) -> bytes:
+    plain: dict[str, Any] = {name: getattr(record, name) for name in _TEXTS}
+    plain |= {
+        "kind": record.kind.value,
+        "epoch": record.epoch,
+        "state": record.life.value,
+        "cursor": {"ledger": record.ledger_id, "floor": _plain(record.floor)},
+    }
+    if record.partitions is not None:
+        plain["partitions"] = list(record.partitions)
+    return _dump(plain)
+
+
+def decode_subscription(value: bytes) -> SubscriptionRecord:
+    def build(plain: dict[str, Any]) -> SubscriptionRecord:
+        cursor, partitions = plain["cursor"], plain.get("partitions")
+        ledger = cursor["ledger"]
+        return SubscriptionRecord(
+            kind=SubscriptionKind(plain["kind"]),
+            epoch=int(plain["epoch"]),
+            life=SubscriptionLife(plain["state"]),
+            ledger_id=None if ledger is None else int(ledger),
+            floor=_positions(cursor["floor"]),
+            partitions=None if partitions is None else tuple(int(p) for p in partitions),
+            **{name: str(plain[name]) for name in _TEXTS},
+        )
+
+    return _load(value, "subscription", build)
+
+
+def encode_mark(positions: Positions) -> bytes:
+    return _dump({"positions": _plain(positions)})
+
+
+def decode_mark(value: bytes) -> dict[int, int]:
+    return _load(value, "subscription's mark", lambda plain: _positions(plain["positions"]))
+
+
+def _plain(positions: Positions) -> dict[str, int]:
+    return {str(partition): positions[partition] for partition in sorted(positions)}
+
+
+def _positions(plain: Mapping[str, Any]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in plain.items()}
+
+
+def _dump(plain: Mapping[str, Any]) -> bytes:
+    versions = {"min_reader": READER_VERSION, "min_writer": WRITER_VERSION}
+    return json.dumps({**versions, **plain}, separators=(",", ":")).encode()
+
+
+def _load(value: bytes, what: str, build: Callable[[dict[str, Any]], T]) -> T:
+    try:
+        plain = json.loads(value)
+        needed = int(plain["min_reader"])
+        if needed > READER_VERSION:
+            raise errors.UnsupportedFormat(
+                f"a {what} needs reader version {needed}, this is version {READER_VERSION}"
+            )
+        return build(plain)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise errors.UnsupportedFormat(f"not a {what}: {error!r}") from error

@@ -1,0 +1,499 @@
+"""Subscriptions of a topic by name: opened by queries, created, sought, deleted, listed, and what
+they hold against retention.
+
+Always true: one owner at a time, the one of the record's epoch; its own query takes over at once,
+another when the owner released it, or its intent has ended, or this process saw no heartbeat of it
+for a lease in one unbroken session (never by comparing clocks); creating, deleting, seeking and
+taking over give the subscriptions' node a new version, which a trim checks (hazards 37, 38).
+"""
+
+import asyncio
+import builtins
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from spark_ledger import errors
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    Check,
+    MetadataStore,
+    Operation,
+    OutcomeUnknown,
+    SessionState,
+    Set,
+)
+from spark_ledger.metadata.store_calls import TRIES_MAX, pause_s, reachable, read
+from spark_ledger.topic.log import records
+from spark_ledger.topic.log.intents import SUPERSEDED, Intent, Intents, Sighting
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.records import IntentState
+from spark_ledger.topic.log.state import UNREAD, Tables, TopicState
+from spark_ledger.topic.log.topic_log import TopicLog
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription import cursor_ledger, moves, seek_target
+from spark_ledger.topic.subscription.cursor import Cursor, Surroundings, open_intent
+from spark_ledger.topic.subscription.lag import PartitionLag, topic_lag
+from spark_ledger.topic.subscription.moves import GRACE_MS, Claim
+from spark_ledger.topic.subscription.nodes import Seen, SubscriptionNodes
+from spark_ledger.topic.subscription.records import (
+    Positions,
+    SubscriptionKind,
+    SubscriptionRecord,
+    fits,
+)
+from spark_ledger.topic.subscription.seek_target import End, SeekTarget
+
+LEASE_S = 300.0
+SIGHTINGS_MAX = 10_000
+READS_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+ReadChunks = Callable[[Sequence[Chunk]], Awaitable[Tables]]
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionInfo:
+    """A subscription as a listing shows it. `positions` are at or below where it is: exactly there
+    once it is released, some seconds behind while it is used."""
+
+    name: str
+    kind: SubscriptionKind
+    live: bool
+    query_id: str
+    run_id: str
+    epoch: int
+    created_ms: int
+    ledger_id: int | None
+    positions: Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """From which offset on each partition is held by some subscription, and by which; one left out
+    is not held. A trim made from them must have `check` in its multi."""
+
+    offsets: Mapping[int, int]
+    check: Check
+    by: Mapping[int, str]
+
+
+class Subscriptions:
+    """Every method raises errors.Unavailable when the metadata store does not answer, and
+    errors.OptionInvalid for what is no name of a subscription."""
+
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        intents: Intents,
+        log_of: Callable[[str], TopicLog],
+        rng: random.Random,
+        *,
+        read_chunks: ReadChunks,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store: MetadataStore = ledgers.metadata
+        self._ledgers = ledgers
+        self._intents = intents
+        self._log_of = log_of
+        self._rng = rng
+        self._read_chunks = read_chunks
+        self._lease_s = lease_s
+        self._cursors: dict[Cursor, None] = {}
+        self._sightings: dict[str, Sighting] = {}
+        self._session = 0
+        self.store.add_session_listener(self._session_changed)
+
+    # -- used by a query ---------------------------------------------------------------------
+
+    async def open(
+        self,
+        topic: TopicInfo,
+        name: str,
+        query_id: str,
+        run_id: str,
+        *,
+        start: SeekTarget = End.LATEST,
+        partitions: tuple[int, ...] | None = None,
+    ) -> Cursor:
+        """The subscription in the hands of this run, made at `start` if it is not there; one that
+        is there stays where it is. `partitions`: the query reads only these.
+
+        Only the metadata store is asked: where it was, the cursor finds in the background.
+        Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.LedgerFenced (a
+        newer run of the query has it), errors.TopicNotFound, errors.TopicDeleted.
+        """
+        nodes = SubscriptionNodes(self.store, topic.id)
+        claim = Claim(query_id, run_id, self._token(), partitions=partitions)
+        nodes.path(name)
+        with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
+            await nodes.ensure_folder()
+            for tries in range(TRIES_MAX):
+                seen = await self._seen_free(nodes, name, claim)
+                intent = await open_intent(self._intents, claim, topic.id, name)
+                claim = replace(claim, intent=intent.id)
+                opened = await self._claim(nodes, name, seen, claim, intent, start)
+                if opened is not None:
+                    log = self._log_of(topic.id)
+                    around = Surroundings(
+                        nodes, self._ledgers, self._intents, log, topic, self._rng
+                    )
+                    return self._kept(Cursor(around, opened, claim, intent, new=seen is None))
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"others took subscription '{name}' again and again")
+
+    async def reserve(
+        self,
+        topic: TopicInfo,
+        name: str,
+        *,
+        start: SeekTarget,
+        partitions: tuple[int, ...] | None = None,
+    ) -> None:
+        """For a query that has no id yet: whether it could have the subscription. If there is none,
+        it is made at `start`, used by nobody, and holds the rows from there on.
+
+        Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.TopicNotFound,
+        errors.TopicDeleted.
+        """
+        nodes = SubscriptionNodes(self.store, topic.id)
+        claim = Claim("", "", self._token(), partitions=partitions)
+        nodes.path(name)
+        with reachable(f"looking for subscription '{name}' of topic '{topic.name}'"):
+            await nodes.ensure_folder()
+            for tries in range(TRIES_MAX):
+                if await self._seen_free(nodes, name, claim) is not None:
+                    return
+                resolved = await self._resolve(topic.id, start)
+                read = {
+                    p: at for p, at in resolved.items() if partitions is None or p in partitions
+                }
+                made = await nodes.create(name, moves.reserved(claim, read))
+                if made is not None:
+                    await self._clip(nodes, made)
+                    return
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"others took subscription '{name}' again and again")
+
+    async def close(self) -> None:
+        """Give up every cursor that is open, as a crash would; release them before."""
+        await asyncio.gather(*(cursor.abandon() for cursor in list(self._cursors)))
+        self._cursors.clear()
+
+    # -- by name -----------------------------------------------------------------------------
+
+    async def create(
+        self,
+        topic_id: str,
+        name: str,
+        at: SeekTarget = End.LATEST,
+        *,
+        kind: SubscriptionKind = SubscriptionKind.QUERY,
+        exist_ok: bool = False,
+    ) -> dict[int, int]:
+        """Make a subscription that nobody uses yet; returns where it is: all rows from there on
+        are held when it returns. Raises errors.SubscriptionExists, errors.TopicNotFound,
+        errors.TopicDeleted, errors.OffsetsOutOfRange."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"creating subscription '{name}'"):
+            await nodes.ensure_folder()
+            if await nodes.read(name) is None:
+                positions = _fitting(await self._resolve(topic_id, at))
+                record = SubscriptionRecord(kind, owner=self._token(), floor=positions)
+                seen = await nodes.create(name, record)
+                if seen is not None:
+                    return await self._clip(nodes, seen)
+        if not exist_ok:
+            raise errors.SubscriptionExists(
+                f"there is a subscription '{name}' already", subscription=name
+            )
+        return await self.positions(topic_id, name)
+
+    async def delete(self, topic_id: str, name: str, *, force: bool = False) -> None:
+        """Remove it: it holds nothing any more. One that is in use only with `force`; its query
+        then goes on without. Raises errors.SubscriptionNotFound, errors.SubscriptionBusy."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"deleting subscription '{name}'"):
+            for tries in range(TRIES_MAX):
+                seen = await nodes.read(name)
+                if seen is None:
+                    if tries:
+                        return
+                    raise await nodes.not_found(name)
+                await self._check_free(seen, force)
+                gone = False
+                try:
+                    gone = await nodes.delete(seen, *await self._condemn_owner(seen.record))
+                except OutcomeUnknown:
+                    _log.info("whether subscription '%s' was deleted is looked up", name)
+                if gone:
+                    await self._discard(seen.record)
+                    return
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"subscription '{name}' changes again and again")
+
+    async def seek(
+        self, topic_id: str, name: str, target: SeekTarget, *, force: bool = False
+    ) -> dict[int, int]:
+        """Put it to `target`, or to the first row kept where that is later; returns where it is.
+        One that is in use only with `force`, which takes it from its query.
+
+        Raises errors.SubscriptionNotFound, errors.SubscriptionBusy, errors.OffsetsOutOfRange,
+        errors.OffsetsNotAssigned, errors.TopicDeleted.
+        """
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"seeking subscription '{name}'"):
+            for tries in range(TRIES_MAX):
+                seen = await nodes.get(name)
+                await self._check_free(seen, force)
+                resolved = await self._resolve(topic_id, target)
+                positions = _fitting({**await self._position(nodes, seen), **resolved})
+                marks = await nodes.marks(name)
+                others = nodes.going_back(name, marks, positions)
+                others += await self._condemn_owner(seen.record)
+                record = moves.sought(seen.record, self._token(), positions)
+                moved = await nodes.write(seen, record, *others)
+                if moved is not None:
+                    await self._discard(seen.record)
+                    return await self._clip(nodes, moved)
+                await asyncio.sleep(pause_s(self._rng, tries))
+        raise errors.CommitContended(f"subscription '{name}' changes again and again")
+
+    async def list(self, topic_id: str, *, exact: bool = False) -> list[SubscriptionInfo]:
+        """Every subscription of the topic, by name. With `exact` positions are read from cursor
+        ledgers too."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable("listing subscriptions"):
+            await self.store.sync(nodes.folder)
+            names = await nodes.names()
+            found = await _each(names, lambda name: nodes.read(name, fresh=False))
+            there = [seen for seen in found if seen is not None]
+            read = self._position if exact else _floor
+            positions = await _each(there, lambda seen: read(nodes, seen))
+            return [_info(*one) for one in zip(there, positions, strict=True)]
+
+    async def positions(self, topic_id: str, name: str) -> dict[int, int]:
+        """Where the subscription is, from the record and its cursor ledger, without disturbing its
+        owner: what that writes just now may be missing. Raises errors.SubscriptionNotFound."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        with reachable(f"reading subscription '{name}'"):
+            seen = await nodes.get(name)
+            return await self._position(nodes, seen)
+
+    async def lag(self, topic_id: str, name: str, now_ms: int) -> dict[int, PartitionLag]:
+        """How far behind it is, by partition; `now_ms` by the store's clock. Raises as
+        `positions`."""
+        positions = await self.positions(topic_id, name)
+        with reachable(f"reading topic {topic_id}"):
+            state = await self._log_of(topic_id).fold(fresh=True)
+        return topic_lag(state, positions, now_ms)
+
+    # -- for retention and the janitor -----------------------------------------------------------
+
+    async def holds(
+        self, topic_id: str, partitions: int, now_ms: int, grace_ms: int = GRACE_MS
+    ) -> Holds:
+        """What the topic's subscriptions hold: the lowest position that each had since `grace_ms`
+        ago, `now_ms` by the store's clock. Makes and forgets marks of that. Whoever trims checks
+        in the same multi that no subscription came or went back since. Raises
+        errors.TopicNotFound."""
+        nodes = SubscriptionNodes(self.store, topic_id)
+        held: dict[int, int] = {}
+        by: dict[int, str] = {}
+        with reachable(f"reading the subscriptions of topic {topic_id}"):
+            await self.store.sync(nodes.folder)
+            version = await nodes.ensure_folder()  # before the records: see Holds.check
+            names = await nodes.names()
+            found = await _each(names, lambda name: self._held(nodes, name, now_ms, grace_ms))
+        there = ((name, *one) for name, one in zip(names, found, strict=True) if one is not None)
+        for name, record, lowest in there:
+            for p, offset in moves.held_by(record, lowest, partitions).items():
+                if p not in held or offset < held[p]:
+                    held[p], by[p] = offset, name
+        return Holds(held, Check(nodes.folder, version), by)
+
+    async def _held(
+        self, nodes: SubscriptionNodes, name: str, now_ms: int, grace_ms: int
+    ) -> tuple[SubscriptionRecord, Positions] | None:
+        """A subscription with its lowest position of the grace period; its marks are renewed."""
+        seen = await nodes.read(name, fresh=False)
+        if seen is None:
+            return None
+        marks = await nodes.marks(name)
+        found = moves.held(marks, seen.record.floor, now_ms, grace_ms)
+        await nodes.renew_marks(seen, found.add, found.forget)
+        return seen.record, found.positions
+
+    # -- owners --------------------------------------------------------------------------------
+
+    async def _seen_free(self, nodes: SubscriptionNodes, name: str, claim: Claim) -> Seen | None:
+        """The subscription, which `claim` may have; None: there is none. Raises
+        errors.SubscriptionBusy, errors.SubscriptionTypeMismatch."""
+        seen = await nodes.read(name)
+        if seen is not None:
+            alive = await self._alive(seen.record)
+            moves.check_free(name, seen.record, claim, alive=alive)
+        return seen
+
+    async def _claim(
+        self,
+        nodes: SubscriptionNodes,
+        name: str,
+        seen: Seen | None,
+        claim: Claim,
+        intent: Intent,
+        start: SeekTarget,
+    ) -> Seen | None:
+        """Try once to make the claim the owner; None: something changed meanwhile."""
+        check = Check(paths.intent(intent.id), intent.version)
+        if seen is None:
+            resolved = await self._resolve(nodes.topic_id, start)
+            read = claim.partitions
+            positions = {p: at for p, at in resolved.items() if read is None or p in read}
+            return await nodes.create(name, moves.created(claim, positions), check)
+        record = moves.taken(seen.record, claim)
+        condemned = await self._condemn_owner(seen.record, but=intent.id)
+        return await nodes.write(seen, record, nodes.touch(), check, *condemned)
+
+    async def _alive(self, record: SubscriptionRecord) -> bool:
+        """Whether its owner may be at work: it did not release it, its intent is open, and this
+        process did not see it silent for a lease."""
+        if not record.live:
+            return False
+        intent = await self._intent(record.intent)
+        if intent is None or not intent.open:
+            return False
+        node = await read(self.store, paths.intent_heartbeat(intent.id))
+        if node is None:
+            return False
+        now_s = asyncio.get_running_loop().time()
+        seen = self._sightings.get(intent.id)
+        if seen is None or not seen.same(node.version, self._session):
+            self._sightings.pop(intent.id, None)
+            self._sightings[intent.id] = Sighting(node.version, now_s, self._session)
+            if len(self._sightings) > SIGHTINGS_MAX:
+                del self._sightings[next(iter(self._sightings))]
+            return True
+        connected = self.store.session_state is SessionState.CONNECTED
+        return not connected or now_s - seen.since_s < self._lease_s
+
+    async def _condemn_owner(
+        self, record: SubscriptionRecord, but: str = ""
+    ) -> builtins.list[Operation]:
+        """What ends the owner's intent in a multi that takes the subscription from it."""
+        intent = await self._intent(record.intent)
+        if intent is None or not intent.open or intent.id == but:
+            return []
+        ended = replace(intent.record, state=IntentState.CONDEMNED, why=SUPERSEDED)
+        return [Set(paths.intent(intent.id), records.encode_intent(ended), intent.version)]
+
+    async def _intent(self, intent_id: str) -> Intent | None:
+        if not intent_id:
+            return None
+        try:
+            return await self._intents.get(intent_id)
+        except errors.LedgerFenced:
+            return None
+
+    async def _check_free(self, seen: Seen, force: bool) -> None:
+        """Whether it may be taken from its owner. Raises errors.SubscriptionBusy."""
+        if not force and await self._alive(seen.record):
+            raise moves.busy(seen.name, seen.record)
+
+    async def _discard(self, record: SubscriptionRecord) -> None:
+        """Fence and delete a ledger that the record does not name any more."""
+        if record.ledger_id is not None:
+            await cursor_ledger.discard(self._ledgers, record.ledger_id)
+
+    # -- positions -------------------------------------------------------------------------------
+
+    async def _resolve(self, topic_id: str, target: SeekTarget) -> dict[int, int]:
+        state = await self._state(topic_id)
+        chunks = seek_target.chunks_needed(state, target)
+        read = await self._read_chunks(chunks) if chunks else UNREAD
+        return seek_target.resolve(state, target, read)
+
+    async def _state(self, topic_id: str) -> TopicState:
+        state = await self._log_of(topic_id).fold(fresh=True)
+        if state.deleted:
+            raise errors.TopicDeleted(f"topic {topic_id} was deleted", topic_id=topic_id)
+        return state
+
+    async def _clip(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
+        """After a step back was written no trim passes it; what was trimmed before counts."""
+        state = await self._state(nodes.topic_id)
+        positions = moves.clipped(seen.record.floor, state.start_offsets())
+        if positions != seen.record.floor:
+            await nodes.write(seen, replace(seen.record, floor=positions))
+        return positions
+
+    async def _position(self, nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
+        for _ in range(TRIES_MAX):
+            if seen.record.ledger_id is None:
+                break
+            try:
+                last = await cursor_ledger.last_entry(
+                    self._ledgers, seen.record.ledger_id, fence=False
+                )
+                return moves.later(seen.record.floor, {} if last is None else last.positions)
+            except errors.NoSuchLedger:  # its owner went on to another, or it is lost
+                again = await nodes.get(seen.name)
+                if again.record.ledger_id == seen.record.ledger_id:
+                    break
+                seen = again
+        return dict(seen.record.floor)
+
+    def _kept(self, cursor: Cursor) -> Cursor:
+        ended = [one for one in self._cursors if one.failure is not None]
+        for one in ended:
+            del self._cursors[one]
+        self._cursors[cursor] = None
+        return cursor
+
+    def _token(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    def _session_changed(self, _: SessionState) -> None:
+        self._session += 1
+
+
+def _fitting(positions: dict[int, int]) -> dict[int, int]:
+    if not fits(positions):
+        raise errors.OptionInvalid(
+            f"the positions of {len(positions)} partitions do not fit into one record",
+            "Let the query that uses the subscription move it.",
+        )
+    return positions
+
+
+async def _each(some: Sequence[T], ask: Callable[[T], Awaitable[R]]) -> builtins.list[R]:
+    """What `ask` says of each, READS_AT_ONCE at a time."""
+    found: builtins.list[R] = []
+    for at in range(0, len(some), READS_AT_ONCE):
+        found += await asyncio.gather(*map(ask, some[at : at + READS_AT_ONCE]))
+    return found
+
+
+async def _floor(nodes: SubscriptionNodes, seen: Seen) -> dict[int, int]:
+    return dict(seen.record.floor)
+
+
+def _info(seen: Seen, positions: Positions) -> SubscriptionInfo:
+    record = seen.record
+    return SubscriptionInfo(
+        seen.name,
+        record.kind,
+        record.live,
+        record.query_id,
+        record.run_id,
+        record.epoch,
+        seen.created_ms,
+        record.ledger_id,
+        positions,
+    )

@@ -1,0 +1,1 @@
+"""What a cluster does for its topics: retention, cleaning, merging."""

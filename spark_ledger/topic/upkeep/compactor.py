@@ -1,0 +1,549 @@
+"""Merging small segments: their rows are read, written to another ledger, and put in their place.
+
+Always true: a row keeps its offset, its columns, its timestamp and its commit time, also where rows
+of many commits become one entry. Merges of different partitions that would be small entries are
+written together, and share entries as a task's rows do. A merge is a commit of `replace` actions,
+refused if anything but appends, and trims of rows before it, came to its partition since it was
+planned; then it is planned again. What was written for nothing is under an intent that ends with
+the merging, and so is the janitor's. Ended at any moment and begun again, it goes on with what is
+left.
+
+`Compaction` plans and commits; its tasks are carried out here, or on many machines by a Spark job
+(spark/merge_job.py).
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit import guards
+from spark_ledger.topic.entry.arrow_arrays import of_numpy
+from spark_ledger.topic.entry.batch_encoder import (
+    SHARE_BYTES,
+    BatchEncoder,
+    EncodedEntry,
+)
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    TYPED_NAMES,
+    VALUE,
+    column_of,
+)
+from spark_ledger.topic.entry.routing import Router, Routing
+from spark_ledger.topic.log.actions import Replace
+from spark_ledger.topic.log.intents import HEARTBEAT_S, Intent
+from spark_ledger.topic.log.intervals import Chunk
+from spark_ledger.topic.log.segment_table import Longs, SegmentTable
+from spark_ledger.topic.log.segments import Segment
+from spark_ledger.topic.log.state import Tables, TopicState
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.plan import Cutting, ReadTask, plan_read
+from spark_ledger.topic.read.row_blocks import Block
+from spark_ledger.topic.task_reader import fetch_kept
+from spark_ledger.topic.upkeep.merge_plan import (
+    Merge,
+    MergeLimits,
+    chunks_to_plan,
+    plan_merges,
+    worth_looking,
+)
+from spark_ledger.topic.write.entry_sender import EntrySender
+
+COMPRESSION = "zstd"
+ROUND_BYTES_MAX = 256 << 20  # of rows merged by one commit
+ROUND_MERGES_MAX = 500
+ROUND_TIMES_MAX = 50_000  # of the rows' commits, which the commit of the merges tells
+GROUP_BYTES = 32 << 20  # of merges that are written together, and held in memory meanwhile
+CONFLICTS_MAX = 10
+CHUNKS_MOVED_MAX = 5
+GATHER_BYTES_MAX = 4 << 20
+TIMES_MAX = 4096  # of a partition's rows that wait to be an entry
+TIME_PART = 256  # of an entry's bytes there is one time at most,
+TIME_PART_SHARED = 128  # or of one that is shared
+ONE_TASK = Cutting(task_bytes=1 << 62)
+_BESIDE = frozenset(TYPED_NAMES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """Merges of different partitions, by partition, with what is to be read for them. Picklable."""
+
+    merges: tuple[Merge, ...]
+    reads: tuple[ReadTask, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.merges)
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A merge that was written: its rows are in `segments`, not committed yet. Picklable."""
+
+    merge: Merge
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Merges that one commit makes, planned on the commits below `snapshot`. `since` is where the
+    next round goes on, by partition."""
+
+    snapshot: int
+    tasks: tuple[MergeTask, ...]
+    since: Mapping[int, int]
+
+    @property
+    def merges(self) -> int:
+        return sum(len(task.merges) for task in self.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What merging a topic did: so many segments became so many, by so many commits; about so many
+    bytes were copied."""
+
+    segments: int = 0
+    merged: int = 0
+    bytes: int = 0
+    commits: int = 0
+
+    def plus(self, done: Sequence[Merged]) -> "Compacted":
+        return Compacted(
+            self.segments + sum(one.merge.segments for one in done),
+            self.merged + sum(len(one.segments) for one in done),
+            self.bytes + sum(one.merge.bytes for one in done),
+            self.commits + 1,
+        )
+
+
+async def compact(
+    client: TopicClient,
+    name: str,
+    *,
+    limits: MergeLimits | None = None,
+    bytes_per_s: float | None = None,
+    compression: str = COMPRESSION,
+) -> Compacted:
+    """Merge the small segments that the topic has now, copying `bytes_per_s` at most on average.
+
+    Raises errors.BadConfig, errors.TopicNotFound, errors.TxnConflict (the topic is rearranged again
+    and again), errors.CommitContended, errors.NotEnoughBookies, errors.DataUnavailable,
+    errors.Unavailable.
+    """
+    pace = Pace(bytes_per_s)
+    info = await client.topics.open(name)
+    async with aclosing(Compaction(client, info, limits)) as compaction:
+        while tasks := await compaction.plan():
+            await compaction.carry_out(tasks, pace, compression)
+        return compaction.done
+
+
+class Compaction:
+    """Merging a topic round by round: `plan`, carry the tasks out under `intent`, `commit`, until
+    no task is planned. Close it. `since` is where it begins, by partition; without an `intent` it
+    makes one, which ends with it."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topic: TopicInfo,
+        limits: MergeLimits | None = None,
+        round_bytes: int = ROUND_BYTES_MAX,
+        *,
+        since: Mapping[int, int] | None = None,
+        intent: Callable[[], Awaitable[Intent]] | None = None,
+    ) -> None:
+        self.done = Compacted()
+        self._client = client
+        self._topic = topic
+        self._limits = limits
+        self._round_bytes = round_bytes
+        self._open_intent = intent
+        self._intent: Intent | None = None
+        self._planned: Round | None = None
+        self._since: Mapping[int, int] = since or {}
+        self._conflicts = 0
+
+    @property
+    def intent(self) -> Intent:
+        """Under which the tasks are carried out."""
+        assert self._intent is not None, "it is made with the first plan that has tasks"
+        return self._intent
+
+    async def plan(self) -> tuple[MergeTask, ...]:
+        """The next tasks. Raises as TopicLog.fold."""
+        client, topic = self._client, self._topic
+        self._planned = await plan_round(
+            client, topic, self._since, self._limits, self._round_bytes
+        )
+        if self._planned.tasks and self._intent is None:
+            if self._open_intent is not None:
+                self._intent = await self._open_intent()
+            else:
+                name = topic.name.full
+                self._intent = await client.intents.open_system_intent("compact", name)
+        return self._planned.tasks
+
+    async def carry_out(
+        self, tasks: Sequence[MergeTask], pace: "Pace", compression: str = COMPRESSION
+    ) -> None:
+        """The tasks planned last, one after the other, and their commit. Raises as `merge` and
+        `commit`."""
+        merged: list[Merged] = []
+        for task in tasks:
+            merged += await merge(
+                self._client, self._topic, self.intent, task, compression=compression
+            )
+            await pace.keep(self._client, self.intent, task.bytes)
+        await self.commit(merged)
+
+    async def commit(self, merged: Sequence[Merged]) -> None:
+        """Of each task planned, what one attempt of it wrote; of those left out the rows are
+        planned again. Raises as commit_round,
+        errors.TxnConflict (the topic is rearranged again and again)."""
+        planned = self._planned
+        assert planned is not None, "it was planned"
+        committed = await commit_round(self._client, self._topic, self.intent, planned, merged)
+        if committed:
+            self.done = self.done.plus(committed)
+        if len(committed) == planned.merges:
+            self._since = planned.since
+            return
+        self._conflicts += 1
+        if self._conflicts >= CONFLICTS_MAX:
+            raise errors.TxnConflict(f"topic '{self._topic.name}' is rearranged again and again")
+
+    async def aclose(self) -> None:
+        if self._intent is not None and self._open_intent is None:
+            await self._client.intents.try_finish(self._intent)
+
+
+async def plan_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    since: Mapping[int, int],
+    limits: MergeLimits | None = None,
+    round_bytes: int = ROUND_BYTES_MAX,
+) -> Round:
+    """The next merges, about `round_bytes` of them, of offsets from `since` on (by partition; from
+    the start where it has none). Without tasks: nothing is left to merge. Raises as TopicLog.fold.
+    """
+    for tries in range(CHUNKS_MOVED_MAX):
+        with reachable(f"reading topic '{topic.name}'"):
+            state = await client.log(topic.id).fold(fresh=True)
+        try:
+            return await _planned(client, state, since, limits, round_bytes)
+        except errors.NoSuchLedger:  # a newer checkpoint took the place of a chunk
+            if tries == CHUNKS_MOVED_MAX - 1:
+                raise
+    raise AssertionError("the last try raises or returns")
+
+
+async def _planned(
+    client: TopicClient,
+    state: TopicState,
+    since: Mapping[int, int],
+    limits: MergeLimits | None,
+    round_bytes: int,
+) -> Round:
+    """Raises errors.NoSuchLedger where a chunk is gone."""
+    merges: list[Merge] = []
+    tables: dict[Chunk, SegmentTable] = {}
+    reached = dict(since)
+    full = state.deleted
+    for held in state.partitions:
+        for lo, hi in worth_looking(held, reached.get(held.number, 0), limits):
+            if full:
+                break
+            read = await client.chunks.load(chunks_to_plan(held, lo, hi))
+            for one in plan_merges(held, lo, hi, limits, read):
+                full = full or _full(merges, round_bytes)
+                if not full:
+                    merges.append(one)
+                    tables |= read
+                    reached[held.number] = one.end
+    return Round(
+        state.next, tuple(_task(state, some, tables) for some in together(merges)), reached
+    )
+
+
+def together(merges: Sequence[Merge]) -> list[list[Merge]]:
+    """The merges with those put together that are small, or read entries that others may read, too:
+    such of different partitions, of GROUP_BYTES at most."""
+    found = [[one] for one in merges if not _joins(one)]
+    turns: dict[int, list[Merge]] = {}  # the first small ones of all partitions, the second ...
+    of_partition: Counter[int] = Counter()
+    for one in merges:
+        if _joins(one):
+            turns.setdefault(of_partition[one.partition], []).append(one)
+            of_partition[one.partition] += 1
+    for some in turns.values():
+        held = GROUP_BYTES
+        for one in some:
+            if held + one.bytes > GROUP_BYTES:
+                found.append([])
+                held = 0
+            found[-1].append(one)
+            held += one.bytes
+    return found
+
+
+def _joins(one: Merge) -> bool:
+    return one.shared or one.bytes < SHARE_BYTES
+
+
+def _task(state: TopicState, merges: Sequence[Merge], read: Tables) -> MergeTask:
+    by_partition = sorted(merges, key=lambda one: one.partition)
+    ranges = {one.partition: (one.start, one.end) for one in by_partition}
+    reads = plan_read(state, ranges, cutting=ONE_TASK, read=read)
+    return MergeTask(tuple(by_partition), tuple(reads))
+
+
+async def merge(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    task: MergeTask,
+    *,
+    compression: str = COMPRESSION,
+) -> list[Merged]:
+    """Read the rows, wherever they are by now, and write them under the intent; none when some are
+    gone. Raises what reading and writing do."""
+    sender = client.sender(topic, intent)
+    encoding: _Encoding | None = None
+    entry_bytes_max = client.ledgers.config.entry_bytes_max
+    try:
+        for planned in task.reads:
+            async for fetched in fetch_kept(client, planned):
+                block = fetched.block()
+                if encoding is None or not encoding.takes(block):
+                    await _send(sender, () if encoding is None else encoding.flush())
+                    encoding = _Encoding(block, task, entry_bytes_max, compression)
+                await _send(sender, encoding.add(block))
+        await _send(sender, () if encoding is None else encoding.flush())
+        segments, _ = await sender.finish()
+    except errors.RowsTrimmed:
+        await sender.abort()
+        return []
+    except BaseException:
+        await sender.abort()
+        raise
+    found: dict[int, list[Segment]] = {}
+    for segment in segments:
+        found.setdefault(segment.partition, []).append(segment)
+    merged = [Merged(one, tuple(found.get(one.partition, ()))) for one in task.merges]
+    for one in merged:
+        written = sum(segment.rows for segment in one.segments)
+        assert written == one.merge.end - one.merge.start, "a merge holds the same rows"
+    return merged
+
+
+async def commit_round(
+    client: TopicClient,
+    topic: TopicInfo,
+    intent: Intent,
+    planned: Round,
+    merged: Sequence[Merged],
+) -> Sequence[Merged]:
+    """Put what was written in the place of what it was read from, all of it that still can be in
+    one commit: returns that. What was planned on has changed of the others: plan them again. The
+    intent goes on. Raises as TopicClient.commit_actions."""
+    for _ in range(CONFLICTS_MAX):
+        if not merged:
+            break
+        try:
+            replaced = [_replace(planned.snapshot, one) for one in merged]
+            await client.commit_actions(topic.id, replaced, intent)
+            break
+        except errors.TxnConflict:
+            with reachable(f"reading topic '{topic.name}'"):
+                state = await client.log(topic.id).fold(fresh=True)
+            merged = [one for one in merged if _holds(state, intent, planned, one)]
+    else:
+        return ()
+    return merged
+
+
+def _holds(state: TopicState, intent: Intent, planned: Round, one: Merged) -> bool:
+    try:
+        guards.check(state, intent.app_id, (_replace(planned.snapshot, one),))
+    except errors.TxnConflict:
+        return False
+    return True
+
+
+def _replace(snapshot: int, one: Merged) -> Replace:
+    times = _Runs(one.merge.committed)
+    return Replace(
+        partition=one.merge.partition,
+        start=one.merge.start,
+        end=one.merge.end,
+        segments=one.segments,
+        snapshot=snapshot,
+        committed=tuple(tuple(times.taken(segment.rows)) for segment in one.segments),
+    )
+
+
+class _Encoding:
+    """Rows of one kind on their way to entries, by the encoder that tasks have: it keeps the order
+    of a partition's rows, so entries are given the rows' times in that order."""
+
+    def __init__(
+        self, first: Block, task: MergeTask, entry_bytes_max: int, compression: str
+    ) -> None:
+        self._first = first
+        self._several = len(task.merges) > 1
+        self._times: dict[int, _Runs] = {}
+        self._waiting = 0  # times of rows that are in no entry yet
+        self._times_max = min(TIMES_MAX, entry_bytes_max // TIME_PART)
+        self._waiting_max = entry_bytes_max // TIME_PART_SHARED
+        last = task.merges[-1].partition
+        self._encoder = BatchEncoder(
+            Router(Routing.COLUMN if self._several else Routing.SPARK, last + 1, last),
+            lambda: int(first.runs["written_ms"][0]),
+            compression=compression,
+            entry_bytes_max=entry_bytes_max,
+            gather_bytes_max=GATHER_BYTES_MAX + task.bytes if self._several else GATHER_BYTES_MAX,
+            key_filters=True,
+            schema_version=first.schema_version,
+        )
+
+    def takes(self, rows: Block) -> bool:
+        """Whether the rows may be in an entry with the first."""
+        one = self._first
+        same = (one.typed, one.schema_version) == (rows.typed, rows.schema_version)
+        most = max(map(len, self._times.values()), default=0)
+        if most >= self._times_max or self._waiting >= self._waiting_max:
+            return False
+        return same and (not one.typed or one.record_batch.schema == rows.record_batch.schema)
+
+    def add(self, rows: Block) -> Iterator[EncodedEntry]:
+        batch = rows.record_batch
+        beside = {name: _beside(batch, name, rows.typed) for name in (KEY, EVENT_TIME, HEADERS)}
+        if rows.typed:
+            values = batch.select([name for name in batch.schema.names if name not in _BESIDE])
+        else:
+            values = column_of(batch, VALUE)
+        partitions = of_numpy(rows.each("partition")) if self._several else None
+        self._note_times(rows)
+        return map(
+            self._timed,
+            self._encoder.add(
+                beside[KEY],
+                values,
+                event_times=beside[EVENT_TIME],
+                headers=beside[HEADERS],
+                partitions=partitions,
+            ),
+        )
+
+    def flush(self) -> Iterator[EncodedEntry]:
+        return map(self._timed, self._encoder.flush())
+
+    def _note_times(self, rows: Block) -> None:
+        times, start = rows.each_ms(), 0
+        for partition, count in rows.runs[["partition", "rows"]].tolist():
+            of_partition = self._times.setdefault(partition, _Runs())
+            before = len(of_partition)
+            of_partition.add(times[start : start + count])
+            self._waiting += len(of_partition) - before
+            start += count
+
+    def _timed(self, entry: EncodedEntry) -> EncodedEntry:
+        times = []
+        for share in entry.shares:
+            of_share = self._times[share.partition]
+            before = len(of_share)
+            times += of_share.taken(share.rows)
+            self._waiting += len(of_share) - before
+        return replace(entry, written_ms=max(ms for _, ms in times), times=times)
+
+
+class _Runs:
+    """So many rows of one time each, taken from the front."""
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._runs = deque(runs)
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, times: Longs) -> None:
+        """The rows that come next were written at these times, one for each."""
+        firsts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+        counts = np.diff(firsts, append=len(times))
+        for count, ms in zip(counts.tolist(), times[firsts].tolist(), strict=True):
+            if self._runs and self._runs[-1][1] == ms:
+                count += self._runs.pop()[0]
+            self._runs.append((count, ms))
+
+    def taken(self, rows: int) -> list[tuple[int, int]]:
+        """The runs of the next so many rows."""
+        found = []
+        while rows:
+            count, ms = self._runs.popleft()
+            if count > rows:
+                self._runs.appendleft((count - rows, ms))
+            found.append((min(count, rows), ms))
+            rows -= found[-1][0]
+        return found
+
+
+class Pace:
+    """At most so many bytes a second, on average; None: as many as there are."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        if bytes_per_s is not None and not bytes_per_s > 0:
+            raise errors.BadConfig(
+                f"a merge that copies {bytes_per_s} bytes a second does not end",
+                "Give bytes_per_s above 0, or leave it out.",
+            )
+        self._bytes_per_s = bytes_per_s
+        self._began_s = asyncio.get_running_loop().time()
+        self._bytes = 0
+
+    async def keep(self, client: TopicClient, intent: Intent, copied: int) -> None:
+        """Wait as long as it takes, showing that the intent's owner is at work."""
+        self._bytes += copied
+        while self._bytes_per_s is not None:
+            due_s = self._began_s + self._bytes / self._bytes_per_s
+            left_s = due_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, HEARTBEAT_S))
+            await client.intents.heartbeat(intent)
+
+
+async def _send(sender: EntrySender, entries: Iterable[EncodedEntry]) -> None:
+    for entry in entries:
+        await sender.send(entry)
+
+
+def _full(merges: Sequence[Merge], round_bytes: int) -> bool:
+    size = sum(one.bytes for one in merges)
+    times = sum(len(one.committed) for one in merges)
+    many = len(merges) >= ROUND_MERGES_MAX or times >= ROUND_TIMES_MAX
+    return many or size >= round_bytes
+
+
+def _beside(batch: pa.RecordBatch, name: str, typed: bool) -> pa.Array | None:
+    at = batch.schema.get_field_index(TYPED_NAMES[name] if typed else name)
+    return None if at < 0 else batch.column(at)

@@ -1,0 +1,217 @@
+"""What becomes of ledgers that were made for topics: which are closed, kept, deleted, and when; and
+which intents count as abandoned. Pure: the janitor looks, this decides, the janitor does.
+
+Always true of what is DELETED: it is CLOSED; its topic, folded after it was known to be CLOSED and
+its intent to be ended, does not refer to it (hazard 4); what a topic did refer to has been left
+alone for the topic's delete delay since (hazard 34). Under an intent that is open a ledger goes
+only if two later versions were committed since it was first seen CLOSED: then no batch can be
+under way that holds acknowledged entries of it (hazard 5). That can be known of a streaming query
+alone, whose versions come one after another from one run. Where nothing is known, it is kept.
+
+Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
+unbroken session; a difference of two hosts' clocks never counts. Many that fall silent together are
+a sign of trouble with the network or with the metadata store, not of their death (hazard 44): then
+nothing is condemned for a while, and after it only a few at a time.
+"""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from spark_ledger.topic.log.policies import TopicPolicies
+
+COUNTING_KINDS = ("query",)
+"""Kinds of intents whose versions one run commits in order, one at a time."""
+POLICY_KINDS = ("query", "batch", "system")
+"""Kinds of intents whose ledgers are all rolled as the topic's policies say."""
+OWN_ROLL_S_MAX = 4 * 3600
+"""Roll age at most of what else writes: cursors."""
+LATER_VERSIONS = 2
+DELETED_PART_MAX = 0.1  # of the ledgers that a pass knows, for the lack of references alone
+DELETED_UNGUARDED = 20  # so many may go in any case
+UNPUBLISHED_MS = 3600 * 1000
+"""Checkpoints are written beside the versions: so long at least one may take from its first entry
+in a ledger until the record that names it is published. One that takes longer has to begin anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntentSeen:
+    """An intent: `committed` is the version its transaction record has now."""
+
+    id: str
+    kind: str
+    open: bool
+    committed: int = -1
+
+    @property
+    def counts(self) -> bool:
+        """Whether its versions tell what of it can still be under way."""
+        return self.open and self.kind in COUNTING_KINDS
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSeen:
+    """A ledger that there is. `made_ms` is by the store's clock; `stuck`: it has been in recovery
+    for a while; `closed_at`: the version its intent had committed after the observer first saw it
+    CLOSED, at `closed_ms` by the store's clock."""
+
+    id: int
+    intent: str
+    topic: str
+    closed: bool
+    made_ms: int = 0
+    stuck: bool = False
+    closed_at: int | None = None
+    closed_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSeen:
+    """A topic as it was folded: what it refers to, what it dropped when; `checkpoint` is the
+    version that its checkpoint's node had before (None: there was none). `deleted_ms`: when it was
+    deleted. `problem`: why nothing can be said of it, which keeps everything."""
+
+    id: str
+    policies: TopicPolicies = field(default_factory=TopicPolicies)
+    referred: Container[int] = frozenset()
+    dropped: Mapping[int, int] = field(default_factory=dict)
+    checkpoint: int | None = None
+    deleted_ms: int | None = None
+    problem: str = ""
+
+
+class Fate(Enum):
+    KEPT = "kept"  # a topic refers to it
+    WAITS = "waits"  # it will go, or may: `why`
+    NEVER_REFERRED = "never referred to"  # deleted: nothing says that a topic ever had it
+    RECLAIMED = "reclaimed"  # deleted: its topic dropped it, or is deleted itself
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    ledger: int
+    fate: Fate
+    why: str = ""
+
+
+def to_close(
+    ledgers: Iterable[LedgerSeen],
+    intents: Mapping[str, IntentSeen],
+    topics: Mapping[str, TopicSeen],
+    now_ms: int,
+) -> list[int]:
+    """The ledgers that nobody will close: of ended intents and deleted topics all, others when
+    their age is beyond rolling (hazard 19), referred to or not."""
+    return [
+        one.id for one in ledgers if not one.closed and _abandoned(one, intents, topics, now_ms)
+    ]
+
+
+def fate_of(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> Verdict:
+    """What becomes of a ledger; `intent` and the ledger were read before the topic was folded."""
+    if not topic.problem and topic.deleted_ms is None and ledger.id in topic.referred:
+        return Verdict(ledger.id, Fate.KEPT)
+    why = _waits_for(ledger, intent, topic, now_ms)
+    if why:
+        return Verdict(ledger.id, Fate.WAITS, why)
+    was_referred = topic.deleted_ms is not None or ledger.id in topic.dropped
+    return Verdict(ledger.id, Fate.RECLAIMED if was_referred else Fate.NEVER_REFERRED)
+
+
+def _abandoned(
+    ledger: LedgerSeen,
+    intents: Mapping[str, IntentSeen],
+    topics: Mapping[str, TopicSeen],
+    now_ms: int,
+) -> bool:
+    topic = topics.get(ledger.topic) or TopicSeen(ledger.topic)
+    if not intents[ledger.intent].open or ledger.stuck or topic.deleted_ms is not None:
+        return True
+    return now_ms - ledger.made_ms > open_ms_max(topic.policies, intents[ledger.intent].kind)
+
+
+def open_ms_max(policies: TopicPolicies, kind: str = "query") -> int:
+    """How long a ledger may be open: its writer's roll age, and half of that as a grace, so that
+    none is open for more than twice the roll age."""
+    roll_s = policies.ledger_age_s_max
+    return 1500 * (roll_s if kind in POLICY_KINDS else max(roll_s, OWN_ROLL_S_MAX))
+
+
+def _waits_for(ledger: LedgerSeen, intent: IntentSeen, topic: TopicSeen, now_ms: int) -> str:
+    """Why an unreferred ledger cannot go now; empty if it can."""
+    if topic.problem:
+        return topic.problem
+    if not ledger.closed:
+        return "it is not closed"
+    if topic.deleted_ms is not None:
+        left_ms = topic.deleted_ms + topic.policies.delete_delay_ms - now_ms
+        return _delay(left_ms, "its topic was deleted")
+    if intent.open and not intent.counts:
+        return "its writer is at work"
+    if intent.open and (
+        ledger.closed_at is None or intent.committed < ledger.closed_at + LATER_VERSIONS
+    ):
+        return f"its writer has not committed {LATER_VERSIONS} versions since it was closed"
+    if ledger.id in topic.dropped:
+        left_ms = topic.dropped[ledger.id] + topic.policies.delete_delay_ms - now_ms
+        return _delay(left_ms, "the last reference to it went")
+    if intent.open and now_ms < ledger.closed_ms + UNPUBLISHED_MS:
+        return "its writer may be about to name it in a checkpoint"
+    return ""
+
+
+def _delay(left_ms: int, what: str) -> str:
+    return f"{what}; the delete delay ends in {-(-left_ms // 1000)} s" if left_ms > 0 else ""
+
+
+def too_many(never_referred: int, known: int) -> str:
+    """Why so many ledgers must not go at once for the lack of a reference alone: that is also what
+    an empty or a wrong metadata store looks like (hazard 50). Empty if they may."""
+    if never_referred <= max(DELETED_UNGUARDED, known * DELETED_PART_MAX):
+        return ""
+    return (
+        f"{never_referred} of {known} ledgers would be deleted because no topic refers to them:"
+        " look first, then clean with force"
+    )
+
+
+TOGETHER_PART_MAX = 0.2  # of the open intents
+TOGETHER_MIN = 2
+PAUSE_LEASES = 4
+UNUSED_LEASES = 96
+"""A batch job's writer is made when its query is planned. What it is to write may take long to be
+computed, and until its first task begins nobody shows a heartbeat, or has a ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """What to do about the silent: `condemn` these now; `since_s` is since when so many have been
+    silent together (None: they are not), `alarm` what to say about it."""
+
+    condemn: tuple[str, ...]
+    since_s: float | None = None
+    alarm: str = ""
+
+
+def lease_s(kind: str, heartbeats: int, lease_s: float) -> float:
+    """How long an intent of this kind may show no further heartbeat after so many."""
+    return UNUSED_LEASES * lease_s if kind == "batch" and heartbeats == 0 else lease_s
+
+
+def judge(
+    opened: int, silent: Sequence[str], since_s: float | None, now_s: float, lease_s: float
+) -> Silence:
+    """`silent` have shown no heartbeat for a lease, of `opened` intents that are open; `since_s`
+    is that of the last judgement."""
+    if len(silent) < TOGETHER_MIN or len(silent) <= opened * TOGETHER_PART_MAX:
+        return Silence(tuple(silent))
+    since_s = now_s if since_s is None else since_s
+    left_s = since_s + PAUSE_LEASES * lease_s - now_s
+    if left_s > 0:
+        alarm = (
+            f"{len(silent)} of {opened} writers fell silent together: look whether they can reach"
+            f" the metadata store; they are taken as gone, a few at a time, from {left_s:.0f} s on"
+        )
+        return Silence((), since_s, alarm)
+    few = max(1, int(opened * TOGETHER_PART_MAX))
+    return Silence(tuple(silent[:few]), since_s)

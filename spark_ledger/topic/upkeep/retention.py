@@ -1,0 +1,119 @@
+"""Which rows a topic need not keep any longer. Pure.
+
+Always true: whole segments go, oldest first, and none with a row at or after a partition's hold
+(what a subscription has not read yet); a point never lies below the partition's start. Time is the
+commit's, by the store's clock (hazard 35); what a row says of its own time deletes nothing.
+
+Of segments that a checkpoint keeps in chunks the intervals say how many bytes there are and from
+when to when they were committed, so at most one chunk a partition is read: the one in which the
+point lies. `chunks_needed` names it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_ledger.topic.log.intervals import Chunk, Interval
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.segment_table import SegmentTable
+from spark_ledger.topic.log.state import UNREAD, PartitionState, Tables, TopicState
+
+Points = Mapping[int, int]
+"""By partition the offset below which rows go, or may not go."""
+NO_HOLDS: Points = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Rows go that were committed before `before_ms`, or while more than `bytes_max` follow."""
+
+    before_ms: int | None
+    bytes_max: int | None
+
+    @classmethod
+    def of(cls, policies: TopicPolicies, now_ms: int) -> "_Limits":
+        age = policies.retention_ms
+        return cls(None if age is None else now_ms - age, policies.retention_bytes)
+
+    def let_go(self, last_ms: int, bytes_from: int) -> bool:
+        """Whether rows committed up to `last_ms` may go if without them `bytes_from` are left."""
+        old = self.before_ms is not None and last_ms < self.before_ms
+        return old or (self.bytes_max is not None and bytes_from >= self.bytes_max)
+
+
+def chunks_needed(
+    state: TopicState, policies: TopicPolicies, now_ms: int, holds: Points = NO_HOLDS
+) -> list[Chunk]:
+    """The chunks that `trim_points` needs."""
+    edges = (_edge(held, _Limits.of(policies, now_ms), holds) for held in state.partitions)
+    found = (edge.source for _, edge, _ in edges if edge is not None)
+    return list(dict.fromkeys(one for one in found if isinstance(one, Chunk)))
+
+
+def trim_points(
+    state: TopicState,
+    policies: TopicPolicies,
+    now_ms: int,
+    holds: Points = NO_HOLDS,
+    read: Tables = UNREAD,
+) -> dict[int, int]:
+    """By partition the offset up to which rows go; partitions that keep all have none.
+
+    `now_ms` is by the store's clock; `holds` the lowest offset that a subscription still needs.
+    """
+    if policies.retention_ms is None and policies.retention_bytes is None:
+        return {}
+    limits = _Limits.of(policies, now_ms)
+    points = {held.number: _point(held, limits, holds, read) for held in state.partitions}
+    return {p: to for p, to in points.items() if to > state.partitions[p].start_offset}
+
+
+def _edge(held: PartitionState, limits: _Limits, holds: Points) -> tuple[int, Interval | None, int]:
+    """Where the intervals that go as a whole end; the one after them if a part of it may go, too;
+    the bytes that follow it. A hole has nothing to keep: it goes with what is before it."""
+    top = _top(held, holds)
+    left = sum(one.bytes for one in held.intervals)
+    point = held.start_offset
+    for one in held.intervals:
+        left -= one.bytes
+        goes = one.source is None or limits.let_go(one.last_ms, left)
+        if not goes or one.hi > top:
+            partly = one.lo < top and limits.let_go(one.first_ms, left + one.bytes)
+            return point, one if partly and one.source is not None else None, left
+        point = one.hi
+    return point, None, left
+
+
+def _point(held: PartitionState, limits: _Limits, holds: Points, read: Tables) -> int:
+    point, edge, left = _edge(held, limits, holds)
+    if edge is None:
+        return point
+    for end, last_ms, bytes_left in _segments(held, edge, left, read):
+        if end > _top(held, holds) or not limits.let_go(last_ms, bytes_left):
+            break
+        point = end
+    return point
+
+
+def _top(held: PartitionState, holds: Points) -> int:
+    return min(holds.get(held.number, held.end_offset), held.end_offset)
+
+
+def _segments(
+    held: PartitionState, edge: Interval, left: int, read: Tables
+) -> Iterator[tuple[int, int, int]]:
+    """Of each segment of the interval: its end, its commit's time, the bytes that follow it."""
+    part = _table(edge, read).between(held.number, edge.lo, edge.hi)
+    ends = np.minimum(part.ends, edge.hi)
+    kept = ends - np.maximum(part.bases, edge.lo)
+    after = np.cumsum(part.sizes * kept // part.rows)
+    total = int(after[-1])
+    for i in range(len(part)):
+        yield int(ends[i]), int(part.commits_ms[i]), left + total - int(after[i])
+
+
+def _table(one: Interval, read: Tables) -> SegmentTable:
+    found = read[one.source] if isinstance(one.source, Chunk) else one.source
+    assert found is not None, "a hole has no segments"
+    return found

@@ -1,0 +1,176 @@
+"""What topics need done for them, again and again: rows that retention does not keep let go, long
+logs checkpointed, garbage deleted, what ended long ago forgotten, small segments merged. One role
+in a cluster does it; who is elected saves work, no more: every step is guarded, so two may do it at
+once.
+
+Always true: what fails for one topic is said and does not hinder the others; the janitor goes after
+them, so that it sees what retention dropped; intents go after it, as it finds ledgers by them;
+merging comes last, for it may take a while.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from spark_ledger import errors
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store import (
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    StoreError,
+)
+from spark_ledger.metadata.store_calls import each, reachable, read, store_now_ms
+from spark_ledger.topic.checkpoint.checkpointer import CHECKPOINT_EVERY
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log import checkpoint_record, records
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.upkeep.admin import Trimmed, retain
+from spark_ledger.topic.upkeep.compactor import Compacted
+from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, IntentExpiry
+from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
+from spark_ledger.topic.upkeep.merging import PASS_BYTES, Merging, TopicHead
+
+LONG_LOG = 2 * CHECKPOINT_EVERY  # who commits makes checkpoints too, and comes first
+TOPICS_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepReport:
+    """By topic what was let go (or would be, in a dry run) and what was merged, the topics whose
+    log was checkpointed, and what went wrong with which; what the janitor did, and what of intents
+    was removed."""
+
+    clean: CleanReport
+    expired: Expired = NOTHING_EXPIRED
+    trimmed: Mapping[str, Trimmed] = field(default_factory=dict)
+    checkpointed: tuple[str, ...] = ()
+    merged: Mapping[str, Compacted] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def eventful(self) -> bool:
+        """Whether there is something to say of it."""
+        did = (self.trimmed, self.checkpointed, self.merged, self.problems, self.expired.intents)
+        return any(did) or self.clean.eventful
+
+    def summary(self) -> str:
+        """One line."""
+        did = "would be " if self.clean.dry_run else ""
+        rows = sum(one.rows for one in self.trimmed.values())
+        parts = [
+            f"{rows} row(s) of {len(self.trimmed)} topic(s) {did}let go",
+            f"{len(self.clean.condemned)} abandoned writer(s) {did}ended",
+            f"{len(self.clean.closed)} ledger(s) {did}closed",
+            f"{len(self.clean.deleted)} {did}deleted",
+            f"{len(self.clean.kept)} kept",
+            f"{len(self.clean.waiting)} waiting",
+            f"{self.expired.intents} writer(s) of long ago forgotten",
+        ]
+        if self.merged:
+            segments = sum(one.segments for one in self.merged.values())
+            made = sum(one.merged for one in self.merged.values())
+            size = sum(one.bytes for one in self.merged.values())
+            parts.append(f"{segments} segment(s) merged into {made}, {size} byte(s) copied")
+        return ", ".join(parts)
+
+    def warnings(self) -> list[str]:
+        """What somebody should look at, a line each."""
+        unclosed = (f"ledger {ledger}: {why}" for ledger, why in self.clean.unclosed.items())
+        topics = (f"topic {name}: {why}" for name, why in self.problems.items())
+        return [one for one in (self.clean.alarm, self.clean.refused, *unclosed, *topics) if one]
+
+
+async def elected(store: MetadataStore) -> bool:
+    """Whether this session has the role, taking it if nobody has. Raises errors.Unavailable."""
+    with reachable("asking who maintains the cluster"):
+        with suppress(NodeExists, OutcomeUnknown):
+            await store.create(paths.MAINTAINER, ephemeral=True)
+        try:
+            await store.sync(paths.MAINTAINER)
+            return (await store.get(paths.MAINTAINER)).owner == store.session_id
+        except NoNode:
+            return False
+
+
+class Upkeep:
+    """Of one process. Close it. A pass copies `merge_bytes` at most, about, to merge segments; 0:
+    it merges none."""
+
+    def __init__(self, client: TopicClient, *, merge_bytes: int = PASS_BYTES) -> None:
+        self._client = client
+        self._merging = Merging(client, pass_bytes=merge_bytes)
+        self._intent: Intent | None = None
+        self._janitor = Janitor(client.store, client.ledgers, client.rng)
+        self._expiry = IntentExpiry(client.store)
+
+    async def once(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
+        """One pass. `force` as Janitor.clean. Raises errors.Unavailable."""
+        with reachable("maintaining topics"):
+            now_ms = await store_now_ms(self._client.store)
+        topics = await self._client.topics.list()
+        if self._intent is not None:
+            await self._client.intents.heartbeat(self._intent)
+        trimmed: dict[str, Trimmed] = {}
+        made: list[str] = []
+        problems: dict[str, str] = {}
+        heads: list[TopicHead] = []
+
+        async def one(info: TopicInfo) -> None:
+            name = info.name.short
+            try:
+                gone = await self._retain(info, now_ms, dry_run)
+                if gone.starts:
+                    trimmed[name] = gone
+                if not dry_run:
+                    head = await self._client.store.get(paths.topic_head(info.id))
+                    heads.append(TopicHead(info, records.decode_head(head.value).next))
+                    if await self._checkpointed(heads[-1]):
+                        made.append(name)
+            except (errors.LedgerError, StoreError) as error:
+                problems[name] = str(error)
+
+        await each(one, topics, TOPICS_AT_ONCE)
+        clean = await self._janitor.clean(dry_run=dry_run, force=force)
+        if dry_run:
+            return UpkeepReport(clean, NOTHING_EXPIRED, trimmed, problems=problems)
+        with reachable("removing what ended long ago"):
+            expired = await self._expiry.once(now_ms)
+        with reachable("merging segments"):
+            merging = await self._merging.once(heads, now_ms)
+        problems |= merging.problems
+        return UpkeepReport(clean, expired, trimmed, tuple(sorted(made)), merging.merged, problems)
+
+    async def close(self) -> None:
+        await self._merging.close()
+        if self._intent is not None:
+            await self._client.intents.try_finish(self._intent)
+            self._intent = None
+
+    async def _retain(self, info: TopicInfo, now_ms: int, dry_run: bool) -> Trimmed:
+        wanted = await retain(self._client, info, None, now_ms)
+        if dry_run or not wanted.starts:
+            return wanted
+        if (
+            self._intent is None
+        ):  # one for all that this process lets go: each makes nodes that stay
+            self._intent = await self._client.intents.open_system_intent("retain", "topics")
+        try:
+            return await retain(self._client, info, self._intent, now_ms)
+        except errors.LedgerFenced:  # taken for gone: the next pass goes on under another
+            self._intent = None
+            raise
+
+    async def _checkpointed(self, head: TopicHead) -> bool:
+        """Whether the topic's log was so long that it has a new checkpoint now."""
+        if head.next < LONG_LOG:
+            return False
+        topic_id = head.topic.id
+        node = await read(self._client.store, paths.topic_checkpoint(topic_id))
+        since = 0 if node is None else checkpoint_record.decode(node.value).next
+        if head.next - since < LONG_LOG:
+            return False
+        await self._client.checkpoints.make(topic_id, least=CHECKPOINT_EVERY)
+        return True

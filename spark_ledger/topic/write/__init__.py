@@ -1,0 +1,1 @@
+"""What a task writes: rows to entries to ledgers."""

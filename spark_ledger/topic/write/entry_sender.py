@@ -1,0 +1,363 @@
+"""Sending a task's entries to ledgers, and knowing exactly which were acknowledged.
+
+Always true: an entry is recorded only when it and all before it in its ledger were acknowledged
+to this sender (hazard 18); when a ledger fails, what was recorded stays, and what was not goes to
+the next ledger, once and in the same order (hazard 21). Bytes that were sent and not acknowledged
+are bounded by the writer's `room` and by `unacked_bytes_max`, with those that wait for their last
+copies, in this ledger and in those left before, by `held_bytes_max`; filters of keys by
+FILTER_BYTES_MAX: beyond it they are written and new segments begin. A filter that cannot be written
+is left out: it only saves reading.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_ledger import errors
+from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
+from spark_ledger.topic.entry.key_filter import ENTRIES_MIN, encode_filters
+from spark_ledger.topic.log.intents import Intent, Intents
+from spark_ledger.topic.log.ledger_cache import LedgerCache, TaskLedger
+from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.segments import NO_ENTRY, NO_MS, Segment, merge_ranges
+
+REPLICATED_WAIT_S = 0.5
+FAILED_LEDGERS_MAX = 5  # of one task; then its last error is the task's
+UNACKED_BYTES_MAX = 16 << 20
+HELD_BYTES_MAX = 24 << 20
+FILTER_BYTES_MAX = 4 << 20
+_HOPELESS = (errors.MessageTooBig, errors.Unauthorized)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCopies:
+    """Acknowledged entries of a ledger that one bookie had not confirmed when the task ended."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    bookie_id: str
+
+
+@dataclass(slots=True)
+class _Sent:
+    entry: EncodedEntry
+    acked: "asyncio.Future[int]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a segment is: of a ledger the part between two writings of filters."""
+
+    ledger_id: int
+    part: int
+    partition: int
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """The acknowledged entries of one segment."""
+
+    ids: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    written_ms: list[int] = field(default_factory=list)
+    event_ms: list[int] = field(default_factory=list)
+    filters: list[tuple[int, bytes]] = field(default_factory=list)
+    shared: bool = False
+    bytes: int = 0
+    metadata_version: int = 0
+    filter_entry: int = NO_ENTRY
+
+    def add(self, entry_id: int, share: EncodedShare, entry: EncodedEntry) -> None:
+        assert not self.ids or self.ids[-1] < entry_id, "acks come in the order of entries"
+        self.ids.append(entry_id)
+        self.rows.append(share.rows)
+        self.written_ms += (entry.first_written_ms, entry.written_ms)
+        self.event_ms += share.event_ms or ()
+        self.bytes += share.bytes
+        if share.key_filter is not None:
+            self.filters.append((entry_id, share.key_filter))
+
+    def segment(self, place: _Place) -> Segment:
+        event_min_ms, event_max_ms = event_bounds(self.event_ms)
+        return Segment(
+            partition=place.partition,
+            ledger_id=place.ledger_id,
+            metadata_version=self.metadata_version,
+            entries=merge_ranges(self.ids),
+            entry_rows=tuple(self.rows),
+            rows=sum(self.rows),
+            bytes=self.bytes,
+            min_ms=min(self.written_ms),
+            max_ms=max(self.written_ms),
+            shared=self.shared,
+            filter_entry=self.filter_entry,
+            event_min_ms=event_min_ms,
+            event_max_ms=event_max_ms,
+        )
+
+
+def event_bounds(event_ms: Iterable[int]) -> tuple[int, int]:
+    """What a segment says of its rows' event times: no row's is outside. NO_MS where none has
+    one; a bound that would say so by chance is moved outwards."""
+    known = list(event_ms)
+    if not known:
+        return NO_MS, NO_MS
+    low, high = min(known), max(known)
+    return low - (low == NO_MS), high + (high == NO_MS)
+
+
+class EntrySender:
+    """One task's way to its ledgers. Calls may overlap: they are carried out in their order."""
+
+    def __init__(
+        self,
+        cache: LedgerCache,
+        intents: Intents,
+        intent: Intent,
+        topic_id: str,
+        policies: TopicPolicies,
+        unacked_bytes_max: int = UNACKED_BYTES_MAX,
+        held_bytes_max: int = HELD_BYTES_MAX,
+    ) -> None:
+        self._cache = cache
+        self._intents = intents
+        self._intent = intent
+        self._topic_id = topic_id
+        self._policies = policies
+        self._turn = asyncio.Lock()
+        self._ledger: TaskLedger | None = None
+        self._sent: deque[_Sent] = deque()
+        self._again: deque[EncodedEntry] = deque()
+        self._unacked_bytes_max = unacked_bytes_max
+        self._unacked_bytes = 0
+        self._held_bytes_max = held_bytes_max
+        self._left: list[LedgerWriter] = []  # may still wait for last copies
+        self._part = 0
+        self._filter_bytes = 0
+        self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
+        self._recorded: dict[_Place, _Recorded] = {}
+        self._missing: list[MissingCopies] = []
+        self._failures = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of entries that were sent and not answered by every bookie; any thread may look."""
+        return sum(writer.held_bytes for writer in self._writers())
+
+    async def send(self, entry: EncodedEntry) -> None:
+        """Append the entry; returns when it is handed to the ledger's writer.
+
+        Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
+        or what the last of FAILED_LEDGERS_MAX ledgers failed with.
+        """
+        async with self._turn:
+            self._again.append(entry)
+            await self._intents.heartbeat(self._intent)
+            await self._send_waiting()
+
+    async def drain(self) -> None:
+        """Wait for every ack; more may be sent. Raises as `send`."""
+        async with self._turn:
+            await self._all_acked()
+
+    async def settled(self) -> None:
+        """Wait, after `drain`, until every copy is there or its bookie's time is over."""
+        for writer in self._writers():
+            await writer.held_below(0)
+
+    async def finish(self) -> tuple[tuple[Segment, ...], tuple[MissingCopies, ...]]:
+        """Wait for every ack, then up to REPLICATED_WAIT_S for all copies; the ledger goes back
+        to the cache. Raises as `send`."""
+        async with self._turn:
+            await self._all_acked()
+            await self._leave_ledger()
+        segments = (made.segment(place) for place, made in self._recorded.items())
+        return tuple(segments), tuple(self._missing)
+
+    async def abort(self) -> None:
+        """Forget what was sent, without waiting for it; the ledger is closed in the background."""
+        async with self._turn:
+            self._again.clear()
+            for sent in self._sent:
+                sent.acked.add_done_callback(_taken)
+            self._sent.clear()
+            self._unacked_bytes = 0
+            if self._ledger is not None:
+                self._cache.discard(self._ledger)
+                self._ledger = None
+
+    async def _all_acked(self) -> None:
+        await self._send_waiting()
+        while self._sent:
+            await self._all_decided()
+            if self._sent:
+                await self._leave_failed_ledger()
+                await self._send_waiting()
+
+    async def _send_waiting(self) -> None:
+        while self._again:
+            ledger = await self._ledger_with_room(self._again[0].payload_bytes)
+            self._append(ledger, self._again.popleft())
+
+    async def _ledger_with_room(self, size: int) -> TaskLedger:
+        """The current ledger once it takes so many bytes more, or the next one."""
+        while True:
+            if self._ledger is None:
+                self._ledger = await self._cache.acquire(
+                    self._topic_id, self._policies, self._intent
+                )
+                self._next_row = {}
+            ledger = self._ledger
+            self._record_acked()
+            if self._failed():
+                await self._leave_failed_ledger()
+            elif not ledger.usable(asyncio.get_running_loop().time()):
+                await self._all_decided()
+                if not self._sent:
+                    await self._leave_ledger()
+            elif self._filter_bytes > FILTER_BYTES_MAX:
+                await self._all_decided()
+                if not self._sent:
+                    await self._write_filters(ledger)
+            elif self._sent and self._unacked_bytes + size > self._unacked_bytes_max:
+                await asyncio.gather(self._sent[0].acked, return_exceptions=True)
+            elif self.held_bytes + size > self._held_bytes_max and self.held_bytes:
+                await self._less_held()
+            else:
+                await ledger.writer.room()
+                if not self._failed():
+                    return ledger
+
+    async def _less_held(self) -> None:
+        """Wait until some writer holds less than now."""
+        self._left = [writer for writer in self._left if writer.held_bytes]
+        first = next(writer for writer in self._writers() if writer.held_bytes)
+        await first.held_below(first.held_bytes - 1)
+
+    def _writers(self) -> list[LedgerWriter]:
+        """Those that may hold bytes, oldest first."""
+        ledger = self._ledger
+        return self._left if ledger is None else [*self._left, ledger.writer]
+
+    def _append(self, ledger: TaskLedger, entry: EncodedEntry) -> None:
+        first_rows = [self._next_row.get(share.partition, 0) for share in entry.shares]
+        for share, first_row in zip(entry.shares, first_rows, strict=True):
+            self._next_row[share.partition] = first_row + share.rows
+        acked = ledger.writer.append(entry.payload(first_rows), entry.rows)
+        ledger.bytes += entry.payload_bytes
+        self._unacked_bytes += entry.payload_bytes
+        self._sent.append(_Sent(entry, acked))
+
+    def _failed(self) -> bool:
+        assert self._ledger is not None
+        first = self._sent[0].acked if self._sent else None
+        broken = first is not None and first.done() and first.exception() is not None
+        return broken or self._ledger.writer.failure is not None
+
+    def _record_acked(self) -> None:
+        """Move what was acknowledged, in order, from sent to recorded."""
+        while self._sent and self._sent[0].acked.done():
+            if self._sent[0].acked.exception() is not None:
+                return
+            sent = self._sent.popleft()
+            self._record(sent.entry, sent.acked.result())
+
+    def _record(self, entry: EncodedEntry, entry_id: int) -> None:
+        assert self._ledger is not None
+        writer = self._ledger.writer
+        self._unacked_bytes -= entry.payload_bytes
+        for share in entry.shares:
+            place = _Place(writer.ledger_id, self._part, share.partition)
+            made = self._recorded.setdefault(place, _Recorded())
+            made.add(entry_id, share, entry)
+            made.shared = made.shared or len(entry.shares) > 1
+            made.metadata_version = max(made.metadata_version, writer.version)
+            self._filter_bytes += len(share.key_filter or b"")
+
+    async def _all_decided(self) -> None:
+        """Wait until every entry sent was acknowledged or refused, and record what was acked."""
+        await asyncio.gather(*(sent.acked for sent in self._sent), return_exceptions=True)
+        self._record_acked()
+
+    async def _leave_failed_ledger(self) -> None:
+        """Keep what was acked, send the rest again. Raises when there is no use in trying on."""
+        assert self._ledger is not None
+        await self._all_decided()
+        cause = self._cause(self._sent)
+        self._again.extendleft(sent.entry for sent in reversed(self._sent))
+        self._sent.clear()
+        self._unacked_bytes = 0
+        self._begin_part()
+        self._left.append(self._ledger.writer)
+        self._cache.discard(self._ledger)
+        self._ledger = None
+        self._failures += 1
+        if cause is not None and (
+            isinstance(cause, _HOPELESS) or self._failures >= FAILED_LEDGERS_MAX
+        ):
+            raise cause
+
+    def _cause(self, unacked: Iterable[_Sent]) -> BaseException | None:
+        assert self._ledger is not None
+        for sent in unacked:
+            error = sent.acked.exception()
+            if error is not None:
+                return error
+        return self._ledger.writer.failure
+
+    async def _leave_ledger(self) -> None:
+        """Give the ledger back once its copies are complete, or note what is missing."""
+        if self._ledger is None:
+            return
+        writer = self._ledger.writer
+        await self._write_filters(self._ledger)
+        ledger_id = writer.ledger_id
+        mine = [made.ids for at, made in self._recorded.items() if at.ledger_id == ledger_id]
+        if mine:
+            first = min(ids[0] for ids in mine)
+            missing = await writer.fully_replicated(REPLICATED_WAIT_S, first)
+            self._missing += [
+                MissingCopies(writer.ledger_id, m.first_entry, m.last_entry, m.bookie_id)
+                for m in missing
+            ]
+        self._left.append(writer)
+        self._cache.release(self._ledger)
+        self._ledger = None
+
+    async def _write_filters(self, ledger: TaskLedger) -> None:
+        """The filters of the part's longer segments, as one entry; then a new part begins. All
+        that was sent is recorded."""
+        due = {
+            place: made
+            for place, made in self._recorded.items()
+            if made.filters and len(made.ids) >= ENTRIES_MIN
+        }
+        if due:
+            payload = encode_filters(
+                (place.partition, *one) for place, made in due.items() for one in made.filters
+            )
+            ledger.bytes += len(payload)
+            acked = ledger.writer.append([payload], 0)
+            await asyncio.gather(acked, return_exceptions=True)
+            if acked.exception() is None:
+                for made in due.values():
+                    made.filter_entry = acked.result()
+                    made.metadata_version = max(made.metadata_version, ledger.writer.version)
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        """What is sent from now on is of new segments; filters not written are forgotten."""
+        for made in self._recorded.values():
+            made.filters.clear()
+        self._filter_bytes = 0
+        self._part += 1
+        self._next_row = {}
+
+
+def _taken(acked: "asyncio.Future[int]") -> None:
+    """Nobody is interested in how it ended."""
+    if not acked.cancelled():
+        acked.exception()

@@ -1,0 +1,87 @@
+"""Archives of the classes that Spark loads: each spares a JVM two fifths of what it costs to start
+and to run a query. Made once for an environment, in which they are kept.
+
+    python -m tests.kit.class_archives        make those that this Java and these jars have not
+
+Always true: an archive is under its name whole or not at all.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_ledger.demo import jars, session
+from spark_ledger.local.java import find_java
+from tests.kit.jvm import FOLDER, KINDS, OPTIONS, QUIET, archive
+
+ROWS = 1000
+
+
+def _fits(kind: str) -> bool:
+    """Whether Java takes it for the class path that Spark's launcher makes."""
+    spark_jars = jars.spark_jars()
+    first = jars.delta_jars() if kind == "delta" else []
+    parts = [*first, spark_jars.parent / "conf", *spark_jars.glob("slf4j-api-*"), spark_jars / "*"]
+    given = [*OPTIONS.split(), f"-XX:SharedArchiveFile={archive(kind)}", "-Xshare:on"]
+    command = [str(find_java()), *given, "-cp", os.pathsep.join(map(str, parts)), "-version"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def make() -> None:
+    """Make, side by side, the archives that are not there or do not fit; tell of one that cannot be
+    made: nothing needs it."""
+    kinds = [kind for kind in KINDS if not (archive(kind).exists() and _fits(kind))]
+    started = {kind: _started(kind) for kind in kinds}
+    for kind, process in started.items():
+        said, _ = process.communicate()
+        if process.returncode:
+            print(f"{said}\nno archive of Spark's classes ({kind}): the tests take longer")
+
+
+def _started(kind: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.kit.class_archives", kind]
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(command, stdout=pipe, stderr=both, text=True)
+
+
+def _make_one(kind: str) -> None:
+    """The JVM writes down what it has loaded when it ends."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        made = Path(folder) / "classes.jsa"
+        given = f"{OPTIONS} {QUIET} -XX:ArchiveClassesAtExit={made}"
+        os.environ.update(SPARK_SUBMIT_OPTS=given, SPARK_LAUNCHER_OPTS=OPTIONS)
+        spark = session.start("classes", Path(folder), cores=2, delta=kind == "delta")
+        java = spark.sparkContext._gateway.proc
+        _load_classes(spark, Path(folder), "delta" if kind == "delta" else "parquet")
+        spark.stop()
+        java.stdin.close()
+        java.wait()
+        made.rename(archive(kind))
+
+
+def _load_classes(spark: SparkSession, folder: Path, format_: str) -> None:
+    """What most tests do, once: files written, read, counted and streamed, rows through Python."""
+    there, again, checkpoint = (str(folder / name) for name in ("there", "again", "checkpoint"))
+    numbers = spark.range(0, ROWS, 1, 2)
+    rows = numbers.selectExpr("id", "concat('k', id % 5) AS key", "cast(id AS string) AS value")
+    rows.write.format(format_).save(there)
+    read = spark.read.format(format_).load(there)
+    read.groupBy("key").agg(F.count("*").alias("n"), F.avg("id")).orderBy("n").collect()
+    read.mapInArrow(lambda batches: batches, read.schema).where("id > 5").toArrow()
+    spark.createDataFrame(pa.table({"id": [1]})).join(read, "id").collect()
+    stream = spark.readStream.format(format_)
+    loaded = (stream if format_ == "delta" else stream.schema(read.schema)).load(there)
+    writer = loaded.writeStream.format(format_).option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start(again).awaitTermination()
+    assert spark.read.format(format_).load(again).count() == ROWS
+
+
+if __name__ == "__main__":
+    _make_one(sys.argv[1]) if sys.argv[1:] else make()
