@@ -331,6 +331,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         told: dict[str, Any] = dict.fromkeys(_ASKED, repeat(self).__next__)  # without a frame
         told["_get_event_loop"] = lambda **_: self
         told["current_task"] = lambda loop=None: _CURRENT_TASK(self)
+        told["all_tasks"] = lambda loop=None: set(self._tasks.alive())
         asyncio._set_running_loop(self)
         self._running, _running = True, self
         _tell(told)
@@ -339,7 +340,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             yield
         finally:
             del _ALL_TASKS.add
-            _tell({**_ASKED, "current_task": _CURRENT_TASK})
+            _tell({**_ASKED, "current_task": _CURRENT_TASK, "all_tasks": _ALIVE})
             self._running, _running = False, None
             asyncio._set_running_loop(None)
 
@@ -428,6 +429,7 @@ _ASKED: dict[str, Any] = {
     for name in ("get_running_loop", "_get_running_loop", "_get_event_loop")
 }
 _CURRENT_TASK: Any = asyncio.current_task
+_ALIVE: Any = asyncio.all_tasks
 _ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
 """asyncio's weak set of all tasks, in which a run keeps none: it has `Tasks`, and a weak reference
 for each task is the twentieth part of what a task costs."""

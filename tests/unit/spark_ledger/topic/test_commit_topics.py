@@ -223,7 +223,7 @@ def test_a_reader_of_several_topics_sees_each_commit_in_all_of_them_or_in_none(s
         async def read():
             client = await stage.another()
             logs = [client.log(one) for one in ids]
-            while writing in asyncio.all_tasks():
+            while not writing.done():
                 apart = [await log.fold() for log in logs]
                 torn.append(not agreement.agree(apart))
                 states = await agreement.fold_agreeing(logs)
