@@ -52,7 +52,7 @@ class NotConnected(CallFailed):
 
 
 class FrameNetwork:
-    """Implements LocalNetwork. Belongs to the event loop it is first used on. An attempt to connect
+    """Implements Network. Belongs to the event loop it is first used on. An attempt to connect
     may take `connect_s`."""
 
     def __init__(self, connect_s: float = CONNECT_S) -> None:
