@@ -1,0 +1,133 @@
+"""docs/architecture.md walks an append, a commit and a read: each file that runs is named there.
+
+One of each is run under a profiler, the client's part on a real cluster and the bookie's on a node
+in this process; then the files that ran are compared with those that the page names.
+"""
+
+import asyncio
+import re
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_ledger.process import background_loop
+from spark_ledger.spark.data_source import LedgerDataSource
+from spark_ledger.spark.options.options import stream_write_options
+from spark_ledger.spark.write.job import WriteJob
+from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
+from spark_ledger.spark.write.topic_writers import Task
+from tests.integration.test_write_tasks import VALUE
+from tests.simulation.loop import run
+from tests.tidy.sources import ROOT
+from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
+
+OURS = ("spark_ledger/", "bookie_server/")
+PAGE = ROOT / "docs" / "architecture.md"
+FILE = re.compile(r"`((?:spark_ledger|bookie_server)/[a-z0-9_/]+\.py)`")
+ROWS = pa.record_batch({"value": ["x" * 1000] * 4000})
+
+
+def named(heading: str) -> set[str]:
+    """The files that a section of the page names."""
+    text = PAGE.read_text()
+    start = text.index(f"\n## {heading}\n")
+    return set(FILE.findall(text[start : text.index("\n## ", start + 1)]))
+
+
+@contextmanager
+def files_that_run() -> Iterator[set[str]]:
+    """Those of ours, in this thread and on the ledger's loop; generators that go on count too."""
+    seen: set[str] = set()
+    root = f"{ROOT}/"
+
+    def called(frame: Any, event: str, _: Any) -> None:
+        path = frame.f_code.co_filename.removeprefix(root)
+        if event == "call" and path.startswith(OURS) and not path.endswith("__init__.py"):
+            seen.add(path)
+
+    def on_the_loop(profile: Any) -> None:
+        done = threading.Event()
+        background_loop().loop.call_soon_threadsafe(lambda: (sys.setprofile(profile), done.set()))
+        done.wait()
+
+    on_the_loop(called)
+    sys.setprofile(called)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+        on_the_loop(None)
+
+
+def of_a_bookie() -> tuple[set[str], set[str]]:
+    """What runs on a bookie for an add of a small and of a large entry, and for reads of both, out
+    of the write cache and out of logs."""
+    large = bytes(40 * KIB)
+
+    async def all_of_it() -> tuple[set[str], set[str]]:
+        node = await Node(replace(CONFIG, large_entry_bytes=16 * KIB)).start()
+        await node.create_ledger(1)
+        await node.add(entry(1, 0))
+        with files_that_run() as adding:
+            await node.add(entry(1, 1))
+            await node.add(entry(1, 2, large))
+        with files_that_run() as reading:
+            await node.read(1, 1, 2)
+        await asyncio.sleep(3 * CONFIG.flush_interval_s)
+        with files_that_run() as from_logs:
+            await node.read(1, 0, 2)
+        return adding, reading | from_logs
+
+    return run(all_of_it())
+
+
+@pytest.fixture(scope="module")
+def written(cluster) -> tuple[WriteJob, set[str], set[str]]:
+    """A job, and what ran while a task of it wrote, and while its batch was committed."""
+    given = {"topic": f"w-{uuid.uuid4().hex}", "serviceUrl": cluster.service_url}
+    job = WriteJob.of(stream_write_options(given), VALUE)
+    intent = query_intent(job, "query", "run")
+    write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=0)  # connected, topic made
+    intent = query_intent(job, "query", "run")
+    with files_that_run() as writing:
+        result = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=0)
+    with files_that_run() as committing:
+        commit_rows(job, intent, 0, [result], last=False)
+    return job, writing, committing
+
+
+@pytest.fixture(scope="module")
+def of_bookie() -> tuple[set[str], set[str]]:
+    return of_a_bookie()
+
+
+def compare(heading: str, ran: set[str]) -> None:
+    page, common = named(heading), named("What every path uses")
+    assert sorted(ran - page - common) == [], "these ran, and the page does not name them"
+    assert sorted(page - ran) == [], "the page names these, and they did not run"
+
+
+def test_the_page_walks_an_append(written, of_bookie):
+    compare("The path of an append", written[1] | of_bookie[0])
+
+
+def test_the_page_walks_a_commit(written):
+    compare("The path of a commit", written[2])
+
+
+def test_the_page_walks_a_read(written, of_bookie):
+    job, _, _ = written
+    source = LedgerDataSource({"topic": job.options.topic, "serviceUrl": job.options.service_url})
+    with files_that_run() as reading:
+        reader = source.reader(source.schema())
+        tasks = reader.partitions()
+        rows = sum(block.num_rows for task in tasks for block in reader.read(task))
+    assert rows == ROWS.num_rows
+    compare("The path of a read", reading | of_bookie[1])
