@@ -30,7 +30,7 @@ _VERSION_1 = struct.Struct("<4sHHQQ")
 class Mark(NamedTuple):
     """Of one journal directory. `retired`: nothing in it is needed, nor ever will be: it may be
     missing; if it is there it is not replayed. `missed`: retired because it was missing at a start,
-    which put every ledger in limbo: if it is there it is replayed after all (late_replay.py)."""
+    which put every ledger in limbo: if it is there it is replayed after all (start/replayed.py)."""
 
     position: Position
     retired: bool = False

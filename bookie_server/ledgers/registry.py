@@ -3,7 +3,7 @@
 Always true: there is one handle per ledger; a ledger is met once, however many requests come for
 it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
 ledger record in the journal) before anything else of that ledger is; a ledger that was buried
-(tombstones.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
+(reclaim/collect.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
 for a fence it may have had here was forgotten with it (reclaim/collect.py). While EVERY_LEDGER is
 in limbo any fence may be forgotten, and is asked for only after the record says so: a ledger is met
 as fenced unless its record is OPEN, and one that was met in an earlier run takes no normal add
@@ -39,7 +39,7 @@ from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 
 _MISSING_SHIFT, _INT64_MAX = 40, 2**63 - 1  # beyond any revision (rebuild.py begins at 2**32)
 _COUNTED_AT_ONCE = 4096
-COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as missing_logs.py does
+COUNTED_PER_S = 200_000  # entries that the walk looks up, as many as store_logs.py does
 METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that may be stuck
 
 
@@ -111,7 +111,7 @@ class LedgerHandles:
     async def _make_sure(self, handle: LedgerHandle) -> None:
         try:
             found = await self._record(handle.ledger_id)
-        except Refused:  # without a record too: tombstones.py says when a ledger was deleted
+        except Refused:  # without a record too: reclaim/collect.py says when a ledger was deleted
             return
         if found.state is not RecordState.OPEN:
             await self.doubt([(handle.ledger_id, LimboReason.NONE, True)])

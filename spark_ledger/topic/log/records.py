@@ -56,7 +56,7 @@ class TopicRecord:
 @dataclass(frozen=True, slots=True)
 class Head:
     """/topic-ids/<id>/head: the number the next commit takes. Only head serializes commits.
-    `turn` is the commit that asks the others to let it go first (commit_turns.py), "" for none."""
+    `turn` is the commit that asks the others to let it go first (commit/views.py), "" for none."""
 
     next: int
     life: TopicLife = TopicLife.OPEN

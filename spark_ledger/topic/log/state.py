@@ -88,7 +88,7 @@ class Across:
 @dataclass(frozen=True, slots=True)
 class TopicState:
     """`next` is the number that the next commit takes, `head_version` the version of the head
-    node that it must be set from, `turn` the commit that asks to go first (commit_turns.py).
+    node that it must be set from, `turn` the commit that asks to go first (commit/views.py).
     `commit_ms` is the last commit's time, by the store's clock and never less than an earlier
     commit's (hazard 35); `min_writer` the writer version that every later commit needs. `dropped`
     are ledgers that lost rows, and when they last did: from then on the delete delay counts of

@@ -2,7 +2,7 @@
 
 Always true: the tasks of a plan hold every row of the ranges once, holes left out; the rows of a
 partition are in order within a task, and from task to task of the plan. A task carries segments in
-columns; what its reader fetches is made of them in the task itself (read_slice.py), so a plan over
+columns; what its reader fetches is made of them in the task itself (pieces.py), so a plan over
 a million segments stays small.
 
 A partition that is large has tasks of its own, cut by bytes. Small ones are packed together. Where

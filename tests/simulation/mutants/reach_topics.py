@@ -325,8 +325,8 @@ def writes_whatever_is_there(write: Any) -> Any:
 def goes_by_the_floor(last: Any) -> Any:
     """Who takes a cursor over goes by the record alone."""
 
-    async def none(self: Any, ledger_id: int) -> None:
-        return None
+    async def none(ledgers: Any, ledger_id: int, *, fence: bool) -> Any:
+        return None if fence else await last(ledgers, ledger_id, fence=False)
 
     return none
 
@@ -552,7 +552,10 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         ),
         CURSORS,
     ),
-    (T("position is the floor", "T12", Cursor, "_last_entry", goes_by_the_floor, CHURN), CURSORS),
+    (
+        T("position is the floor", "T12", cursor_ledger, "last_entry", goes_by_the_floor, CHURN),
+        CURSORS,
+    ),
     (
         T(
             *("ledger discarded before it is unnamed", "T12", Cursor, "_leave_ledger"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
+from spark_ledger.ledger.read.reader import LedgerReader
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark.options import offsets
 from spark_ledger.topic import client
@@ -19,7 +20,6 @@ from spark_ledger.topic.log import checkpoint, topic_log
 from spark_ledger.topic.log.records import IntentState
 from spark_ledger.topic.log.state import NEVER, TopicState
 from spark_ledger.topic.log.topic_log import TopicLog
-from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.follower import TopicFollower
 from spark_ledger.topic.subscription import moves as subscription_moves
 from spark_ledger.topic.subscription.cursor import Cursor
@@ -234,8 +234,8 @@ def holds_where_it_is(held: Any) -> Any:
 def reads_what_was_announced(read_entries: Any) -> Any:
     """A committed range is no proof that it is confirmed."""
 
-    def unproven(reader: Any, planned: Any) -> Any:
-        return read_entries(reader, replace(planned, known_confirmed=NO_ENTRY))
+    def unproven(self: Any, entry_ids: Any, **told: Any) -> Any:
+        return read_entries(self, entry_ids, **{**told, "known_confirmed": NO_ENTRY})
 
     return unproven
 
@@ -340,7 +340,7 @@ MUTANTS = (
         *(believes_that_it_is_there, REPLACEMENTS),
     ),
     Mutant(
-        *("committed taken for unconfirmed", "hazard 18", slice_reader, "_read_entries"),
+        *("committed taken for unconfirmed", "hazard 18", LedgerReader, "read_entries"),
         *(reads_what_was_announced, CHURN),
     ),
     Mutant(

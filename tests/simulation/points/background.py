@@ -4,8 +4,7 @@ heartbeat of an intent, and what Spark's `foreach` commits part by part."""
 import asyncio
 from typing import Any
 
-from spark_ledger.topic.store_time import store_now_ms
-
+from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic import parts
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log import intents
@@ -78,7 +77,7 @@ async def _job(stage: Stage, client: Client, number: int, *, commits: bool) -> N
         await topics.intents.finish(intent.id)
         return
     txn = TxnKey(app_id, intent.target, 0, run_id)
-    await topics.commit(info.id, txn, intent.id, results[info.id], finish_intent=True)
+    await topics.commit_topics(results, txn, intent.id, finish_intent=True)
 
 
 async def expires(stage: Stage, client: Client) -> None:
@@ -110,7 +109,7 @@ async def beats_and_commits(stage: Stage, client: Client) -> None:
         await topics.intents.heartbeat(intent)
         await asyncio.sleep(intents.HEARTBEAT_S)
     txn = TxnKey("job-1", intent.target, 0, "run-of-job-1")
-    await topics.commit(info.id, txn, intent.id, results[info.id], finish_intent=True)
+    await topics.commit_topics(results, txn, intent.id, finish_intent=True)
 
 
 async def a_janitor_at_work(stage: Stage) -> None:

@@ -63,7 +63,7 @@ class Boundary:
         self._counting = False
 
     async def _message(self, send: Send, address: str, method: str, *args: Any) -> Any:
-        return await self._call(f"{method} to {address}", partial(send, address, method), *args)
+        return await self._call(f"{method} to {address}", partial(send, address, method, *args))
 
     async def _call(self, what: str, plain: Send, *args: Any, **options: Any) -> Any:
         send = partial(plain, *args, **options)
@@ -93,7 +93,7 @@ class Boundary:
 
 
 def _where(args: tuple[Any, ...]) -> str:
-    if not args or isinstance(args[0], bytes):
+    if not args:
         return ""
     if isinstance(args[0], str):
         return args[0]
