@@ -1,13 +1,13 @@
 """The handles of all ledgers this node has met, and first contact with a ledger.
 
-Always true: there is one handle per ledger; a ledger is met once, however many requests come for
-it meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a
-ledger record in the journal) before anything else of that ledger is; a ledger that was buried
-(reclaim/collect.py) stays buried; one that is CLOSED and kept by other bookies only is met as fenced,
-for a fence it may have had here was forgotten with it (reclaim/collect.py). While EVERY_LEDGER is
-in limbo any fence may be forgotten, and is asked for only after the record says so: a ledger is met
-as fenced unless its record is OPEN, and one that was met in an earlier run takes no normal add
-before its record was read (`make_sure`).
+Always true: there is one handle per ledger; a ledger is met once, however many requests come for it
+meanwhile; verifiers come from the metadata, never from a request; first contact is logged (a ledger
+record in the journal) before anything else of that ledger is; a ledger that was buried
+(reclaim/collect.py) stays buried; one that is CLOSED and kept by other bookies only is met as
+fenced, for a fence it may have had here was forgotten with it (reclaim/collect.py). While
+EVERY_LEDGER is in limbo any fence may be forgotten, and is asked for only after the record says so:
+a ledger is met as fenced unless its record is OPEN, and one that was met in an earlier run takes no
+normal add before its record was read (`make_sure`).
 """
 
 import asyncio
