@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError as ThreadInvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -46,19 +47,42 @@ ROOM_AGAIN = 0.75  # of the in-flight bytes: who waited for room goes on below i
 _TRY_AGAIN = (Status.BUSY, Status.METADATA_UNAVAILABLE)
 
 
+class SlotState(Enum):
+    """Of a slot of the ensemble."""
+
+    HEALTHY = "healthy"
+    FAILED = "failed"
+    """It is sent nothing until it is mended (ensemble_change.py): tried again or replaced."""
+
+
+_MOVES = {
+    SlotState.HEALTHY: (SlotState.FAILED,),  # its bookie did not take an add
+    SlotState.FAILED: (SlotState.HEALTHY,),  # tried again; a new owner is another Slot
+}
+
+
 @dataclass(slots=True)
 class Slot:
-    """A place of the ensemble. `failed` says why it is sent nothing; `generation` counts owners
-    and tries, so that late failures of an earlier one are told apart; `done` takes the answers to
-    what is sent in this generation for the first time."""
+    """A slot of the ensemble and its owner. `why` it failed is for people; `generation` counts
+    owners and tries, so that late failures of an earlier one are told apart; `done` takes the
+    responses to what is sent in this generation for the first time."""
 
     bookie_id: str
     lane: AddLane
     done: Done
     generation: int = 0
-    failed: str = ""
+    state: SlotState = SlotState.HEALTHY
+    why: str = ""
     failed_at: float = 0.0
     pause_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.state is SlotState.FAILED
+
+    def move(self, state: SlotState) -> None:
+        assert state in _MOVES[self.state], f"a slot goes from {self.state} to {state}"
+        self.state = state
 
 
 class AddPipeline:
@@ -198,7 +222,8 @@ class AddPipeline:
         """Send nothing more to the slot's bookie until it is mended."""
         slot = self.slots[index]
         if not slot.failed:
-            slot.failed, slot.failed_at = why or "unknown", self._loop.time()
+            slot.move(SlotState.FAILED)
+            slot.why, slot.failed_at = why or "unknown", self._loop.time()
             self.on_slot_failed()
 
     def adopt(self, record: LedgerRecord, replacements: Mapping[int, str]) -> None:
@@ -220,7 +245,8 @@ class AddPipeline:
     def retry_slot(self, index: int) -> None:
         """The slot's bookie answers again: send it what it has not acknowledged."""
         slot = self.slots[index]
-        slot.failed, slot.generation = "", slot.generation + 1
+        slot.move(SlotState.HEALTHY)
+        slot.why, slot.generation = "", slot.generation + 1
         slot.done = self._taker(index, slot.bookie_id, slot.generation)
         self._resend(index)
 
@@ -244,7 +270,7 @@ class AddPipeline:
     def failed_bookies(self) -> str:
         """The failed slots for an error text: which bookies, where, why."""
         return "; ".join(
-            f"{self.cluster.describe(slot.bookie_id)}: {slot.failed}"
+            f"{self.cluster.describe(slot.bookie_id)}: {slot.why}"
             for slot in self.slots
             if slot.failed
         )
@@ -389,7 +415,7 @@ class AddPipeline:
         """(bookie, why) of those that should keep the add and have not acknowledged it."""
         lacking = self.pending.write_mask(add.entry_id) & ~add.acks
         return [
-            (self._owner(add, index), slot.failed)
+            (self._owner(add, index), slot.why)
             for index, slot in enumerate(self.slots)
             if lacking >> index & 1
         ]

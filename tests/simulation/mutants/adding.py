@@ -68,7 +68,7 @@ def resends_what_differs(retry_slot: Any) -> Any:
 
     def same_bookie(self: Any, index: int) -> None:
         slot = self.slots[index]
-        slot.failed, slot.generation = "", slot.generation + 1
+        slot.state, slot.generation = add_pipeline.SlotState.HEALTHY, slot.generation + 1
 
     return same_bookie
 
