@@ -32,7 +32,6 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.metadata import paths
 from spark_ledger.topic import blocking
 from spark_ledger.topic.blocking import BlockingTopics
-from spark_ledger.topic.checkpoint.checkpointer import _Topic
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intervals import Interval, Intervals
@@ -134,8 +133,7 @@ async def write_large(topics: BlockingTopics, name: str, segments: int) -> float
     await client.store.set(paths.topic_head(info.id), records.encode_head(Head(state.next)), 0)
     intent = await client.intents.open_query_intent(name, "run", "target")
     began = time.monotonic()
-    topic = _Topic(info.id, info.policies)
-    await client.checkpoints._publish(topic, state, None, intent)
+    await client.checkpoints._publish(info.policies, state, None, intent)
     took = time.monotonic() - began
     await client.close()
     return took
