@@ -5,7 +5,8 @@
 Three bookies with several journal and ledger directories, small journal segments and entry logs,
 garbage collection and compaction that never rest; writers that append, close and delete ledgers.
 After each restart every acknowledged entry of every ledger that was not deleted is compared byte
-by byte: as a client reads it, and as each bookie that acknowledged it answers for itself.
+by byte: as a client reads it, and as each bookie that acknowledged it answers for itself. Somebody
+reads all the while, kills or not: what was acknowledged before he asked.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from bookie_server.api import codec
@@ -25,7 +26,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
 from spark_ledger.local import LocalBookie, LocalCluster
-from tests.kit.history import History
+from tests.kit.history import History, Place
 
 KIB, MIB = 1 << 10, 1 << 20
 BOOKIES = 3
@@ -78,6 +79,8 @@ class Acked:
     def __init__(self) -> None:
         self.by_client: dict[int, int] = {}
         """By ledger: the last entry that its writer was told of; all before were told too."""
+        self.told_at: dict[int, list[float]] = {}
+        """By ledger, the deleted ones too: when the writer was told of each entry."""
         self.by_bookie: dict[str, dict[int, dict[int, None]]] = {}
         """By bookie and ledger: the entries that it answered OK to."""
         self.entries = 0
@@ -157,12 +160,54 @@ class Load:
 
     def _told(self, ledger_id: int, entry_id: int) -> None:
         self._acked.by_client[ledger_id] = entry_id
+        self._acked.told_at.setdefault(ledger_id, []).append(time.monotonic())
         self._acked.entries += 1
 
     async def _delete(self, ledger_id: int) -> None:
         self._acked.forget(ledger_id)
         await self._store.delete(ledger_id)
         self.deleted += 1
+
+
+class Onlooker:
+    """Reads from the first entry to the last that was acknowledged, one ledger after the other."""
+
+    def __init__(self, store: LedgerStore, acked: Acked, rng: random.Random) -> None:
+        self._store = store
+        self._acked = acked
+        self._rng = rng
+        self._history = History()
+        self.reads = 0
+        self.in_vain = 0
+
+    async def read(self) -> None:
+        while True:
+            await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+            if self._acked.by_client:
+                ledger_id, last = self._rng.choice(list(self._acked.by_client.items()))
+                await self._read(ledger_id, last)
+
+    async def _read(self, ledger_id: int, last: int) -> None:
+        begun, whole, found = time.monotonic(), True, []
+        try:
+            reader = await self._store.open(ledger_id, recover=False)
+            async for entry_id, entry in reader.read(0, last, known_confirmed=last):
+                same = bytes(entry.payload) == payload(ledger_id, entry_id)
+                found.append(((0, entry_id), entry_id if same else bytes(entry.payload)))
+        except LedgerError:  # too few were up, or it was deleted: what came is right all the same
+            whole = False
+        self.reads += whole
+        self.in_vain += not whole
+        rows: list[tuple[Place, Hashable]] = [*found]
+        self._history.read(f"ledger {ledger_id}", rows, begun=begun, whole=whole, start=0)
+
+    def judge(self) -> None:
+        """Raises AssertionError."""
+        for ledger_id, told_at in self._acked.told_at.items():
+            for entry_id, at in enumerate(told_at):
+                place = (0, entry_id)
+                self._history.promised(f"ledger {ledger_id}", entry_id, at=at, place=place)
+        self._history.check()
 
 
 class Verifier:
@@ -253,7 +298,9 @@ class Storm:
         acked.listen(store)
         load = Load(store, acked, random.Random(self._rng.random()))
         verifier = Verifier(store, acked)
+        onlooker = Onlooker(store, acked, random.Random(self._rng.random()))
         writers = [asyncio.create_task(load.write()) for _ in range(WRITERS)]
+        looking = asyncio.create_task(onlooker.read())
         try:
             while self.killed < kills:
                 await asyncio.sleep(self._rng.uniform(*PAUSE_S))
@@ -263,18 +310,23 @@ class Storm:
                 self._say(f"{acked.entries:,} acked, {verifier.compared - before:,} compared")
                 for writer in writers:
                     assert not writer.done(), writer.exception()
+                assert not looking.done(), looking.exception()
             load.stopping = True
             await asyncio.gather(*writers)
             await verifier.everything()
         finally:
-            for writer in writers:
-                writer.cancel()
-            await asyncio.gather(*writers, return_exceptions=True)
+            for task in (*writers, looking):
+                task.cancel()
+            await asyncio.gather(*writers, looking, return_exceptions=True)
             await store.close()
+        onlooker.judge()
         self._say(
             f"{self.killed} kills, {acked.entries:,} entries acked, {load.deleted} ledgers"
-            f" deleted, {load.failed} given up, {verifier.compared:,} comparisons: nothing missing"
+            f" deleted, {load.failed} given up, {verifier.compared:,} comparisons,"
+            f" {onlooker.reads} ledgers read meanwhile and {onlooker.in_vain} in part:"
+            " nothing missing"
         )
+        assert onlooker.reads > 0, "nobody read meanwhile"
         assert acked.entries > 100 * kills / 5 and load.deleted > 0, "too little was under way"
         assert len(acked.by_bookie) == BOOKIES, "nobody heard what the bookies answered"
 

@@ -11,6 +11,7 @@ import asyncio
 from typing import Any
 
 from spark_ledger.errors import LedgerError
+from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
@@ -44,21 +45,39 @@ class Audit:
             ledger = self._world.ghost.ledgers[ledger_id]
             if client.process.alive and ledger.closed and not ledger.deleted:
                 await client.run(self._old_reader(client, reader, ledger), "reads again")
+        history = self._history()
+        invariants.what_was_promised_of_ledgers_is_read(self._world.ghost, history)
+
+    def _history(self) -> History:
+        """Of every ledger: what was acked and when, and what was read of it in the run and now."""
+        history = History()
+        for ledger_id, ledger in self._world.ghost.ledgers.items():
+            log = f"ledger {ledger_id}"
+            for entry_id, acked_s in enumerate(ledger.acked_s):
+                history.promised(log, entry_id, at=acked_s, place=(0, entry_id))
+            history.attempted(log, range(len(ledger.acked_s), len(ledger.submitted)))
+            for read in ledger.reads:
+                rows = [((0, entry_id), which) for entry_id, which in read.entries.items()]
+                history.read(log, rows, begun=read.begun_s, whole=read.whole, start=0)
+        return history
 
     async def _ledger(self, ledger: LedgerGhost) -> None:
         ghost = self._world.ghost
         patience_s = RECOVERED_OVER_BUDGET_S if ghost.over_budget else RECOVERED_S
         deadline = self._world.loop.now + patience_s
         while True:
+            begun_s = self._world.loop.now
             try:
-                async with asyncio.timeout(deadline - self._world.loop.now):
+                async with asyncio.timeout(deadline - begun_s):
                     reader = await self._auditor.ledgers.open(
                         ledger.ledger_id,
                         recover=True,
                         password=self._work.password_of(ledger.ledger_id),
                     )
                     last = reader.last_add_confirmed
-                    read = await self._work.read(self._auditor, reader, 0, last)
+                    read = await self._work.read(
+                        self._auditor, reader, 0, last, recovered_s=begun_s
+                    )
                 break
             except (LedgerError, TimeoutError) as error:
                 if self._world.loop.now > deadline - AGAIN_S:

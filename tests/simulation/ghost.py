@@ -6,7 +6,7 @@ insertion. A *moment* is a number that rises with every beginning and ending of 
 bookie (network.Exchange).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,6 +43,15 @@ class RecoveryGhost:
         return {bookie: None for bookie, told in said.items() if told is answer}
 
 
+class LedgerRead(NamedTuple):
+    """What somebody was given who asked at `begun_s`. `whole`: all that is in the ledger."""
+
+    begun_s: float
+    entries: dict[int, int | bytes]
+    """By entry id: which append it was, or bytes that nobody appended."""
+    whole: bool
+
+
 @dataclass
 class LedgerGhost:
     """One ledger. Entry ids count from 0; -1 is none."""
@@ -58,6 +67,9 @@ class LedgerGhost:
     submitted_rows: list[int] = field(default_factory=list)
     acked: int = NO_ENTRY
     """Highest id ever acknowledged to the writer."""
+    acked_s: list[float] = field(default_factory=list)
+    """By entry: when it was acknowledged, in simulated seconds."""
+    reads: list[LedgerRead] = field(default_factory=list)
     confirmed: int = NO_ENTRY
     """Last add confirmed of the writer's handle."""
     failed: bool = False
@@ -101,6 +113,16 @@ class LedgerGhost:
     def names(self, bookie_id: str) -> bool:
         """Whether the record does: who it does not name may have let its copies go."""
         return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
+
+    def was_read(self, begun_s: float, found: Mapping[int, bytes], whole: bool) -> None:
+        entries = {entry_id: self._which(entry_id, got) for entry_id, got in found.items()}
+        self.reads.append(LedgerRead(begun_s, entries, whole))
+
+    def _which(self, entry_id: int, payload: bytes) -> int | bytes:
+        """Its own id if that was appended with these bytes: several appends may have the same."""
+        if self.submitted[entry_id : entry_id + 1] == [payload]:
+            return entry_id
+        return self.submitted.index(payload) if payload in self.submitted else payload
 
     def recovery(self, client: str) -> RecoveryGhost:
         found = self.recoveries.get(client)

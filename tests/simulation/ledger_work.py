@@ -157,6 +157,7 @@ class LedgerWork:
         return client.rng.choice(self.made) if self.made else None
 
     async def recover_one(self, client: Client, ledger_id: int) -> None:
+        begun_s = self.world.loop.now
         try:
             reader = await client.ledgers.open(
                 ledger_id, recover=True, password=self.password_of(ledger_id)
@@ -167,7 +168,7 @@ class LedgerWork:
         ghost = self.world.ghost
         ledger = ghost.ledgers[ledger_id]
         invariants.all_opens_end_at_the_same_entry(ghost, ledger, reader.last_add_confirmed)
-        await self.read(client, reader, 0, reader.last_add_confirmed)
+        await self.read(client, reader, 0, reader.last_add_confirmed, recovered_s=begun_s)
 
     async def take_over(self, ledger_id: int, more_s: float) -> None:
         """Recover a ledger whose writer stands still, and then let the writer go on."""
@@ -300,11 +301,15 @@ class LedgerWork:
             self.world.ghost, ledger, confirmed, f"at reader {client.name}"
         )
 
-    def _judge(self, reader: Any, first: int, found: dict[int, bytes]) -> None:
-        """What a read from `first` on returned."""
+    def _judge(
+        self, reader: Any, first: int, found: dict[int, bytes], opened_s: float | None = None
+    ) -> None:
+        """What a read from `first` on returned; of everything, if a recovery began then."""
         ghost = self.world.ghost
         ledger = ghost.ledgers[reader.ledger_id]
         ledger.returned = max([ledger.returned, *found])
+        whole = opened_s is not None and not ghost.over_budget
+        ledger.was_read(opened_s or 0.0, found, whole)
         invariants.entries_come_whole_and_in_the_order_submitted(ghost, ledger, first, found)
 
     async def read(
@@ -314,8 +319,10 @@ class LedgerWork:
         first: int,
         last: int,
         known_confirmed: int | None = None,
+        recovered_s: float | None = None,
     ) -> dict[int, bytes]:
-        """Read confirmed entries and judge what comes; errors that name a reason are no end."""
+        """Read confirmed entries and judge what comes; errors that name a reason are no end. Who
+        recovered the ledger says since when, and reads all of it."""
         ghost = self.world.ghost
         ledger = ghost.ledgers[reader.ledger_id]
         found: dict[int, bytes] = {}
@@ -337,7 +344,8 @@ class LedgerWork:
         else:
             wanted = range(first, last + 1)
             invariants.a_confirmed_read_ends_in_bytes(ghost, ledger, wanted, len(found))
-        self._judge(reader, first, found)
+        whole = len(found) == last + 1 - first
+        self._judge(reader, first, found, recovered_s if whole else None)
         return found
 
     async def _open_for_later(self, onlooker: Client, ledger_id: int) -> None:

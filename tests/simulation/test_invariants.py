@@ -10,6 +10,7 @@ from bookie_server.api.status import Meaning, Status
 from bookie_server.logs.index import EVERY_LEDGER
 from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost, Home, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import ALL, Violation
@@ -53,6 +54,15 @@ def history() -> tuple[Ghost, LedgerGhost]:
             ghost.bookie(bookie).stored[1, entry_id] = 10 + entry_id
     ghost.serving = {"a:1": "a"}
     return ghost, ledger
+
+
+def recovered_at(begun_s: float, *entries: int) -> History:
+    """What was read by who recovered a ledger whose entry 1 was acked at second 1.5."""
+    found = History()
+    for entry_id, acked_s in enumerate((1.0, 1.5)):
+        found.promised("ledger 1", entry_id, at=acked_s, place=(0, entry_id))
+    found.read("ledger 1", [((0, n), which) for n, which in enumerate(entries)], begun=begun_s)
+    return found
 
 
 def told(*negatives: str, lac: int = 1, given: tuple[int, ...] = (2,)) -> RecoveryGhost:
@@ -116,6 +126,11 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         *("5", I.one_content_for_one_entry),
         lambda g, x: (x, 0, IDENTITY, ""),
         lambda g, x: (x.identities.setdefault(0, OTHER) and x, 0, IDENTITY, ""),
+    ),
+    (
+        *("1", I.what_was_promised_of_ledgers_is_read),
+        lambda g, x: (recovered_at(1.0, 0),),
+        lambda g, x: (recovered_at(2.0, 0),),
     ),
     (
         *("6", I.entries_come_whole_and_in_the_order_submitted),

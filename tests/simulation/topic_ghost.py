@@ -153,6 +153,25 @@ class LogGhost:
         ended = offset >= self.state.partitions[partition].end_offset
         return None if at < 0 or ended else spans[at]
 
+    def places(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Partition and offset of each row, by attempt and number: of attempts whose rows are all
+        in one partition, for which of several has a row is known to who wrote it."""
+        partitions: dict[str, dict[int, None]] = {}
+        for p, spans in self.spans.items():
+            for span in spans:
+                partitions.setdefault(span.attempt, {})[p] = None
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        counts: dict[str, int] = {}
+        for p, spans in self.spans.items():
+            ends = [span.base for span in spans[1:]] + [self.state.partitions[p].end_offset]
+            for span, end in zip(spans, ends, strict=True):
+                if len(partitions[span.attempt]) > 1:
+                    continue
+                for offset in range(span.base, end):
+                    row = counts[span.attempt] = counts.get(span.attempt, -1) + 1
+                    found[span.attempt, row] = (p, offset)
+        return found
+
     def trimmed_attempts(self) -> dict[str, None]:
         """Those of which rows may be gone: whose partition starts after their first."""
         found: dict[str, None] = {}
@@ -180,8 +199,8 @@ class TopicGhost:
     """By task attempt: the id of the topic that it wrote for."""
     expected: dict[tuple[str, int, str], list[str]] = field(default_factory=dict)
     """By (intent, version, topic id): the task attempts of the segments, in the commit's order."""
-    committed: dict[str, None] = field(default_factory=dict)
-    """Task attempts whose rows are in the log."""
+    committed: dict[str, float] = field(default_factory=dict)
+    """Task attempts whose rows are in the log, with the simulated second of the commit."""
     begun_at: dict[str, int] = field(default_factory=dict)
     """By run: the zxid that made its first intent."""
     contents: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -334,15 +353,14 @@ class TopicJudge:
             if isinstance(action, Trim):
                 self._rows_let_go(log, commit, action, written.time)
             if isinstance(action, Append | Overwrite):
-                self._rows_come(
-                    log, commit, action.segments, max(before.commit_ms, node.created_ms)
-                )
+                commit_ms = max(before.commit_ms, node.created_ms)
+                self._rows_come(log, commit, action.segments, commit_ms, written.time)
             if isinstance(action, Grow):
                 log.grown(action.partitions)
             if isinstance(action, OpenLive):
                 log.lives[action.ledger_id] = written.time
             if isinstance(action, SealLive) and action.segment is not None:
-                self._rows_sealed(log, action.segment, node.created_ms)
+                self._rows_sealed(log, action.segment, node.created_ms, written.time)
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
                     self._named(segment.ledger_id, segment.entries[-1][1])
@@ -355,7 +373,12 @@ class TopicJudge:
             log.short = state.apply(log.short, number, commit, node.created_ms)
 
     def _rows_come(
-        self, log: LogGhost, commit: Commit, segments: Sequence[Segment], commit_ms: int
+        self,
+        log: LogGhost,
+        commit: Commit,
+        segments: Sequence[Segment],
+        commit_ms: int,
+        commit_s: float,
     ) -> None:
         written_for = (commit.intent, commit.version, log.topic_id)
         attempts = self._ghost.expected.get(written_for)
@@ -367,7 +390,7 @@ class TopicJudge:
         for segment, attempt in zip(segments, attempts, strict=True):
             if segment.partition >= log.made_with:
                 self._world.ghost.meet("rows in a partition that came later")
-            self._ghost.committed[attempt] = None
+            self._ghost.committed[attempt] = commit_s
             spans = log.spans.setdefault(segment.partition, [])
             spans.append(Span(ends[segment.partition], attempt, commit_ms))
             ends[segment.partition] += segment.rows
@@ -395,9 +418,11 @@ class TopicJudge:
             self._world.ghost, log.topic_id, sorted(lost - named)
         )
 
-    def _rows_sealed(self, log: LogGhost, segment: Segment, commit_ms: int) -> None:
+    def _rows_sealed(
+        self, log: LogGhost, segment: Segment, commit_ms: int, commit_s: float
+    ) -> None:
         name = live_name(segment.ledger_id)
-        self._ghost.committed[name], self._ghost.rows_of[name] = None, segment.rows
+        self._ghost.committed[name], self._ghost.rows_of[name] = commit_s, segment.rows
         base = log.state.partitions[segment.partition].end_offset
         log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms))
 

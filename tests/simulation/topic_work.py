@@ -9,7 +9,8 @@ batch to others (hazard 10). topic_upkeep.py has who trims, merges, checkpoints 
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -51,6 +52,19 @@ ROLLED_AT_BYTES = (1 << 30, 1 << 30, 300)
 DELETE_DELAYS_MS = (0, 2_000, 10_000, 24 * 3600 * 1000)
 
 
+MOMENT_S = 1e-6
+"""What was committed in the moment in which a read begins may come after it."""
+
+
+class TopicRead(NamedTuple):
+    """What a reader was given; all there was, if it asked at `begun_s`."""
+
+    topic_id: str
+    rows: Mapping[tuple[int, int], tuple[str, int]]
+    """By partition and offset: the task attempt that wrote the row, and its number there."""
+    begun_s: float | None
+
+
 class TopicWork:
     """The actors of one run that use topics."""
 
@@ -80,6 +94,7 @@ class TopicWork:
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []
         """Every process that uses topics, alive or not."""
+        self._reads: list[TopicRead] = []
         self._gone = False
         self._made = asyncio.Lock()
 
@@ -369,11 +384,12 @@ class TopicWork:
         self, topics: TopicClient, *, fresh: bool
     ) -> dict[str, dict[int, list[bytes]]]:
         """Every row of every topic and partition, judged as it comes."""
+        begun_s = self.world.loop.now if fresh else None
         there = [topic_id for topic_id, log in self.ghost.logs.items() if not log.state.deleted]
         logs = [topics.log(topic_id) for topic_id in there]
         states = await fold_agreeing(logs, fresh=fresh)
         self.judge_states(states)
-        return {state.topic_id: await self._read_topic(topics, state) for state in states}
+        return {state.topic_id: await self._read_topic(topics, state, begun_s) for state in states}
 
     def judge_states(self, states: list[TopicState]) -> None:
         """States that were given out as those of one moment."""
@@ -384,7 +400,10 @@ class TopicWork:
             seen = {t: n < by_id[t].next for t, n in numbers.items() if t in by_id}
             invariants.topics_are_seen_together(self.world.ghost, commit_id, seen)
 
-    async def _read_topic(self, topics: TopicClient, state: TopicState) -> dict[int, list[bytes]]:
+    async def _read_topic(
+        self, topics: TopicClient, state: TopicState, begun_s: float | None = None
+    ) -> dict[int, list[bytes]]:
+        """The rows of the state; with the time, it is as fresh as what was asked for then."""
         starts = state.start_offsets()
         ranges = {p: (starts[p], end) for p, end in state.end_offsets().items()}
         newer, read = await topics.readable(state, ranges)
@@ -408,6 +427,12 @@ class TopicWork:
             invariants.offsets_are_dense(
                 self.world.ghost, partition, offsets[partition], start, end
             )
+        rows = {
+            (partition, offset): _author(value)
+            for partition, values in found.items()
+            for offset, value in zip(offsets[partition], values, strict=True)
+        }
+        self._reads.append(TopicRead(state.topic_id, rows, begun_s))
         return found
 
     def judge_row(self, log: LogGhost, partition: int, offset: int, value: bytes) -> None:
@@ -433,28 +458,27 @@ class TopicWork:
         invariants.every_row_read_was_committed(ghost, named, value)
 
     async def audit(self, client: Client) -> None:
-        """Everything committed and not trimmed is there: each row once, a task's in their order."""
-        found = await self.read_all(self.client(client), fresh=True)
+        """Everything committed and not trimmed is there: each row once, a task's in their order.
+        Who read during the run got what was committed before he began."""
+        await self.read_all(self.client(client), fresh=True)
         history = History()
-        for attempt in self.ghost.committed:
-            of = self.ghost.topic_of[attempt]
-            for row in range(self.ghost.rows_of[attempt]):
-                history.promised(of, (attempt, row), lane=attempt)
-        for topic_id, by_partition in found.items():
-            log = self.ghost.logs[topic_id]
+        for topic_id, log in self.ghost.logs.items():
+            places = log.places()
+            attempts = [one for one in self.ghost.committed if self.ghost.topic_of[one] == topic_id]
+            for attempt in attempts:
+                at = self.ghost.committed[attempt]
+                for value in self._rows_of(attempt):
+                    place = places.get(value)
+                    history.promised(topic_id, value, at=at, place=place, lane=attempt)
             for attempt in log.trimmed_attempts():
-                rows = range(self.ghost.rows_of[attempt])
-                history.let_go(topic_id, [(attempt, row) for row in rows])
-            starts = dict(log.starts())
-            history.read(
-                topic_id,
-                (
-                    ((partition, offset), _author(value))
-                    for partition, values in by_partition.items()
-                    for offset, value in enumerate(values, starts[partition])
-                ),
-            )
+                history.let_go(topic_id, self._rows_of(attempt))
+        for read in self._reads:
+            begun, whole = (read.begun_s or 0.0) - MOMENT_S, read.begun_s is not None
+            history.read(read.topic_id, read.rows.items(), begun=begun, whole=whole)
         invariants.what_was_promised_of_topics_is_read(self.world.ghost, history)
+
+    def _rows_of(self, attempt: str) -> list[tuple[str, int]]:
+        return [(attempt, row) for row in range(self.ghost.rows_of[attempt])]
 
     # -- for the other actors ------------------------------------------------------------------
 

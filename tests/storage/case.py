@@ -317,7 +317,11 @@ class Case:
             self.rig.crash("random", self.crashes)
             await asyncio.gather(starting, return_exceptions=True)
         await self.rig.start()
+        await self._started()
         await self._verify()
+
+    async def _started(self) -> None:
+        """It serves at once."""
 
     def _finds_directories(self) -> None:
         """The node is about to start, and finds what is not missing."""

@@ -7,11 +7,14 @@ that; adds and fences that run beside it are answered or not, and count as what 
 import asyncio
 from dataclasses import replace
 
+from bookie_server.journal.format import BATCH_MAGIC
 from bookie_server.logs import rebuild
 from bookie_server.logs.index import LedgerState
+from spark_ledger.metadata.ledger_record import Fragment
+from spark_ledger.metadata.ledger_record import LedgerState as RecordState
 from tests.simulation.index import SimIndex
 from tests.storage.points import Deed
-from tests.storage.rig import SMALL, Shape
+from tests.storage.rig import BOOKIE_ID, SMALL, Shape
 from tests.storage.stage import Stage
 
 ONE = Shape(stepped=True)
@@ -189,11 +192,80 @@ async def without_index(stage: Stage) -> None:
     await disk.sync_dir(rebuild.INDEX)
 
 
+async def a_lost_fence(stage: Stage) -> None:
+    """Down; what the journal has last, a fence whose ledger's record says so, is damaged."""
+    await _before_the_last(stage)
+    stage.rig.records.change_ledger(2, state=RecordState.IN_RECOVERY)
+    await stage.fence(2)
+    await _damaged_at_its_end(stage)
+
+
+async def a_lost_entry(stage: Stage) -> None:
+    """The same, and it is the last entry of a closed ledger."""
+    await _before_the_last(stage)
+    await stage.add(1, [8])
+    ends = {"last_entry": 8, "length_bytes": 9 * 900, "rows": 9}
+    stage.rig.records.change_ledger(1, state=RecordState.CLOSED, **ends)
+    stage.model.ledgers[1].fence_asked = True
+    await _damaged_at_its_end(stage)
+
+
+async def a_surplus(stage: Stage) -> None:
+    """The same, and it was seen once: what is here may go, but not what comes from now on."""
+    await a_copy_of_anothers(stage)
+    await stage.rig.reclaim(0.0)
+    stage.model.ledgers[3].acked.clear()
+
+
+async def _before_the_last(stage: Stage) -> None:
+    await stage.start()
+    for ledger_id in (1, 2, 3):
+        await stage.add(ledger_id, range(8))
+    await stage.flushed()
+    await stage.add(3, range(8, 12))
+
+
+async def _damaged_at_its_end(stage: Stage) -> None:
+    """Nobody can tell it from a write that was torn: what may be lost is doubted."""
+    disk = stage.rig.journal_disks[0]
+    path = max(path for path in disk.paths() if BATCH_MAGIC in disk.content(path))
+    end = disk.content(path).rindex(BATCH_MAGIC)
+    stage.rig.crash("all")
+    disk.flip_bit(path, 8 * (end + 70))
+    stage.model.unknown_allowed = stage.walks = True
+
+
+async def a_copy_of_anothers(stage: Stage) -> None:
+    """Somebody repairs a closed ledger: it has its entries here, and its record does not say so
+    yet."""
+    ends = {"last_entry": 7, "length_bytes": 8 * 900, "rows": 8}
+    elsewhere = (Fragment(0, ("another",)),)
+    records = stage.rig.records
+    records.change_ledger(3, state=RecordState.CLOSED, fragments=elsewhere, **ends)
+    stage.model.ledgers[3].fence_asked = True
+    await stage.start()
+    await stage.add(1, range(8))
+    await stage.add(3, range(8), recovery=True)
+    await stage.flushed()
+
+
 # -- what is done -------------------------------------------------------------------------------
 
 
 async def starts(stage: Stage) -> None:
     await stage.rig.start()
+
+
+async def starts_and_walks(stage: Stage) -> None:
+    """Until the node knows which ledgers are in limbo."""
+    await stage.rig.start()
+    await stage.rig.walked()
+
+
+async def collects_and_is_named(stage: Stage) -> None:
+    """A look at what is surplus, and then the copies here are the ledger's own."""
+    await stage.rig.reclaim(0.0)
+    stage.rig.records.change_ledger(3, fragments=(Fragment(0, (BOOKIE_ID,)),))
 
 
 async def flushes(stage: Stage) -> None:
@@ -287,7 +359,9 @@ async def _rebuild(stage: Stage, states: list[LedgerState] | None) -> None:
 
 
 async def space_is_free(stage: Stage) -> None:
-    """The deleted ledger is in no log any more."""
+    """The deleted ledger is in no log any more, and no log is there twice."""
+    left = [p for disk in stage.rig.ledger_disks for p in disk.paths() if ".compact" in p]
+    assert not left, f"copies of compactions are left: {left}"
     found = await stage.served(2)
     assert not found, f"entries of the deleted ledger are served: {sorted(found)}"
 
@@ -313,6 +387,10 @@ DEEDS = (
     Deed("journal fails", TWO, a_failing_journal, adds_and_flushes),
     Deed("collection", LOGS, a_dead_ledger, collects, check=space_is_free),
     Deed("compaction", LOGS, a_collected_ledger, compacts, check=space_is_free),
+    Deed("collection of a copy", LOGS, a_copy_of_anothers, collects_and_is_named),
+    Deed("collection of a surplus", LOGS, a_surplus, collects_and_is_named),
+    Deed("walk after a lost fence", ONE, a_lost_fence, starts_and_walks),
+    Deed("walk after a lost entry", ONE, a_lost_entry, starts_and_walks),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),
     Deed("roll of a placed log", PLACED, filled, rolls_a_placed_log),

@@ -18,12 +18,15 @@ from tests.storage.stage import Stage
 
 PERSISTENCES: tuple[tuple[Keep, int], ...] = (("none", 0), ("all", 0), ("random", 1), ("random", 2))
 SECOND = 3
+STARTED_S = 1.0
+"""Simulated: in which a node has finished what it found to finish when it started."""
 
 
 @dataclass(frozen=True)
 class Deed:
     """`prepare` makes the state, `act` is what is cut short; `mend` is what an operator does before
-    the node is started again, `check` what is true after the whole act."""
+    the node is started again, `check` what is true after the whole act, also
+    if it is the second one, after one that was cut short."""
 
     name: str
     shape: Shape
@@ -93,6 +96,10 @@ async def _cut_short(deed: Deed, done: int, keep: Keep, seed: int, again: bool) 
         await _die_after(stage, stage.rig.start(), 1 + (7 * done + seed) % 23, "random", done)
     await stage.back()
     await stage.verify()
+    if deed.check is not None:
+        await asyncio.sleep(STARTED_S)
+        await deed.act(stage)
+        await deed.check(stage)
     if done % 2:
         await stage.crash("none")
 

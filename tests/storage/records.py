@@ -5,6 +5,8 @@ that lags and loses; here the disks are on trial, and this one costs no step of 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from spark_ledger.metadata import cluster, ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
@@ -51,6 +53,11 @@ class Records:
 
     def drop_ledger(self, ledger_id: int) -> None:
         self._write().delete(paths.ledger(ledger_id), ANY_VERSION)
+
+    def change_ledger(self, ledger_id: int, **changes: Any) -> None:
+        path = paths.ledger(ledger_id)
+        record = replace(ledger_record.decode(self._tree.get(path).value), **changes)
+        self._write().set(path, ledger_record.encode(record), ANY_VERSION)
 
     def has_ledger(self, ledger_id: int) -> bool:
         return paths.ledger(ledger_id) in self._tree.nodes

@@ -22,7 +22,7 @@ from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.index import SimIndex
 from tests.simulation.loop import Process, current
 from tests.storage.records import CLUSTER_ID, Records
-from tests.storage.stepping import SteppedDisk, Steps
+from tests.storage.stepping import SteppedDisk, Steps, stepped_index, stepped_store
 
 KIB = 1 << 10
 BOOKIE_ID = "00000000-0000-0000-0000-000000000001"
@@ -107,8 +107,10 @@ class Rig:
     def __init__(self, shape: Shape, rng: random.Random | None = None) -> None:
         self.shape = shape
         self.rng = rng or random.Random(0)
-        self.records = Records()
         self.steps = Steps()
+        self.records = Records()
+        if shape.stepped:
+            stepped_store(self.records, self.steps)
         self.ids: dict[SimDisk, str] = {}
         self.journal_disks = [self._disk(f"journal-{n}") for n in range(shape.journals)]
         self.ledger_disks = [self._disk(f"ledger-{n}") for n in range(shape.ledgers)]
@@ -172,6 +174,8 @@ class Rig:
             kind = EagerIndex if self.shape.eager_index else SimIndex
             try:
                 index = await kind.open(disk)
+                if self.shape.stepped:
+                    stepped_index(index, self.steps)
                 ledgers.append(LedgerDirectory(directory_id, disk, index, directory_id))
             except DiskFailed as error:
                 failed[directory_id] = str(error)
@@ -219,6 +223,11 @@ class Rig:
         """A pass that buries, collects and compacts, now."""
         assert self.process is not None
         await self.process.spawn(reclaim_once(self.bookie, below), name="reclaims")
+
+    async def walked(self) -> None:
+        """Returns when the node knows again which ledgers are in limbo."""
+        while self.bookie._ledgers.every().limbo and not self.failed:
+            await _moment()
 
     async def look_at_space(self) -> None:
         """What the monitor does now and then."""

@@ -22,6 +22,8 @@ class Stage(Case):
         super().__init__(bytes(4), shape)
         self.rig.rng.seed(seed)
         self.states: list[LedgerState] = []
+        self.walks = False
+        """A start of the node is over when it knows which ledgers are in limbo."""
 
     async def start(self) -> None:
         await self.rig.start()
@@ -45,6 +47,13 @@ class Stage(Case):
             sent.append((entry_id, entry))
         await self._added(ledger, adds, sent, Begun(recovery, ledger.fenced, ledger.buried))
 
+    async def add_again(self, ledger_id: int) -> None:
+        """Somebody copies to the node what it had, or has."""
+        ledger = self.model.ledgers[ledger_id]
+        sent = [(entry_id, entries[0]) for entry_id, entries in ledger.sent.items()]
+        adds = [m.Add([entry], recovery=True) for _, entry in sent]
+        await self._added(ledger, adds, sent, Begun(True, ledger.fenced, ledger.buried))
+
     async def fence(self, ledger_id: int) -> None:
         self.model.ledgers[ledger_id].fence_asked = True
         await self._fenced(self.model.ledgers[ledger_id], by_read=False)
@@ -64,6 +73,11 @@ class Stage(Case):
         found = await self._read_range(ledger, 0, ledger.next_entry + 1)
         return [entry_id for entry_id, result in found.items() if result.status is Status.OK]
 
+    async def reads(self) -> None:
+        """Every ledger, judged."""
+        for ledger in self.model.ledgers.values():
+            await self._read_range(ledger, 0, ledger.next_entry)
+
     async def flushed(self) -> None:
         """Everything stored so far is in its final place, and the checkpoint past it."""
         await self.rig.flush()
@@ -77,6 +91,10 @@ class Stage(Case):
     async def back(self) -> None:
         """Start again, verify."""
         await self._come_back(again=False)
+
+    async def _started(self) -> None:
+        if self.walks:
+            await self.rig.walked()
 
     async def verify(self) -> None:
         await self._verify()

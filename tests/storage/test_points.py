@@ -1,6 +1,8 @@
-"""A crash between every two disk operations: enumerated, not sampled.
+"""A crash between every two disk operations, and a call that takes very long or fails: enumerated,
+not sampled.
 
-STORAGE_POINTS=all: each with all of PERSISTENCES (four), not with two of them.
+STORAGE_POINTS=all: each crash with all of PERSISTENCES (four), not with two of them, and every wait
+of every deed, not one in WAITS of them.
 """
 
 import logging
@@ -10,9 +12,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.storage.deeds import DEEDS
+from tests.storage.pauses import PAUSED, enumerate_pauses
 from tests.storage.points import PERSISTENCES, Deed, enumerate_points
 
 EVERY = os.environ.get("STORAGE_POINTS") == "all"
+WAITS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +33,9 @@ def test_a_crash_between_any_two_operations_breaks_no_promise(deed: Deed):
         f"\n{deed.name}: {len(points.operations)} operations, {points.crashes} crashes,"
         f" {points.second_crashes} of them followed by one more at the start"
     )
+
+
+@pytest.mark.parametrize("deed", PAUSED, ids=lambda deed: deed.name.replace(" ", "-"))
+def test_a_call_that_takes_very_long_or_fails_breaks_no_promise(deed: Deed):
+    pauses = enumerate_pauses(deed, PAUSED.index(deed), 1 if EVERY else WAITS)
+    print(f"\n{deed.name}: {len(pauses.waits)} waits, {pauses.failures} failures of the store")

@@ -58,6 +58,7 @@ from tests.simulation.invariants.reads import (
     entries_come_whole_and_in_the_order_submitted,
     nothing_returned_lies_beyond_the_end,
     what_is_there_has_no_end,
+    what_was_promised_of_ledgers_is_read,
 )
 from tests.simulation.invariants.records import (
     an_id_of_its_own_is_never_taken,
@@ -222,6 +223,7 @@ __all__ = [
     "what_is_there_has_no_end",
     "what_was_acknowledged_is_never_denied",
     "what_was_cleared_is_whole",
+    "what_was_promised_of_ledgers_is_read",
     "what_was_promised_of_topics_is_read",
     "what_was_dropped_stays_for_the_delete_delay",
     "what_was_held_lately_is_not_trimmed",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from bookie_server.api.entry import Buffer
+from tests.kit.history import History, HistoryBroken
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import Violation, invariant, require
 
@@ -19,6 +20,17 @@ def an_acked_entry_is_readable_byte_for_byte(
             f"ledger {ledger.ledger_id}: acked entry {entry_id} reads as"
             f" {_short(read.get(entry_id))}, was {_short(ledger.submitted[entry_id])}",
         )
+
+
+@invariant("1")
+def what_was_promised_of_ledgers_is_read(ghost: Ghost, history: History) -> None:
+    """Who recovered a ledger reads all that was acked before he began, each entry at its id; no
+    read of anybody has anything else there. What is wrong with the history is told by the invariant
+    that it breaks."""
+    try:
+        history.check()
+    except HistoryBroken as broken:
+        raise Violation("1" if broken.kind == "lost" else "6", str(broken)) from broken
 
 
 @invariant("4")
