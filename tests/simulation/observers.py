@@ -1,7 +1,6 @@
 """Observers: they see every exchange, every metadata write, every ack; they feed the ghost and
-judge the invariants that the event can break.
-
-A Violation is kept in `violations`, unmet by the code under test, and ends the run soon."""
+judge the invariants that the event can break. A Violation is kept in `violations`, unmet by the
+code under test, and ends the run soon."""
 
 import asyncio
 import zlib
