@@ -149,7 +149,7 @@ def asks_no_intent(waits_for: Any) -> Any:
 
 
 def holds_nothing(held: Any) -> Any:
-    return lambda *_: {}
+    return lambda record, since, partitions: {}
 
 
 def keeps_by_another_clock(trim_points: Any) -> Any:
@@ -304,7 +304,7 @@ MUTANTS = (
         *(asks_no_intent, CHURN),
     ),
     Mutant(
-        *("subscriptions hold nothing", "hazard 37", subscription_moves, "held"),
+        *("subscriptions hold nothing", "hazard 37", subscription_moves, "held_by"),
         *(holds_nothing, CHURN),
     ),
     Mutant(
@@ -320,7 +320,7 @@ MUTANTS = (
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(
-        *("nothing held of the hour before", "hazard 38", subscription_moves, "held"),
+        *("nothing held of the hour before", "hazard 38", subscription_moves, "held_by"),
         *(holds_where_it_is, CHURN),
     ),
     Mutant(
