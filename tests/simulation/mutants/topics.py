@@ -320,7 +320,7 @@ MUTANTS = (
         *(goes_back_without_a_mark, CHURN),
     ),
     Mutant(
-        *("nothing held of the hour before", "hazard 38", subscription_moves, "held_by"),
+        *("nothing held of the hour before", "hazard 38", subscription_moves, "held"),
         *(holds_where_it_is, CHURN),
     ),
     Mutant(
