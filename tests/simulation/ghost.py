@@ -114,6 +114,10 @@ class LedgerGhost:
         """Whether the record does: who it does not name may have let its copies go."""
         return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
 
+    def was_acked(self, entry_id: int, now_s: float) -> None:
+        self.acked = entry_id
+        self.acked_s.append(now_s)
+
     def was_read(self, begun_s: float, found: Mapping[int, bytes], whole: bool) -> None:
         entries = {entry_id: self._which(entry_id, got) for entry_id, got in found.items()}
         self.reads.append(LedgerRead(begun_s, entries, whole))

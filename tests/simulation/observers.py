@@ -441,8 +441,7 @@ class Observers:
             )
         if not ok:
             return
-        ledger.acked = entry_id
-        ledger.acked_s.append(current().now)
+        ledger.was_acked(entry_id, current().now)
         self.situations.acked(ledger, entry_id)
         invariants.no_ack_after_delete(ghost, ledger, entry_id)
         invariants.closed_last_entry_covers_every_ack(ghost, ledger)

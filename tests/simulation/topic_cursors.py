@@ -33,6 +33,8 @@ class Confirmed:
     """What an owner of an earlier one is told from now on cannot be written."""
     lowest: Positions = field(default_factory=dict)
     """By partition: it was confirmed there, or was told to go back there since."""
+    sought: Positions | None = None
+    """Somebody put it there, and nobody has had it since."""
     doubtful: bool = False
     """A seek is under way, or nobody knows whether it was made: it may be anywhere."""
 
@@ -74,7 +76,7 @@ class TopicCursors:
             info = await topics.topics.open(TOPIC)
             log = self.work.ghost.logs[info.id]
             known = self._known.setdefault(info.id, Confirmed())
-            lowest = dict(known.lowest)
+            lowest, sought, sought_in = dict(known.lowest), known.sought, known.epoch
             cursor = await topics.subscriptions.open(
                 info, NAME, QUERY, f"subscriber-{run}", start=End.EARLIEST
             )
@@ -82,6 +84,13 @@ class TopicCursors:
             found = await cursor.recovered()  # from now on nobody before it can write
             epoch = cursor._seen.record.epoch
             known.epoch = max(known.epoch, epoch)
+            if sought is not None and epoch == sought_in + 1:
+                starts = dict(log.starts())
+                for p, offset in found.items():
+                    invariants.a_cursor_is_found_where_it_was_put(
+                        self.world.ghost, NAME, p, offset, max(sought.get(p, 0), starts.get(p, 0))
+                    )
+            known.sought = None
             if NAME not in log.subscriptions:
                 self._is_at(log, found)
             for p, offset in lowest.items():
@@ -150,9 +159,12 @@ class TopicCursors:
             info = await topics.topics.open(TOPIC)
             known = self._known.setdefault(info.id, Confirmed())
             log = self.work.ghost.logs[info.id]
-            known.lowest, known.doubtful = {}, True
+            known.lowest, known.sought, known.doubtful = {}, None, True
             before = self._epoch(info.id)
-            at = await topics.subscriptions.seek(info.id, NAME, End.EARLIEST, force=True)
+            try:
+                at = await topics.subscriptions.seek(info.id, NAME, End.EARLIEST, force=True)
+            finally:
+                self._put(info.id, before + 1)
             self.world.ghost.meet("subscription sought")
             after = self._epoch(info.id)
             if after >= 0:  # else its topic is gone by now
@@ -164,6 +176,15 @@ class TopicCursors:
                 self._is_at(log, at)
         except (LedgerError, StoreError) as error:
             self.work.met(client, "seek", error)
+
+    def _put(self, topic_id: str, epoch: int) -> None:
+        """What a seek has left in the store, though nobody may have heard of it: it alone raises
+        the epoch and lets go."""
+        node = self.world.store.peek(paths.subscription(topic_id, NAME))
+        record = None if node is None else decode_subscription(node.value)
+        if record is not None and not record.live and record.epoch == epoch:
+            known = self._known[topic_id]
+            known.epoch, known.sought = epoch, dict(record.floor)
 
 
 def _whereabouts(log: LogGhost) -> Whereabouts:

@@ -126,6 +126,8 @@ class LogGhost:
     spans: dict[int, list[Span]] = field(default_factory=dict)
     """By partition, rising."""
     checkpoint: CheckpointRecord | None = None
+    root_before: frozenset[int] = frozenset()
+    """Ledgers that the checkpoint before the newest names in its record or an inline root."""
     previous: int = 0
     """How far the checkpoint before the newest went."""
     short: TopicState | None = None
@@ -460,6 +462,7 @@ class TopicJudge:
         log.checkpoint = record
         if was[0] != now[0]:
             log.previous = was[0]
+            log.root_before = frozenset() if before is None else _ledgers_of_root(before)
         if isinstance(record.root, bytes) and was[0] != now[0]:
             log.short = checkpoint.decode_root(record.root).state
             self.compared(log.topic_id, log.short)
@@ -494,6 +497,7 @@ class TopicJudge:
             told = [folded for folded in (log.state, log.short) if folded is not None]
             record = log.checkpoint
             named = record is not None and ledger_id in record.root_ledgers()
+            named = named or ledger_id in log.root_before
             previous = 0 if record is None else record.previous
             named = named or any(ledger_id in _ledgers_told(one, previous) for one in told)
             if named and log.deleted_ms is not None:
@@ -533,3 +537,10 @@ def _ledgers_told(folded: TopicState, previous: int = 0) -> dict[int, None]:
                 table = one.source.between(held.number, one.lo, one.hi)
                 found |= dict.fromkeys(table.ledger_ids())
     return found
+
+
+def _ledgers_of_root(record: CheckpointRecord) -> frozenset[int]:
+    """What a reader needs that has read this record, as far as it can be told without a ledger."""
+    if not isinstance(record.root, bytes):
+        return frozenset([record.root.ledger_id])
+    return frozenset(checkpoint.chunk_ledgers(checkpoint.decode_root(record.root).state))

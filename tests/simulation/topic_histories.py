@@ -160,6 +160,11 @@ OF_TOPICS: list[tuple[Any, ...]] = [
         lambda g, x: ("s", 0, 4, 5),
     ),
     (
+        *("T12", I.a_cursor_is_found_where_it_was_put),
+        lambda g, x: ("s", 0, 5, 5),
+        lambda g, x: ("s", 0, 6, 5),
+    ),
+    (
         *("T12", I.only_the_current_epoch_writes),
         lambda g, x: ("s", 2, 2),
         lambda g, x: ("s", 1, 2),

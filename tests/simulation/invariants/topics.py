@@ -284,6 +284,15 @@ def a_cursor_is_found_where_it_was_confirmed(
 
 
 @invariant("T12")
+def a_cursor_is_found_where_it_was_put(
+    ghost: Ghost, name: str, partition: int, found: int, sought: int
+) -> None:
+    """Who has it first after a seek finds it no further: the rows from there on come again."""
+    what = f"subscription {name}, partition {partition}, was put to {sought} and found at {found}"
+    require(found <= sought, "T12", what)
+
+
+@invariant("T12")
 def only_the_current_epoch_writes(ghost: Ghost, name: str, epoch: int, current: int) -> None:
     """What the owner of an earlier epoch writes after it was taken over is never confirmed."""
     what = f"subscription {name}: epoch {epoch} confirmed what it was told in epoch {current}"

@@ -21,15 +21,41 @@ from tests.simulation.invariants import Violation
 from tests.simulation.mutants import reach_bookies, reach_topics
 from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
 from tests.simulation.points.command import DEEDS as VERBS
-from tests.simulation.points.enumerate import Point, PointFailed, calls_of, points_of, run_point
+from tests.simulation.points.enumerate import (
+    Deed,
+    Point,
+    PointFailed,
+    calls_of,
+    points_of,
+    run_point,
+)
 from tests.simulation.points.fates import Fate
 from tests.simulation.warm import collect, quiet
 from tests.storage.deeds import DEEDS as OF_DISKS
+from tests.storage.pauses import PAUSED, enumerate_pauses
 from tests.storage.points import PERSISTENCES, enumerate_points
 from tests.storage.points import PointFailed as DiskPointFailed
 
 FILE = Path(__file__).with_name("reach.json")
 REACHED = (*reach_topics.REACHED, *reach_bookies.REACHED)
+EQUIVALENT = {
+    "w0 of before": "who noted an older w0 is refused more, never less: the next run notes the"
+    " newest",
+    "block under any intent": "the block lies under the intent's node, so a janitor finds its"
+    " ledgers as long as the node is there, and nothing under an ended intent is committed",
+    "older run goes on": "the older run finds the pointer moved at its next batch; of the one under"
+    " way the transaction record takes either its commit or the newer run's",
+    "bodies unchecked": "who may delete the body's ledger ends the intent first, which the multi"
+    " checks, or waits for two later versions of the same run",
+    "growth to less": "applied, it changes nothing",
+    "log trimmed before it is said": "only what lies below the previous checkpoint goes, which"
+    " nobody folds, and a trim that finds some of it gone goes on",
+    "take-over in the same epoch": "each claim has a random token of its own, compared"
+    " together with the epoch, and the record is written at its version",
+    "record confirmed by a lost answer": "the write below resolves a lost answer itself, and what"
+    " it cannot resolve is no error that the bug swallows",
+}
+"""Bugs that break no promise, with why: by reading the code, not by search. They do not count."""
 LIMIT_S = 60.0
 SEEDS_MAX = 2000
 
@@ -70,7 +96,7 @@ def store(found: dict[str, Found]) -> None:
 
 def search(mutant: Mutant, deeds: tuple[str, ...]) -> Found | None:
     """At the points of its deeds, then by seeds. Raises MutantBroken."""
-    return first(mutant, _points(deeds)) or first(mutant, _seeds())
+    return first(mutant, points(mutant, deeds)) or first(mutant, _seeds())
 
 
 def first(mutant: Mutant, places: Iterator[Found], limit_s: float = LIMIT_S) -> Found | None:
@@ -87,7 +113,7 @@ def first(mutant: Mutant, places: Iterator[Found], limit_s: float = LIMIT_S) -> 
     return None
 
 
-def _points(deeds: tuple[str, ...]) -> Iterator[Found]:
+def points(mutant: Mutant, deeds: tuple[str, ...]) -> Iterator[Found]:
     """Points of the deeds, of all in turn."""
     for name in [each.name for each in OF_DISKS if each.name in deeds]:
         yield Found("", 0, 0, name)
@@ -95,11 +121,20 @@ def _points(deeds: tuple[str, ...]) -> Iterator[Found]:
         (place / len(found), point)
         for deed in VERBS
         if deed.name in deeds
-        for found in [points_of(deed, calls_of(deed))]
+        for found in [points_of(deed, _calls(mutant, deed))]
         for place, point in enumerate(_spread(found))
     ]
     for _, point in sorted(points, key=lambda one: one[0]):
         yield Found("", 0, 0, point.deed.name, point.call, point.fate.value)
+
+
+def _calls(mutant: Mutant, deed: Deed) -> list[str]:
+    """As they are with the bug, if nothing breaks while nothing happens."""
+    try:
+        with mutant.applied():
+            return calls_of(deed)
+    except Exception:
+        return calls_of(deed)
 
 
 def _seeds() -> Iterator[Found]:
@@ -135,6 +170,8 @@ def _at_disks(mutant: Mutant, name: str) -> str | None:
     with mutant.applied():
         try:
             enumerate_points(deed, PERSISTENCES[::2])
+            if deed in PAUSED:
+                enumerate_pauses(deed)
         except AssertionError as failure:
             cause = failure.__cause__ if isinstance(failure, DiskPointFailed) else failure
             return f"{cause}"[:60] if isinstance(cause, AssertionError) and f"{cause}" else None
@@ -147,7 +184,7 @@ def refresh(part: str = "") -> None:
     with suppress(FileNotFoundError):
         known = stored()
     for mutant, deeds in REACHED:
-        if part not in mutant.name or mutant.name in known:
+        if part not in mutant.name or mutant.name in known or mutant.name in EQUIVALENT:
             continue
         try:
             found = search(mutant, deeds)

@@ -99,12 +99,14 @@ def dropped_before_it_is_written(carry_out: Any) -> Any:
     """The write cache lets a half go when its flush begins."""
 
     async def carried_out(self: Any) -> None:
+        cache = self._cache
         if self._flush_begun is not None:
-            half = self._flush_begun.half
-            kept = dict(half.ledgers)
-            self._cache.drop_flushed()
-            half.ledgers.update(kept)
-        await carry_out(self)
+            cache.flushing = None
+            cache.drop_flushed = lambda: None
+        try:
+            await carry_out(self)
+        finally:
+            cache.__dict__.pop("drop_flushed", None)
 
     return carried_out
 
@@ -285,6 +287,7 @@ def torn_covers_lost(worse: Any) -> Any:
 
 FLUSHES = ("flush", "flush of two and two", "flush of a fence", "roll of entry logs", "replay")
 COMPACTIONS = ("compaction", "collection", "reclaim beside a flush")
+WALKS = ("walk after a lost fence", "walk after a lost entry")
 T = Mutant
 REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (
@@ -330,7 +333,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             *("surplus at the first look", "collection", garbage_collector.GarbageCollector),
             *("drop_surplus", surplus_at_the_first_look, RECLAIMED),
         ),
-        (),
+        ("collection of a copy",),
     ),
     (
         T(
@@ -387,8 +390,11 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         COMPACTIONS,
     ),
     (T("no tail in doubt", "limbo", replay, "doubt_the_tail", no_tail_in_doubt, CACHED), ()),
-    (T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST), ()),
-    (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), ()),
+    (
+        T("closed ones are whole", "limbo", Limbo, "_judge_closed", closed_ones_are_whole, LOST),
+        WALKS,
+    ),
+    (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), WALKS),
     (T("any revision clears", "limbo", Limbo, "answer", any_revision_clears, LOST), ()),
     (
         T(

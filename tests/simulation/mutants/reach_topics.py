@@ -401,9 +401,9 @@ def deletes_the_name_first(delete_once: Any) -> Any:
 
 BESIDE = ("commit beside a janitor",)
 COMMITS = ("commit", "commit of bodies in ledgers", "overwrite", "commit to two topics")
-JANITOR = ("janitor", "janitor beside a deleted topic")
+JANITOR = ("janitor", "janitor and who wakes", "janitor beside a deleted topic")
 CURSORS = ("take-over of a cursor", "seek", "deletion of a cursor")
-CHECKPOINTS = ("checkpoint", "checkpoint in ledgers")
+CHECKPOINTS = ("checkpoint", "checkpoint in ledgers", "checkpoint beside a janitor")
 T = Mutant
 REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("w0 of before", "hazard 11", intents, "Check", w0_of_before, ZOMBIES), COMMITS),
@@ -414,7 +414,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("older run goes on", "hazard 11", Intents, "_mint", the_older_run_goes_on, CHURN), COMMITS),
     (
         T("condemned by a lost answer", "T4", Intents, "_end", condemned_without_looking, CHURN),
-        JANITOR,
+        ("janitor and who wakes",),
     ),
     (
         T(
@@ -473,7 +473,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             *("checkpoint published unchecked", "hazard 5", Checkpointer, "_set"),
             *(publishes_unchecked, OVERWRITES),
         ),
-        CHECKPOINTS,
+        ("checkpoint beside a janitor",),
     ),
     (
         T(

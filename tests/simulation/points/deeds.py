@@ -197,12 +197,28 @@ async def much_to_clean(stage: Stage) -> None:
     await asyncio.sleep(8)
 
 
-async def cleans(stage: Stage, client: Client) -> None:
+async def cleans(stage: Stage, client: Client, passes: int = 4) -> None:
     """Pass after pass, until the silent are condemned, their ledgers closed, and deleted."""
     janitor = stage.janitor(client)
-    for _ in range(4):
+    for _ in range(passes):
         await janitor.clean(force=True)
         await asyncio.sleep(15)
+
+
+async def condemns(stage: Stage, client: Client) -> None:
+    """Passes up to the one that takes who sleeps for gone, and deletes what only he could name."""
+    janitor = stage.janitor(client)
+    for _ in range(20):
+        report = await janitor.clean(force=True)
+        if any(intent.startswith("s@") for intent in report.condemned):
+            return
+        await asyncio.sleep(15)
+    raise AssertionError("who sleeps was never taken for gone")
+
+
+async def others_clean_for_long(stage: Stage) -> None:
+    """Who makes a checkpoint is taken for gone."""
+    await stage.patiently("janitor", lambda client: cleans(stage, client, passes=14))
 
 
 async def others_clean_and_commit(stage: Stage) -> None:
@@ -234,6 +250,10 @@ DEEDS = (
         *("checkpoint in ledgers", batches_and_checkpoints, makes_a_checkpoint),
         *(others_make_checkpoints, IN_LEDGERS),
     ),
+    Deed(
+        *("checkpoint beside a janitor", batches_and_checkpoints, makes_a_checkpoint),
+        *(others_clean_for_long, IN_LEDGERS),
+    ),
     Deed("trim", two_batches, trims, others_trim, commits_once=True),
     Deed("retention", old_batches, retains, others_retain, policies={"retention_ms": 10_000}),
     Deed("merge", small_batches, merges, others_merge),
@@ -241,5 +261,6 @@ DEEDS = (
     Deed("deletion", two_batches, deletes, others_use_it),
     Deed("creation", two_batches, creates, others_create),
     Deed("janitor", much_to_clean, cleans, others_clean_and_commit),
+    Deed("janitor and who wakes", much_to_clean, condemns, others_clean_and_commit),
     Deed("janitor beside a deleted topic", a_deleted_topic, cleans, others_clean_and_commit),
 )

@@ -5,7 +5,7 @@ import asyncio
 
 from spark_ledger.errors import LedgerError, SubscriptionNotFound
 from spark_ledger.repair.limbo_janitor import LimboJanitor
-from tests.simulation.points.deeds import others_clean, two_batches
+from tests.simulation.points.deeds import cleans, two_batches
 from tests.simulation.points.enumerate import Deed
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_cursors import NAME
@@ -13,6 +13,8 @@ from tests.simulation.topic_ghost import Whereabouts
 from tests.simulation.world import Client
 
 IDLE_S = 20.0
+SILENT_TOGETHER = 14
+"""So many passes a janitor makes until it takes an owner for gone that fell silent with others."""
 
 
 async def a_subscription_in_use(stage: Stage) -> None:
@@ -39,7 +41,7 @@ async def others_take_it_over(stage: Stage) -> None:
     await asyncio.sleep(8)
     owner.kill()
     await asyncio.gather(work, return_exceptions=True)
-    await others_clean(stage)
+    await stage.patiently("janitor", lambda client: cleans(stage, client, SILENT_TOGETHER))
     await stage.patiently("subscriber", lambda client: stage.subscribes(client, 5, 4))
 
 
