@@ -66,7 +66,7 @@ def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster,
         task = topics.task_writer(info, intent, task_index=0)
         task.write(None, pa.array([b"row %d" % version], pa.binary()))
         txn = TxnKey(intent.app_id, intent.target, version, intent.run_id)
-        topics.run(topics.client.commit_topics({info.id: [task.finish()]}, txn, intent.id))
+        topics.run(topics.client.commit_topics({info.id: [task.finishing()()]}, txn, intent.id))
 
     async def merged() -> bool:
         state = await topics.client.log(info.id).fold(fresh=True)

@@ -5,6 +5,7 @@ in this process; then the files that ran are compared with those that the page n
 """
 
 import asyncio
+import inspect
 import re
 import sys
 import threading
@@ -49,7 +50,8 @@ def files_that_run() -> Iterator[set[str]]:
 
     def called(frame: Any, event: str, _: Any) -> None:
         path = frame.f_code.co_filename.removeprefix(root)
-        if event == "call" and path.startswith(OURS) and not path.endswith("__init__.py"):
+        runs = event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED  # no import
+        if runs and path.startswith(OURS) and not path.endswith("__init__.py"):
             seen.add(path)
 
     def on_the_loop(profile: Any) -> None:
