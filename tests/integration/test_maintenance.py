@@ -17,6 +17,7 @@ from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.upkeep import upkeep
 from spark_ledger.topic.upkeep.merging import Merging
 from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.segments_seen import segments_of
 
 PATIENCE_S = 30
 MANY_SEGMENTS = 8  # so many are merged at once
@@ -71,7 +72,7 @@ def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster,
     async def merged() -> bool:
         state = await topics.client.log(info.id).fold(fresh=True)
         (partition,) = state.partitions
-        return partition.end_offset == MANY_SEGMENTS and len(partition.segments) == 1
+        return partition.end_offset == MANY_SEGMENTS and len(segments_of(partition)) == 1
 
     maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
     try:
