@@ -40,7 +40,7 @@ IDLE_S, SETTLED_S = 60.0, 15.0
 def restart_s(entry_bytes: int) -> float:
     """Seconds from the start of a bookie that was killed with 1 GiB of such entries and nothing of
     it flushed, until it is registered as writable. Small entries are in its journal, large ones
-    (LARGE_BYTES and more) in placed logs."""
+    (LARGE_BYTES and more) in direct logs."""
     is_small = entry_bytes < LARGE_BYTES
     with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED)) as cluster:
         bookie = cluster.bookies[0]

@@ -1,4 +1,4 @@
-"""What a restart costs: replaying a journal or placed logs; and one flush of a full half of the
+"""What a restart costs: replaying a journal or direct logs; and one flush of a full half of the
 write cache.
 
     python benchmarks/replay.py [--bytes 1073741824] [--entry 1024] [--ledgers 1] [--profile F]
@@ -8,7 +8,7 @@ write cache.
 A journal of `bytes` of entries is written by the real Journal to a real disk; nothing of it is
 flushed. A process of its own then opens the engine on it as a killed bookie does: seconds,
 CPU-seconds of all its threads, and the most memory it held (VmHWM). The entries are in the journal
-whatever their size; with `--placed` they are in placed logs, as large ones of a bookie are, whose
+whatever their size; with `--placed` they are in direct logs, as large ones of a bookie are, whose
 marks in the index are where they begin, and the journal has the ledgers' records alone. `--flush`
 puts 48 MiB of entries into the engine instead and flushes them, five times; medians. `--profile`
 writes what cProfile saw of the event loop's thread.
@@ -69,7 +69,7 @@ def replay_cost(
     *,
     placed: bool = False,
 ) -> Cost:
-    """Of opening the engine on a journal, or placed logs, of `size` bytes of entries with such
+    """Of opening the engine on a journal, or direct logs, of `size` bytes of entries with such
     payloads."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR", "/var/tmp")) as folder:
         asyncio.run(write_entries(Path(folder), size, entry_bytes, ledgers, placed=placed))

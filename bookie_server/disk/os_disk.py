@@ -5,7 +5,7 @@ fdatasync; after a failed write or sync the file refuses everything that follows
 or posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
 really written. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
-ordinary file. Who writes (a flush, a placed log, a compaction) or looks at the space waits for
+ordinary file. Who writes (a flush, a direct log, a compaction) or looks at the space waits for
 nobody else's sync, and for no read. Threads carry the disk's name and their work
 ("journal-write_0"); a call that does not return in time fails (disk_threads.Deadline), and a write
 or sync that did so has failed for its file too.

@@ -96,7 +96,7 @@ def decode_record_header(data: Buffer) -> Location:
 
 
 def write_start(header: Buffer, position: int) -> int:
-    """Where the write began that brought the record at `position` to its placed log: all that lies
+    """Where the write began that brought the record at `position` to its direct log: all that lies
     before was synced when it began."""
     (blocks,) = _BLOCKS.unpack_from(header, _BLOCKS_AT)
     return int(position // BLOCK_BYTES - blocks) * BLOCK_BYTES

@@ -215,7 +215,7 @@ def decode_ledger_state(value: bytes) -> LedgerState:
 
 
 class EntryIndex(Protocol):
-    """(ledger, entry) to location, ledger id to state, placed log to mark. All raise DiskFailed."""
+    """(ledger, entry) to location, ledger id to state, direct log to mark. All raise DiskFailed."""
 
     on_damage: Callable[[IndexDamaged], None]
     """Called before IndexDamaged is raised, each time."""
@@ -261,7 +261,7 @@ class EntryIndex(Protocol):
         """Every ledger state, by ledger id."""
 
     async def mark_logs(self, marks: Mapping[int, int | None]) -> None:
-        """By placed log: the position from which on it may hold records that the index lacks; None:
+        """By direct log: the position from which on it may hold records that the index lacks; None:
         it holds none. Never durable before what was put earlier is."""
 
     async def marked_logs(self) -> dict[int, int]:

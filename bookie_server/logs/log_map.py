@@ -129,7 +129,7 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                     synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
         # A write that was torn may have left whole records behind damage; of a flush none of the
-        # index's, of a placed log those that a start replayed.
+        # index's, of a direct log those that a start replayed.
         whole = all(bad.start > last_record or bad.start >= synced for bad in damage)
         found = LogMap(log_id, file.end, file.end, shares, has_footer=False, whole=whole)
     finally:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class Hole(NamedTuple):
-    """Bytes of a placed log in which no record could be read. `ledger_ids`: whose they are, if the
+    """Bytes of a direct log in which no record could be read. `ledger_ids`: whose they are, if the
     headers of all records that may lie there could be read; else None."""
 
     start: int
@@ -40,7 +40,7 @@ class Hole(NamedTuple):
 
 
 class Coverage:
-    """Which bytes of a placed log, from `start` on, are records; told chunk by chunk.
+    """Which bytes of a direct log, from `start` on, are records; told chunk by chunk.
 
     Always true: records of one write touch each other, and a write begins at the first block after
     the one before; so what lies between is a hole, zeros too, but for those up to that block.
@@ -125,7 +125,7 @@ async def _read_logs(store: DirectoryStore, storage: LedgerStorage) -> _Location
         try:
             file = await store.logs.open_log(log_id)
         except NoSuchFile:
-            _doubt_all(storage, LimboReason.LOST, f"placed log {log_id} is missing")
+            _doubt_all(storage, LimboReason.LOST, f"direct log {log_id} is missing")
             continue
         try:
             async for locations in _read_log(store, log_id, file, start, storage):
@@ -148,20 +148,20 @@ async def _read_log(
             locations.setdefault(record.location.ledger_id, []).append(record.location)
         count += len(chunk.records)
         yield locations
-    _log.info("placed log %d: %d entries replayed", log_id, count)
+    _log.info("direct log %d: %d entries replayed", log_id, count)
     if end < start:
         _doubt_all(
-            storage, LimboReason.LOST, f"placed log {log_id} ends at {end}, before its mark {start}"
+            storage, LimboReason.LOST, f"direct log {log_id} ends at {end}, before its mark {start}"
         )
     damaged, torn = coverage.judge(end, ended or reader.unreadable_end)
     for hole in damaged:
-        what = f"placed log {log_id} is damaged from {hole.start} to {hole.end}"
+        what = f"direct log {log_id} is damaged from {hole.start} to {hole.end}"
         _judge(hole, LimboReason.LOST, what, storage)
     for hole in torn:
         _judge(
             hole,
             LimboReason.TORN,
-            f"placed log {log_id}: a torn write at {hole.start} is cut",
+            f"direct log {log_id}: a torn write at {hole.start} is cut",
             storage,
         )
 

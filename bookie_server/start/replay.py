@@ -10,7 +10,7 @@ Always true:
   (and fences it, unless the record was an entry: it may have been a fence); whose they are
   unknown puts every ledger in limbo and makes the node read-only. Limbo is durable before the
   checkpoint moves past the damage;
-- a journal that an earlier start missed is replayed after all others (LateReplayed), and placed
+- a journal that an earlier start missed is replayed after all others (LateReplayed), and direct
   logs after all journals (start/direct_log_replay.py).
 """
 

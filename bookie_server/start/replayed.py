@@ -1,8 +1,8 @@
-"""What journals and placed logs say is put into the engine, batch by batch, while it flushes.
+"""What journals and direct logs say is put into the engine, batch by batch, while it flushes.
 
 Always true: states change in the order of the records, and a ledger's entries follow the record
 that tells of the ledger; the entries of a batch are put together, for nothing reads them yet; of
-what placed logs hold only that counts which is not known otherwise, as new or newer; both halves
+what direct logs hold only that counts which is not known otherwise, as new or newer; both halves
 of the write cache and the batch at hand are all that is in memory: without room the replay waits
 for the flush.
 """
@@ -58,7 +58,7 @@ class Replayed:
             await self._put(ledger_id, of_ledger)
 
     async def place(self, directory: str, ledger_id: int, locations: Sequence[Location]) -> None:
-        """Entries of the ledger lie in the directory's placed log; no index may know them. After
+        """Entries of the ledger lie in the directory's direct log; no index may know them. After
         the journals. Raises DiskFailed when a flush did."""
         state = self._state_of_placed(directory, ledger_id)
         if state is None or state.deleted or directory not in state.directories:

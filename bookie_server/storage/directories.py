@@ -83,7 +83,7 @@ class DirectoryStore:
         self, entries: Entries, changes: Changes, placed: Sequence[Location] = (), puts: int = 0
     ) -> None:
         """Entries, what changed, and where entries lie that are here already: durable when it
-        returns. With that the index has all that it needs of the placed log's first `puts`.
+        returns. With that the index has all that it needs of the direct log's first `puts`.
 
         Raises DiskFailed: then nothing of it may be relied on.
         """
@@ -103,7 +103,7 @@ class DirectoryStore:
         self.placed_log.settle(puts, marks)
 
     async def forget_replayed_logs(self) -> None:
-        """The index has all that it needs of the placed logs of earlier runs: durable when it
+        """The index has all that it needs of the direct logs of earlier runs: durable when it
         returns. Raises DiskFailed."""
         if marks := await self.index.marked_logs():
             await self.index.mark_logs(dict.fromkeys(marks))

@@ -56,7 +56,7 @@ from bookie_server.storage_config import StorageConfig
 
 class _Flush(NamedTuple):
     """What one flush carries to its final place: `parts` says which ledgers go to which directory;
-    `marks` is None while replaying; `puts`: how much had been put into each placed log."""
+    `marks` is None while replaying; `puts`: how much had been put into each direct log."""
 
     half: CacheHalf
     parts: dict[str, list[int]]
@@ -110,7 +110,7 @@ class LedgerStorage:
         return storage, marks
 
     async def forget_replayed_logs(self) -> None:
-        """All that placed logs of earlier runs hold is flushed: they need no marks any more. Raises
+        """All that direct logs of earlier runs hold is flushed: they need no marks any more. Raises
         DiskFailed when no directory is left."""
         await self._stores.forget_replayed_logs()
 

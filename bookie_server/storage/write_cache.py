@@ -1,6 +1,6 @@
 """Entries that are not in an entry log yet, in two halves: one fills while the other is flushed.
 
-Always true: an entry is put here before it is given to a journal or placed log, so whatever these
+Always true: an entry is put here before it is given to a journal or direct log, so whatever these
 made durable is in a half that some flush will see; a half is emptied only after its entries are in
 the index; entries are views into the frames they came in, counted with what Python keeps around
 them; of an entry that lies in a ledger directory already the half knows the place, until the entry

@@ -50,7 +50,7 @@ def rot(disks: tuple[SimDisk, SimDisk], rng: random.Random) -> str:
 
 
 def _places(journal: SimDisk, ledger: SimDisk) -> list[_Place]:
-    """All files that have such bytes; what placed logs hold beyond their marks once more."""
+    """All files that have such bytes; what direct logs hold beyond their marks once more."""
     found = [
         _Place("journal", journal, path, 0, len(journal.durable(path)))
         for path in journal.paths()

@@ -11,7 +11,7 @@ Always true:
 A batch, what one sync writes: magic, length and CRC32C of the body (4 bytes each, little-endian),
 then the body: records, each with its length (2 bytes), one byte of kind, and the key and value (or
 ledger state) as bookie_server/logs/index.py encodes them; of what was deleted, the
-key of the ledger or the entry, of a placed log its key and its mark, if it has one. The first batch
+key of the ledger or the entry, of a direct log its key and its mark, if it has one. The first batch
 of a file says that nothing of older files counts any more, and all that they said.
 """
 
@@ -280,7 +280,7 @@ class SimIndex:
 
 
 def marks_on(disk: SimDisk, folder: str = "index") -> dict[int, int]:
-    """The marks of placed logs that are durable on a disk; for tests."""
+    """The marks of direct logs that are durable on a disk; for tests."""
     index = SimIndex(disk)
     for path in sorted(path for path in disk.paths() if path.startswith(f"{folder}/")):
         with contextlib.suppress(DiskFailed):

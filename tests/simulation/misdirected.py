@@ -2,7 +2,7 @@
 
 Always true: what was written lies where something else was, of the same kind of file, and not where
 it should; only synced bytes are concerned, and only such whose absence can show. A disk that loses
-the very last write of a journal, or of a placed log beyond its mark, and shows zeros there as if
+the very last write of a journal, or of a direct log beyond its mark, and shows zeros there as if
 there never had been a write, is found out by nobody (docs/simulation.md says so).
 """
 

@@ -112,13 +112,13 @@ class PlacedWatch:
         ended = _records_end(data, log_id)
         synced, torn = _synced(data, mark, ended or len(data), log_id)
         if torn and not ended:
-            self._ghost.meet("torn write in a placed log at a start")
+            self._ghost.meet("torn write in a direct log at a start")
         for location in [each for each in told if not _is_whole(data, each)]:
             was_synced = location.position < max(synced, ended)
             unread = _Unread(directory, location.ledger_id, location.entry_id, was_synced)
             self._unread.append(unread)
             if was_synced:
-                self._ghost.meet("damage in a placed log at a start")
+                self._ghost.meet("damage in a direct log at a start")
 
     def watch(self, storage: Any) -> None:
         """Of a bookie that has started: what it found is flushed."""
@@ -213,7 +213,7 @@ class PlacedWatch:
 
 
 def _synced(data: bytes, start: int, end: int, log_id: int) -> tuple[int, bool]:
-    """Up to where a placed log was synced, as its writes say, and whether anything after that
+    """Up to where a direct log was synced, as its writes say, and whether anything after that
     cannot be read."""
     at, synced, bad_end = start, start, 0
     while at < end:

@@ -68,7 +68,7 @@ class Held:
     cached: set[int] = field(default_factory=set)
     """Written and not yet synced: lost with the power."""
     placed: set[int] = field(default_factory=set)
-    """That lie, durably, in a placed log beyond its mark."""
+    """That lie, durably, in a direct log beyond its mark."""
     fence: str = ""
     """"durable", "only in the page cache" or ""."""
     fence_replied: bool = False

@@ -299,7 +299,7 @@ def _ending(scene: Scene) -> list[str]:
         if held.cached:
             kept += f"; only in the page cache: {_ranges(sorted(held.cached))}"
         if held.placed:
-            kept += f"; in a placed log beyond its mark: {_ranges(sorted(held.placed))}"
+            kept += f"; in a direct log beyond its mark: {_ranges(sorted(held.placed))}"
         fence = f"fence record {held.fence}" if held.fence else "no fence record"
         if held.fence_replied:
             fence += ", and it had said that it was fenced"

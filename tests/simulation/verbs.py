@@ -83,7 +83,7 @@ RARE: Mapping[str, str] = {
     "bookie_server.Journal.fail": "one of two journals fails in the midst of a write",
     "bookie_server.Journal.set_aside": "a journal's segment rotted, and its node started again",
     "bookie_server.Journals.set_aside": "as that",
-    "bookie_server.LedgerStorage.stored_in_cache": "the index fails while placed logs are read",
+    "bookie_server.LedgerStorage.stored_in_cache": "the index fails while direct logs are read",
     "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
     "topic.Turns.take": "a commit loses five races",
 }

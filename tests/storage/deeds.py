@@ -44,7 +44,7 @@ async def filled(stage: Stage) -> None:
 
 
 async def small_alone(stage: Stage) -> None:
-    """Entries that are not large: no placed log was begun."""
+    """Entries that are not large: no direct log was begun."""
     await stage.start()
     for ledger_id in (1, 2, 3):
         await stage.add(ledger_id, range(8), size=60)
@@ -74,7 +74,7 @@ async def much(stage: Stage) -> None:
 
 
 async def half_a_log_placed(stage: Stage) -> None:
-    """A placed log that is full of a ledger that is collected and of one that lives, settled."""
+    """A direct log that is full of a ledger that is collected and of one that lives, settled."""
     await stage.start()
     for first in range(0, 6, 2):
         for ledger_id in (1, 2):
@@ -112,14 +112,14 @@ async def stopped_badly(stage: Stage) -> None:
 
 
 async def logs_ended_and_not(stage: Stage) -> None:
-    """Placed logs that ended, some of them settled, and one that goes on."""
+    """Direct logs that ended, some of them settled, and one that goes on."""
     await filled(stage)
     await stage.flushed()
     await rolls_a_placed_log(stage)
 
 
 async def stopped_badly_with_logs(stage: Stage) -> None:
-    """Down, with several placed logs to replay; the last write is torn."""
+    """Down, with several direct logs to replay; the last write is torn."""
     await logs_ended_and_not(stage)
     under_way = asyncio.ensure_future(stage.add(3, range(8, 14)))
     await asyncio.sleep(0.0004)
@@ -128,7 +128,7 @@ async def stopped_badly_with_logs(stage: Stage) -> None:
 
 
 async def stopped_badly_with_two(stage: Stage) -> None:
-    """Down, with a placed log in each of two directories to replay."""
+    """Down, with a direct log in each of two directories to replay."""
     await placed_in_both(stage)
     stage.rig.crash("random", 3)
 
@@ -393,16 +393,16 @@ DEEDS = (
     Deed("walk after a lost entry", ONE, a_lost_entry, starts_and_walks),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),
-    Deed("roll of a placed log", PLACED, filled, rolls_a_placed_log),
+    Deed("roll of a direct log", PLACED, filled, rolls_a_placed_log),
     Deed("first large entries", PLACED, small_alone, adds_large),
-    Deed("end of a placed log", PLACED, logs_ended_and_not, flushes),
+    Deed("end of a direct log", PLACED, logs_ended_and_not, flushes),
     Deed("flush of placed entries", PLACED, flushed, flushes),
     Deed("flush of placed entries, two and two", PLACED_IN_TWO, placed_in_both, flushes),
     Deed("replay of places", PLACED, stopped_badly, starts),
-    Deed("replay of several placed logs", PLACED, stopped_badly_with_logs, starts),
+    Deed("replay of several direct logs", PLACED, stopped_badly_with_logs, starts),
     Deed("replay of places in two", PLACED_IN_TWO, stopped_badly_with_two, starts),
     Deed("stop beside large adds", PLACED, flushed, stops),
-    Deed("compaction of a placed log", PLACED, half_a_log_placed, compacts, check=space_is_free),
+    Deed("compaction of a direct log", PLACED, half_a_log_placed, compacts, check=space_is_free),
     Deed(
         *("ledger directory fails beneath large adds", PLACED_IN_TWO),
         *(a_directory_failing_next, adds_and_flushes_once),

@@ -405,7 +405,7 @@ def tells_of(disk: SimDisk, ledger_id: int) -> bool:
 
 
 async def the_index_is_rebuilt(stage: Stage, keep: Keep, *, with_states: bool) -> None:
-    """Of a directory in which a crash cut a placed log off."""
+    """Of a directory in which a crash cut a direct log off."""
     await stage.start()
     await stage.add(1, range(4))
     await stage.flushed()

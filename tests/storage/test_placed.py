@@ -291,15 +291,15 @@ def says(value: Any) -> Callable[[Any], Any]:
 
 Bug = tuple[Any, str, Callable[[Any], Any]]
 BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
-    "a placed log is not synced": (
+    "a direct log is not synced": (
         (GrowingLog, "append", synced_later),
         *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
     ),
-    "placed logs are not replayed": (
+    "direct logs are not replayed": (
         (replay, "replay_placed", nothing_is_done),
         *(placed.ONE, placed.an_entry_is_placed, {"keep": "all"}),
     ),
-    "a placed log is acknowledged from before its mark is durable": (
+    "a direct log is acknowledged from before its mark is durable": (
         (PlacedLog, "_begin", not_marked),
         *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
     ),
@@ -385,7 +385,7 @@ BUGS_AT_POINTS: dict[str, tuple[Bug, str]] = {
     ),
     "the mark goes before the index has what the log holds": (
         (DirectoryStore, "write", unmarked_before_the_index),
-        "end of a placed log",
+        "end of a direct log",
     ),
     "marks are forgotten before what was replayed is flushed": (
         (replay, "replay_placed", forgotten_at_once),

@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant("mark of its log not synced", SYNC, L, "_begin", no_sync_of_the_mark, PLACED),
     Mutant("place in a directory nobody was told of", SYNC, P, "_tell", tells_nobody, PLACED),
     Mutant(
-        "placed logs not read at a start",
+        "direct logs not read at a start",
         "BP-46, 2",
         replay,
         "replay_placed",

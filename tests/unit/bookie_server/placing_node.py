@@ -77,14 +77,14 @@ class Wide(Clustered):
 
     async def ways(self, ledger_id: int, name: str = "j0") -> dict[int, str]:
         """By entry, where a start would find it that was not flushed: in the journal, or else in
-        the placed log of a directory that lives."""
+        the direct log of a directory that lives."""
         records = [r for r in await self.journaled(name) if r.kind is Kind.ENTRY]
         journaled = [r.entry_id for r in records if r.ledger_id == ledger_id]
         placed = [e for i, e in await self.all_placed() if i == ledger_id]
         return {**dict.fromkeys(placed, PLACED), **dict.fromkeys(journaled, JOURNALED)}
 
     async def all_placed(self) -> list[tuple[int, int]]:
-        """Ledger and id of the entries in placed logs beyond their marks."""
+        """Ledger and id of the entries in direct logs beyond their marks."""
         found: list[tuple[int, int]] = []
         for store in self.storage.stores:
             for log_id, start in (await store.index.marked_logs()).items():

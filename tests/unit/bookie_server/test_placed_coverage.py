@@ -1,4 +1,4 @@
-"""What of a placed log is records, and what is missing: torn by a crash, or damaged since."""
+"""What of a direct log is records, and what is missing: torn by a crash, or damaged since."""
 
 from typing import NamedTuple
 

@@ -37,7 +37,7 @@ FIRST = 4096  # where the first record of a log begins
 
 
 class Rig:
-    """A directory's disk, its logs and its placed log."""
+    """A directory's disk, its logs and its direct log."""
 
     def __init__(self) -> None:
         self.disk = SimDisk(random.Random(3))

@@ -1,4 +1,4 @@
-"""A start reads what placed logs hold beyond their marks: all that was told is there, and what
+"""A start reads what direct logs hold beyond their marks: all that was told is there, and what
 cannot be read is said to be torn or lost, as it was proven to be synced or not."""
 
 import asyncio

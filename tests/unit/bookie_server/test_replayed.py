@@ -31,7 +31,7 @@ def added(ledger_id: int, *entry_ids: int, payload: bytes = b"payload") -> list[
 
 
 async def placed(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Location]:
-    """Where entries lie by now, in the placed log of the storage's only directory."""
+    """Where entries lie by now, in the direct log of the storage's only directory."""
     (store,) = storage.stores
     entries = [(ledger_id, each, entry(ledger_id, each)) for each in entry_ids]
     return await store.placed_log.put(ledger_id, entries)
