@@ -11,13 +11,14 @@ sample counts for the innermost function of this repository, with what it calls 
 import argparse
 import itertools
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from types import FrameType
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -50,6 +51,14 @@ PARTS = {
     "spark_ledger/topic/": "topics",
 }
 """By the beginning of a file's path; the first that fits."""
+
+
+class Timed(NamedTuple):
+    """One clean seed and what it cost."""
+
+    outcome: Outcome
+    took_s: float
+    """Processor seconds."""
 
 
 class Samples:
@@ -91,50 +100,51 @@ def main() -> int:
         seed = next(seed for seed in itertools.count() if replay.drawn_plan(seed).topics)
         run_seed(seed, replay.drawn_plan(seed))  # imports (pandas, for topics) and caches
         freeze()
-        outcomes, failed, took_s = timed(seeds)
+        clean, failed = timed(seeds)
         samples = Samples()
         with samples.taken():
             timed(seeds[: max(1, len(seeds) // 2)])
-    report(outcomes, failed, took_s, options)
+    print(f"{options.seeds} seeds from {options.start}, failed: {failed or 'none'}")
+    report("without topics", [each for each in clean if not each.outcome.plan.topics])
+    report("with topics", [each for each in clean if each.outcome.plan.topics])
     total = max(1, sum(samples.counts.values()))
     for part, count in sorted(samples.counts.items(), key=lambda each: -each[1]):
         print(f"  {count / total:6.1%}  {part}")
     return 1 if failed else 0
 
 
-def timed(seeds: range) -> tuple[list[Outcome], list[int], float]:
-    """The outcomes of clean seeds, those that failed, and the processor seconds it all took."""
-    outcomes, failed, begun = [], [], time.process_time()
+def timed(seeds: range) -> tuple[list[Timed], list[int]]:
+    """The clean seeds with the processor seconds of each, and those that failed."""
+    clean, failed = [], []
     for done, seed in enumerate(seeds, 1):
+        begun = time.process_time()
         try:
-            outcomes.append(run_seed(seed, replay.drawn_plan(seed)))
+            outcome = run_seed(seed, replay.drawn_plan(seed))
+            collect(done)
+            clean.append(Timed(outcome, time.process_time() - begun))
         except SeedFailed:
             failed.append(seed)
-        collect(done)
-    return outcomes, failed, time.process_time() - begun
+    return clean, failed
 
 
-def report(
-    outcomes: list[Outcome], failed: list[int], took_s: float, options: argparse.Namespace
-) -> None:
-    def middle(numbers: Iterator[float]) -> float:
-        return statistics.median([*numbers] or [0])
-
+def report(what: str, clean: list[Timed]) -> None:
+    """Print what these seeds cost, and what was in them."""
+    if not clean:
+        return
+    outcomes, took_s = [each.outcome for each in clean], sum(each.took_s for each in clean)
     steps = sum(outcome.steps for outcome in outcomes)
     simulated_s = sum(outcome.simulated_s for outcome in outcomes)
     judged = sum(sum(outcome.checks.values()) for outcome in outcomes)
-    topics = sum(outcome.plan.topics for outcome in outcomes)
-    print(f"{options.seeds} seeds from {options.start}, failed: {failed or 'none'}")
     print(
-        f"  {options.seeds / took_s:.1f} seeds/s on one core,"
+        f"{what}: {len(clean)} seeds, {len(clean) / took_s:.2f} seeds/s on one core,"
         f" {simulated_s / took_s:.0f} simulated seconds a second, {steps / took_s:.0f} steps/s"
     )
     print(
-        f"  a seed (median): {middle(o.entries for o in outcomes):g} entries appended,"
-        f" {middle(o.faults for o in outcomes):g} faults,"
-        f" {middle(o.simulated_s for o in outcomes):.0f} simulated seconds"
+        f"  a seed (median): {median(o.entries for o in outcomes):g} entries appended,"
+        f" {median(o.faults for o in outcomes):g} faults,"
+        f" {median(o.simulated_s for o in outcomes):.0f} simulated seconds;"
+        f" (mean) {steps / len(clean):.0f} steps, {judged / len(clean):.0f} judgements"
     )
-    print(f"  {judged / max(1, len(outcomes)):.0f} judgements a seed; {topics} seeds with topics")
 
 
 if __name__ == "__main__":
