@@ -1,7 +1,8 @@
 """Which bookies are chosen last, because they lately gave no answer or a slow one.
 
 Always true: nobody is excluded here, only put last; a bookie is *in doubt* from an unanswered call
-until DOUBT_S later or its next answer, whichever is first; it is *in quarantine* once enough calls
+until DOUBT_S later or its next answer, whichever is first, and *overtaken* for as long from a read
+that another bookie answered sooner; it is *in quarantine* once enough calls
 failed or were slow within the window, and an answer in between does not end that. Calls that fail
 together (all frames under way to a bookie that dies) count once. Memory: a few numbers a bookie.
 """
@@ -19,6 +20,7 @@ class Standing:
     """What is held against one bookie. Times are seconds of the loop's clock."""
 
     unanswered_at: float | None = None
+    overtaken_at: float | None = None
     troubles: deque[float] = field(default_factory=deque)
     quarantined_until: float = 0.0
 
@@ -48,23 +50,24 @@ class Quarantine:
 
     def slow(self, bookie_id: str) -> None:
         """An answer came, but took too long."""
-        self._trouble(bookie_id).unanswered_at = None
+        standing = self._trouble(bookie_id)
+        standing.unanswered_at = standing.overtaken_at = None
 
     def overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, answered it sooner. A doubt
-        for now, no failure: it may only have had more to do."""
-        self._standings.setdefault(bookie_id, Standing()).unanswered_at = self._clock()
+        """A read was given up, because another bookie, asked later, answered it sooner. It may
+        only have had more to do: it is chosen last, and is a spare where there is no other."""
+        self._standings.setdefault(bookie_id, Standing()).overtaken_at = self._clock()
 
     def answered(self, bookie_id: str) -> None:
         """An answer came in good time, whatever it says."""
         standing = self._standings.get(bookie_id)
         if standing is not None:
-            standing.unanswered_at = None
+            standing.unanswered_at = standing.overtaken_at = None
 
     # -- who is chosen last -------------------------------------------------------------------
 
     def suspects(self) -> list[str]:
-        """Bookies in doubt or in quarantine now, by id."""
+        """Bookies in doubt, overtaken or in quarantine now, by id."""
         return [bookie for bookie in sorted(self._standings) if self.why(bookie)]
 
     def in_doubt(self) -> list[str]:
@@ -79,10 +82,14 @@ class Quarantine:
         left_s = standing.quarantined_until - self._clock()
         if left_s > 0:
             return f"in quarantine for another {left_s:.0f} s: it failed or was slow"
-        return "gave no answer lately" if self._doubted(bookie_id) else ""
+        if self._doubted(bookie_id):
+            return "gave no answer lately"
+        return "another answered sooner" if self._lately(standing.overtaken_at) else ""
 
     def _doubted(self, bookie_id: str) -> bool:
-        at = self._standings[bookie_id].unanswered_at
+        return self._lately(self._standings[bookie_id].unanswered_at)
+
+    def _lately(self, at: float | None) -> bool:
         return at is not None and self._clock() - at < DOUBT_S
 
     def _trouble(self, bookie_id: str) -> Standing:

@@ -48,6 +48,19 @@ def test_an_answer_ends_doubt_at_once():
     assert quarantine.suspects() == []
 
 
+def test_a_bookie_that_another_answered_sooner_than_is_chosen_last_for_a_while_but_not_in_doubt():
+    quarantine, clock = new()
+    quarantine.overtaken("a")
+    assert quarantine.suspects() == ["a"]
+    assert quarantine.in_doubt() == []
+    assert quarantine.why("a") == "another answered sooner"
+    clock.now += DOUBT_S
+    assert quarantine.suspects() == []
+    quarantine.overtaken("a")
+    quarantine.answered("a")
+    assert quarantine.suspects() == []
+
+
 def test_one_answer_in_between_ends_doubt_but_not_quarantine():
     quarantine, clock = new()
     for _ in range(3):

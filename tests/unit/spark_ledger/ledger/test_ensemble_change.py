@@ -214,6 +214,19 @@ async def test_a_bookie_in_quarantine_is_a_spare_only_when_there_is_no_other():
 
 
 @simulated
+async def test_a_bookie_that_another_only_answered_sooner_than_is_a_spare_when_there_is_no_other():
+    for spares, expected in ((2, False), (1, True)):
+        cluster, ledgers = await cluster_of(3 + spares)
+        writer = await ledgers.create(3, 3, 2)
+        busy = others(cluster, writer)[0]
+        ledgers._bookies.quarantine.overtaken(busy)
+        cluster.bookies[ensemble(writer)[0]].refusing = True
+        assert await writer.append(b"0") == 0
+        await asyncio.sleep(0.5)
+        assert (busy in ensemble(writer)) == expected
+
+
+@simulated
 async def test_a_bookie_in_quarantine_is_chosen_last_for_new_ledgers_but_not_refused():
     _, ledgers = await cluster_of(4)
     for _ in range(3):

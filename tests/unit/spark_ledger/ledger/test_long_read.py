@@ -82,7 +82,7 @@ def test_whatever_ends_a_stream_in_the_middle_the_scan_goes_on_with_every_entry_
 
 
 @simulated
-async def test_a_bookie_that_keeps_a_long_scan_waiting_is_in_doubt_once_another_was_sooner():
+async def test_a_bookie_that_keeps_a_long_scan_waiting_is_chosen_last_once_another_was_sooner():
     cluster, reader = await long_ledger()
     once = at_entry(COUNT // 2, SilentFor(100))
     for bookie in cluster.bookies.values():
