@@ -74,7 +74,8 @@ class Adder:
     async def add(
         self, request: m.AddRequest, readonly_reason: str = "", *, even_recovery: bool = False
     ) -> m.AddResponse:
-        """One result for each add; OK only after the sync that covers it.
+        """One result for each add; OK only after the sync that covers it, or the write where the
+        ledger is of durability page-cache.
 
         With a `readonly_reason` only recovery's adds are taken, with `even_recovery` not those.
         """

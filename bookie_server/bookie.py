@@ -1,8 +1,9 @@
 """One storage node: what it promises, in which order, and what it answers.
 
 Always true (docs/protocol.md has the reasons):
-- an add is answered OK only after the sync that covers it; an equal one again is OK, another
-  entry under the same id is refused, and nothing of a fenced ledger is taken but recovery's adds;
+- an add is answered OK only after the sync that covers it (page-cache ledgers: the write); an equal
+  one again is OK, another entry under the same id is refused, and nothing of a fenced ledger is
+  taken but recovery's adds;
 - a request that fences is answered only after the fence is durable, whatever the answer says;
 - an entry that exists, or may have existed, and cannot be delivered is never "no such entry";
 - every limit is in bytes; beyond it the answer is BUSY, at once; recovery has a reserve;

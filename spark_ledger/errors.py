@@ -1,7 +1,8 @@
 """Every error a user can meet, by what the caller does next.
 
-The text is made once, here: `[LEDGER_X.Y] what is wrong, with the value. Remedy.` Facts are
-fields. Errors of kazoo, grpc and the operating system never leave the file that owns them.
+Whoever raises one says what is wrong; `LedgerError` makes it one line, `[LEDGER_X.Y] what is wrong,
+with the value. Remedy.` Facts are fields. Errors of kazoo, grpc and the operating system never
+leave the file that owns them.
 """
 
 

@@ -7,7 +7,7 @@ really written. A direct file is written with O_DIRECT out of an aligned buffer 
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
 ordinary file. Who writes (a flush, a direct log, a compaction) or looks at the space waits for
 nobody else's sync, and for no read. Threads carry the disk's name and their work
-("journal-write_0"); a call that does not return in time fails (disk_threads.Deadline), and a write
+("journal-write_0"); a call that does not return in time fails (threads.Deadline), and a write
 or sync that did so has failed for its file too.
 """
 
@@ -104,7 +104,7 @@ class OsDisk(Disk):
 
 
 class OsFile(File):
-    """A file of an OsDisk; see disk.File."""
+    """A file of an OsDisk; see interface.File."""
 
     def __init__(
         self, disk: OsDisk, path: str, fd: int, end: int, append: _Appender | None = None

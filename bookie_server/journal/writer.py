@@ -16,7 +16,7 @@ Always true:
 - after a restart a new segment is begun; an old one is only read.
 
 The next segment is made (space reserved, header and name synced) ahead of need. Which records go
-into a batch is journal_queue's decision.
+into a batch is the decision of queue.py.
 """
 
 import asyncio

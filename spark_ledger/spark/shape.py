@@ -5,13 +5,7 @@ from collections.abc import Mapping
 
 from pyspark.sql.types import StructType
 
-from spark_ledger.errors import LedgerError, NewerSparkNeeded
-from spark_ledger.spark.options.options import (
-    ReadOptions,
-    batch_read_options,
-    shape_options,
-    stream_read_options,
-)
+from spark_ledger.spark.options.options import either_read_options, shape_options
 from spark_ledger.spark.rows.schema import has_payload, read_schema
 
 
@@ -28,7 +22,7 @@ def offered(options: Mapping[str, str]) -> StructType:
     from spark_ledger.spark.read.driver_state import TopicsRead  # nor what connects
     from spark_ledger.spark.rows.typed_values import registered_schema, spark_payload
 
-    topics = TopicsRead(_read_options(options))
+    topics = TopicsRead(either_read_options(options))
     registered = topics.cluster.run(
         registered_schema(
             *(topics.cluster.client.schemas, list(topics.infos.values())),
@@ -38,13 +32,3 @@ def offered(options: Mapping[str, str]) -> StructType:
     )
     assert registered is not None, "nothing was declared, so it is there or an error"
     return read_schema(shape, spark_payload(registered))
-
-
-def _read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Of a stream or a batch: Spark asks before it says which."""
-    try:
-        return stream_read_options(options)
-    except NewerSparkNeeded:
-        raise
-    except LedgerError:
-        return batch_read_options(options)

@@ -14,6 +14,7 @@ from typing import Any
 from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import (
     LedgerError,
+    NewerSparkNeeded,
     OffsetsStartAfterEnd,
     OptionConflict,
     OptionInvalid,
@@ -185,6 +186,30 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
         include_metadata=value_of("includeMetadata"),
         metadata=value_of("metadata"),
     )
+
+
+def either_read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Of a stream or else of a batch: Spark asks for columns before it says which of them it is.
+    Raises what is wrong with these options as a stream's where one of them is a stream's alone."""
+    try:
+        return stream_read_options(options)
+    except NewerSparkNeeded:
+        raise
+    except LedgerError as failure:
+        try:
+            return batch_read_options(options)
+        except LedgerError:
+            if _streams_alone() & {key.lower() for key in options}:
+                raise failure from None
+            raise
+
+
+def _streams_alone() -> set[str]:
+    stream, batch = (
+        {name.lower() for option in options_for(use) for name in option.names}
+        for use in (Use.STREAM_READ, Use.BATCH_READ)
+    )
+    return stream - batch
 
 
 class _Given:
