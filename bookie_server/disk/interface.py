@@ -1,4 +1,4 @@
-"""The disk as the storage engine sees it, and the operating system's behind it.
+"""The disk as the storage engine sees it; os_disk.py is the operating system's.
 
 Always true:
 - bytes are durable only after `sync` of their file returned, and a file's name only after

@@ -38,7 +38,7 @@ class JournalDirectory:
 @dataclass(frozen=True, slots=True)
 class LedgerDirectory:
     """A folder for entry logs, with the index that was opened in it. `file_system`: see
-    disk_monitor.DirectoryState. `path`: where processes of this host find it, if they can."""
+    monitor.DirectoryState. `path`: where processes of this host find it, if they can."""
 
     id: str
     disk: Disk

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Space(Protocol):
-    """Who watches the directories (disk_monitor.DiskMonitor)."""
+    """Who watches the directories (monitor.DiskMonitor)."""
 
     def has_space(self, directory_id: str) -> bool: ...
     def free_bytes(self, directory_id: str) -> int: ...

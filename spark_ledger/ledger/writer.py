@@ -119,7 +119,8 @@ class LedgerWriter:
 
         Never blocks; see `room`. The buffers may be changed as soon as it returns: those that can
         be are copied, read-only ones are not. The future is done, in the order of the appends,
-        with the entry's id once Qa bookies have it on disk.
+        with the entry's id once Qa bookies have synced it (of a page-cache
+        ledger: written it).
         It fails with MessageTooBig (nothing was sent, the writer goes on), LedgerFenced,
         LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized or NoSuchLedger; an entry that failed
         may still turn up when the ledger is recovered.

@@ -66,7 +66,7 @@ class ReadOptions:
     limits: Limits = field(default_factory=Limits)
     min_partitions: int | None = None
     task_rows: int | None = None
-    task_bytes: int = 64 << 20
+    task_bytes: int = 256 << 20
     fail_on_data_loss: bool = True
     value_format: str = "binary"
     include_headers: bool = False

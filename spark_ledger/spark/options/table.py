@@ -2,7 +2,7 @@
 
 Always true: what is not in this table is refused, with the nearest name, and so is what belongs to
 another kind of query; names are compared without case; an option is given by one of its names at
-most. Parsing, errors and the tables of docs/spark.md are all made of this table.
+most. Parsing goes by this table, and so do the tables of docs/spark.md.
 """
 
 from collections.abc import Mapping

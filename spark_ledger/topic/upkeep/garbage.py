@@ -4,9 +4,10 @@ which intents count as abandoned. Pure: the janitor looks, this decides, the jan
 Always true of what is DELETED: it is CLOSED; its topic is deleted, or, folded after it was known to
 be CLOSED and its intent to be ended, does not refer to it (hazard 4); what a topic did refer to has
 been left alone for the topic's delete delay since (hazard 34). Under an intent that is open a
-ledger goes only if two later versions were committed since it was first seen CLOSED: then no batch
-can be under way that holds acknowledged entries of it (hazard 5). That can be known of a streaming
-query alone, whose versions come one after another from one run. Where nothing is known, it is kept.
+ledger of a topic that is there goes only if two later versions were committed since it was first
+seen CLOSED: then no batch can be under way that holds acknowledged entries of it (hazard 5). That
+can be known of a streaming query alone, whose versions come one after another from one run. Where
+nothing is known, it is kept.
 
 Always true of an intent that is abandoned: one observer saw its heartbeat stand still in one
 unbroken session; a difference of two hosts' clocks never counts. Many that fall silent together are

@@ -2,9 +2,9 @@
 
 A ledger that a checkpoint may be about to name. A checkpoint is published by a multi that sets its
 topic's checkpoint node and checks the records of the ledgers it newly names (checkpointer.py).
-Always true: a ledger that was judged by a topic's references goes only in a multi that checks that
-this node is as it was before they were read. So of the two multis one fails, however long either
-was under way.
+Always true: a ledger that was judged by a topic's references, and whose intent is open, goes only
+in a multi that checks that this node is as it was before they were read. So of the two multis one
+fails, however long either was under way.
 
 What is left of a deleted topic, piece by piece: its tree, then the node that says that it was
 deleted. Always true: the topic's own node goes last of its tree, and after it no ledger is made for
