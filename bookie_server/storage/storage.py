@@ -1,7 +1,8 @@
 """The storage of a node: journals, write cache, entry logs and indexes behind one class.
 
 Always true for whoever uses it:
-- what was appended is durable when its future is done (of a page-cache ledger: written), and is found again after any crash;
+- what was appended is durable when its future is done (of a page-cache ledger: written), and is
+  found again after any crash;
 - what `put` and `set_state` were given is seen at once, and durable with the record that the caller
   appends, or with the next flush;
 - an entry that it may have had and cannot give is Undeliverable, or its ledger is in `limbo`:
