@@ -10,8 +10,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_ledger.spark.worker import collector
-from spark_ledger.spark.worker.collector import Moment
+from spark_ledger.spark.worker import python_gc
+from spark_ledger.spark.worker.python_gc import Moment
 
 
 class LedgerDataSource(DataSource):
@@ -25,13 +25,13 @@ class LedgerDataSource(DataSource):
         return "ledger"
 
     def schema(self) -> StructType:
-        collector.set_aside(Moment.LOADING)
+        python_gc.set_aside(Moment.LOADING)
         from spark_ledger.spark import shape
 
         return shape.offered(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        collector.set_aside(Moment.LOADING)
+        python_gc.set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
 
         given = options.batch_read_options(self.options)
@@ -44,7 +44,7 @@ class LedgerDataSource(DataSource):
         return batch_reader.LedgerBatchReader(given, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        collector.set_aside(Moment.LOADING)
+        python_gc.set_aside(Moment.LOADING)
         from spark_ledger.spark import spark_version
         from spark_ledger.spark.options import options
         from spark_ledger.spark.read import source
@@ -53,7 +53,7 @@ class LedgerDataSource(DataSource):
         return spark_version.stream_reader(source.LedgerStreamReader(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        collector.set_aside(Moment.LOADING)
+        python_gc.set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.write import batch_writer
 
@@ -61,7 +61,7 @@ class LedgerDataSource(DataSource):
         return batch_writer.planned_writer(written, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        collector.set_aside(Moment.LOADING)
+        python_gc.set_aside(Moment.LOADING)
         from spark_ledger.spark.options import options
         from spark_ledger.spark.write import sink
 

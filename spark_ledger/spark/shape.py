@@ -19,7 +19,7 @@ def offered(options: Mapping[str, str]) -> StructType:
         return listings.schema_of(shape.metadata)
     if not has_payload(shape.value_format):
         return read_schema(shape)
-    from spark_ledger.spark.read.driver_state import TopicsRead  # nor what connects
+    from spark_ledger.spark.read.topics_read import TopicsRead  # nor what connects
     from spark_ledger.spark.rows.typed_values import registered_schema, spark_payload
 
     topics = TopicsRead(either_read_options(options))

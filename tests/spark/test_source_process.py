@@ -77,7 +77,7 @@ def test_a_pattern_is_looked_at_again_when_a_run_begins(by_hand, source, topic):
 def test_a_running_source_finds_topics_and_partitions_that_come(
     by_hand, source, topic, monkeypatch
 ):
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.RESCAN_S", 0.1)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_S", 0.1)
     by_hand.write(f"{topic}-a", range(5))
     run = source(subscribePattern=f"{topic}-[ab]")
     start = run.initialOffset()
@@ -96,7 +96,7 @@ def later(monkeypatch):
 
     def go_to(seconds: float) -> None:
         clock = SimpleNamespace(monotonic=lambda: began_s + seconds)
-        monkeypatch.setattr("spark_ledger.spark.read.driver_state.time", clock)
+        monkeypatch.setattr("spark_ledger.spark.read.topics_read.time", clock)
 
     go_to(0)
     return go_to
@@ -128,13 +128,13 @@ def test_polls_that_follow_one_another_do_not_wait_for_a_look_at_the_topics(
         await asyncio.sleep(60)
 
     monkeypatch.setattr(run._topics._client.topics, "names", slow)
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.wait", None)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.wait", None)
     later(0.9)
     assert poll(run, end) is end
     assert poll(run, end) is end
     wait_until(lambda: looks)
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.wait", wait)
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.RESCAN_WAIT_S", 0.05)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.wait", wait)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_WAIT_S", 0.05)
     later(60)
     assert poll(run, end) is end  # it waits so long, and not for the answer
     assert len(looks) == 1
@@ -144,7 +144,7 @@ def test_polls_that_follow_one_another_do_not_wait_for_a_look_at_the_topics(
 def test_looking_for_topics_that_a_pattern_matches_reads_none_that_is_known_or_does_not_match(
     by_hand, source, topic, monkeypatch
 ):
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.RESCAN_S", 0.05)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_S", 0.05)
     by_hand.write(f"{topic}-a", range(5))
     by_hand.write(f"{topic}-elsewhere", range(5))
     run = source(subscribePattern=f"{topic}-[ab]")
@@ -362,7 +362,7 @@ def test_a_running_source_whose_topic_is_made_again_says_so_whatever_may_be_lost
 def test_a_source_goes_on_without_a_deleted_topic_with_one_warning_until_it_is_made_again(
     by_hand, source, topic, monkeypatch, caplog
 ):
-    monkeypatch.setattr("spark_ledger.spark.read.driver_state.RESCAN_S", 0.1)
+    monkeypatch.setattr("spark_ledger.spark.read.topics_read.RESCAN_S", 0.1)
     by_hand.write(topic, range(5))
     run = source(subscribe=topic, failOnDataLoss="false")
     start = run.initialOffset()

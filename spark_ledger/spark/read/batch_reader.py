@@ -11,7 +11,7 @@ from spark_ledger.errors import RowsTrimmed, TopicDeleted
 from spark_ledger.spark.options import offsets
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.read import tasks as read_tasks
-from spark_ledger.spark.read.driver_state import TopicsRead
+from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.schema import check_projection
 from spark_ledger.spark.spark_version import planned
 

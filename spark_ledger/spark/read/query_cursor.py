@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_ledger.spark.options.offsets import Positions
-from spark_ledger.spark.read.driver_state import TopicsRead
+from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.worker.termination import before_termination
 from spark_ledger.topic.blocking_cursor import BlockingCursor, open_cursor, release_all
 

@@ -23,8 +23,8 @@ from spark_ledger.spark.options import limits, offsets
 from spark_ledger.spark.options.offsets import Ends, Positions
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.read import tasks as read_tasks
-from spark_ledger.spark.read.driver_state import TopicsRead
 from spark_ledger.spark.read.query_cursor import QUERY, QueryCursor
+from spark_ledger.spark.read.topics_read import TopicsRead
 from spark_ledger.spark.rows.schema import check_projection
 from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailableNow, planned
 from spark_ledger.topic.subscription.lag import spark_metrics

@@ -18,8 +18,8 @@ from spark_ledger.spark.options import timestamps
 from spark_ledger.spark.options.options import ReadOptions
 from spark_ledger.spark.rows import schema
 from spark_ledger.spark.spark_version import arrow_schema
-from spark_ledger.spark.worker import collector
-from spark_ledger.spark.worker.collector import Moment
+from spark_ledger.spark.worker import python_gc
+from spark_ledger.spark.worker.python_gc import Moment
 from spark_ledger.topic import blocking
 from spark_ledger.topic.read.plan import ReadTask
 
@@ -65,7 +65,7 @@ def read_rows(
     arrow = arrow_schema(declared)
     wanted = _entry_columns(options, values, declared)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s)
-    collector.set_aside(Moment.CONNECTED)
+    python_gc.set_aside(Moment.CONNECTED)
     lossy = not options.fail_on_data_loss
     for rows in cluster.read(task, wanted, keys=keys, lossy=lossy):
         payload = None if values is None else values.columns(rows, task.topic)

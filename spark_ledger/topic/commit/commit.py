@@ -97,7 +97,7 @@ class Committer:
         with reachable(doing):
             if txn.version != NEXT_VERSION:
                 return await one.run(timeout_s)
-            async with self.views.turn(f"{txn.app_id}@{txn.target}"):
+            async with self.views.one_at_a_time(f"{txn.app_id}@{txn.target}"):
                 return await one.run(timeout_s)
 
 
@@ -203,7 +203,7 @@ class _Commit:
             await self._turns.let_others_go(folding)
         async with AsyncExitStack() as alone:
             for topic_id in self._topic_ids:
-                await alone.enter_async_context(self._views.turn(topic_id))
+                await alone.enter_async_context(self._views.one_at_a_time(topic_id))
             steps = await self._steps(view, drafts, folding)
             return await self._send(view, drafts, steps)
 

@@ -85,13 +85,13 @@ class CommitViews:
         self._intents: _Newest[Intent] = _Newest()
         self._txns: _Newest[tuple[TxnRecord, int]] = _Newest()
         self._topics: _Newest[_TopicView] = _Newest()
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def turn(self, name: str) -> asyncio.Lock:
+    def one_at_a_time(self, name: str) -> asyncio.Lock:
         """Commits of this process that depend on the same thing are made one after another."""
-        lock = self._turns.get(name)
+        lock = self._locks.get(name)
         if lock is None:
-            lock = self._turns[name] = asyncio.Lock()
+            lock = self._locks[name] = asyncio.Lock()
         return lock
 
     async def intent(self, intent_id: str, *, fresh: bool) -> Intent:

@@ -169,7 +169,7 @@ class _Fetching:
         window = [planned for planned in window if planned.entries]
         self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
         if len(window) == 1 and window[0].ledger_id != INLINE:
-            async with aclosing(self._stream(window[0])) as entries:
+            async with aclosing(self._fragments(window[0])) as entries:
                 async for entry, wanted in entries:
                     yield FetchedEntry(entry, wanted.pieces)
             return
@@ -200,12 +200,14 @@ class _Fetching:
             await asyncio.gather(*reads, return_exceptions=True)
 
     async def _all(self, planned: ReadSlice) -> list[tuple[tuple[int, int], Entry]]:
-        async with aclosing(self._stream(planned)) as entries:
+        async with aclosing(self._fragments(planned)) as entries:
             return [
                 ((planned.ledger_id, wanted.entry_id), entry) async for entry, wanted in entries
             ]
 
-    async def _stream(self, planned: ReadSlice) -> AsyncGenerator[tuple[Entry, WantedEntry], None]:
+    async def _fragments(
+        self, planned: ReadSlice
+    ) -> AsyncGenerator[tuple[Entry, WantedEntry], None]:
         reader = await self._open(planned)
         left = iter(planned.entries)
         read = reader.read_entries(
