@@ -37,7 +37,7 @@ from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.journal.format import Kind, Position, Record, body_crc
 from bookie_server.journal.writer import FOLDER, Journal
-from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.logs.rocks_index import RocksIndex
@@ -100,7 +100,7 @@ async def write_entries(
     index = await RocksIndex.open(folder / "ledger" / "index")
     await index.put_ledgers([LedgerState(EVERY_LEDGER)])  # this is no first start
     await index.sync()
-    log = PlacedLog(ledger_disk, logs, index, StorageConfig())
+    log = DirectLog(ledger_disk, logs, index, StorageConfig())
     await disk.make_folder(FOLDER)
     journal = await Journal.open(disk, StorageConfig(), 1, Position(0, 0))
     for ledger_id in range(ledgers):
@@ -121,7 +121,7 @@ async def write_entries(
     ledger_disk.shut_down()
 
 
-def _place(log: PlacedLog, records: list[Record]) -> "asyncio.Future[Any]":
+def _place(log: DirectLog, records: list[Record]) -> "asyncio.Future[Any]":
     entries = [(record.ledger_id, record.entry_id, record.body) for record in records]
     return log.put(records[0].ledger_id, entries)
 

@@ -254,15 +254,15 @@ class RocksIndex(EntryIndex):
         if ids[-1] - ids[0] < 2 * len(ids):
             wanted = dict.fromkeys(ids)
             every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
-            places = (place for place in every if place.entry_id in wanted)
+            locations = (location for location in every if location.entry_id in wanted)
         else:
             looked_up = (self._get(entry_key(ledger_id, entry_id)) for entry_id in ids)
-            places = (place for place in looked_up if place is not None)
+            locations = (location for location in looked_up if location is not None)
         found: list[Location] = []
         total = 0
-        for place in places:
-            found.append(place)
-            total += place.entry_bytes
+        for location in locations:
+            found.append(location)
+            total += location.entry_bytes
             if total >= max_bytes:
                 break
         return found

@@ -1,7 +1,7 @@
 """Reading an entry log through, record by record, for those who cannot rely on the index.
 
 Always true: no record is handed out unchecked (its header's CRC, log id and position, the entry's
-digests and identity); what cannot be read is named by its place and never ends the scan, which
+digests and identity); what cannot be read is named by its location and never ends the scan, which
 goes on at the next record that vouches for itself; at most one chunk, or one record where that is
 larger, is in memory, and the event loop is free between two chunks.
 """

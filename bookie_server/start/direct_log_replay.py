@@ -99,7 +99,7 @@ def _block(position: int) -> int:
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
-async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
+async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None:
     """After the journals were replayed and judged. A directory whose logs cannot be read is dropped
     while there are others: what it holds is taken when it is back. Raises DiskFailed."""
     for store in storage.stores:
@@ -115,7 +115,7 @@ async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
             if locations is None:
                 break
             for ledger_id, of_ledger in locations.items():
-                await replayed.place(store.id, ledger_id, of_ledger)
+                await replayed.add_locations(store.id, ledger_id, of_ledger)
         await reading.aclose()
 
 

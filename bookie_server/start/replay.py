@@ -26,7 +26,7 @@ from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_ids
 from bookie_server.ledgers.limbo import doubt_the_tail
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
-from bookie_server.start.direct_log_replay import replay_placed
+from bookie_server.start.direct_log_replay import replay_direct_logs
 from bookie_server.start.replayed import LateReplayed, Replayed
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.flush import Space
@@ -61,7 +61,7 @@ async def open_storage(
     for why in lost:
         _lost(storage, why)
     try:
-        await replay_placed(storage, replayed)
+        await replay_direct_logs(storage, replayed)
         await replayed.end()
     finally:
         replayed.cancel()

@@ -45,12 +45,17 @@ from bookie_server.logs.index import (
     encode_ledger_state,
     worse,
 )
+from bookie_server.storage.direct_writes import DirectWrites
 from bookie_server.storage.directories import Directories, DirectoryStore
 from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.storage.flush import Space, Stores
-from bookie_server.storage.placing import Placing
 from bookie_server.storage.states import Changes, LedgerStates
-from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, Place, WriteCache
+from bookie_server.storage.write_cache import (
+    ENTRY_OVERHEAD_BYTES,
+    CacheHalf,
+    DirectLocation,
+    WriteCache,
+)
 from bookie_server.storage_config import StorageConfig
 
 
@@ -83,7 +88,7 @@ class LedgerStorage:
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals({}, self.record)
-        self._placing = Placing(self, self._cache, config.large_entry_bytes)
+        self._direct_writes = DirectWrites(self, self._cache, config.large_entry_bytes)
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
         self._attached = False
@@ -171,7 +176,7 @@ class LedgerStorage:
     def _directory_dropped(self) -> None:
         self._reader.lost_directory()
         may_flush = self._attached and self._flush_begun is None and self._stores.live
-        if may_flush and self._cache.active.places:
+        if may_flush and self._cache.active.locations:
             self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 
@@ -262,7 +267,7 @@ class LedgerStorage:
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
-        self._placing.forget(ledger_id)
+        self._direct_writes.forget(ledger_id)
         self._reader.deleted(ledger_id)
 
     def dropped(self, ledger_id: int) -> None:
@@ -275,10 +280,10 @@ class LedgerStorage:
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """What is in memory alone of the ledger's entries, for the directory where they were
         written is lost, goes to the journal: done when it is durable there."""
-        misplaced = self._cache.misplaced(ledger_id, self._stores.lives)
+        lost = self._cache.with_lost_locations(ledger_id, self._stores.lives)
         return [
             self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
-            for entry_id, entry in misplaced.items()
+            for entry_id, entry in lost.items()
             for crc in [unpack_header(entry).payload_crc]
         ]
 
@@ -291,15 +296,15 @@ class LedgerStorage:
         With neither it is a barrier: done when all that was appended before is. Fails with
         JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
         """
-        return self._placing.append(self._journals, records, lane, after)
+        return self._direct_writes.append(self._journals, records, lane, after)
 
     def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
-        """See placing.Owner."""
+        """See direct_writes.Owner."""
         state = self._states.get(ledger_id)
         return self._stores.home_with_space(state) if state is not None else None
 
     def lives(self, store: DirectoryStore) -> bool:
-        """See placing.Owner."""
+        """See direct_writes.Owner."""
         return self._stores.lives(store.id)
 
     @property
@@ -310,7 +315,7 @@ class LedgerStorage:
     @property
     def pending_bytes(self) -> int:
         """Bytes appended and not yet durable."""
-        return self._journals.pending_bytes + self._placing.pending_bytes
+        return self._journals.pending_bytes + self._direct_writes.pending_bytes
 
     @property
     def pending_bytes_max(self) -> int:
@@ -320,7 +325,7 @@ class LedgerStorage:
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again: in journals, write cache and directories."""
-        return max(self._journals.wait_s, self._placing.wait_s, self.flush_left_s)
+        return max(self._journals.wait_s, self._direct_writes.wait_s, self.flush_left_s)
 
     def _on_journal_failure(self) -> None:
         """What the journal had goes to its final place as soon as can be."""
@@ -349,11 +354,11 @@ class LedgerStorage:
             self.begin_flush()
         return True
 
-    def replay_places(self, ledger_id: int, places: Sequence[Place]) -> bool:
+    def replay_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> bool:
         """Entries lie in a directory already; False: there was no room to note it."""
-        if not self.has_room(len(places) * ENTRY_OVERHEAD_BYTES):
+        if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
-        self._cache.active.replay_all(ledger_id, places)
+        self._cache.active.replay_all(ledger_id, locations)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
@@ -420,7 +425,7 @@ class LedgerStorage:
     @property
     def has_unflushed(self) -> bool:
         return self._lacks_final_place or any(
-            [store.placed_log.has_ended for store in self._stores.live]
+            [store.direct_log.has_ended for store in self._stores.live]
         )
 
     @property
@@ -441,7 +446,7 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        puts = {store.id: store.placed_log.puts for store in self._stores.live}
+        puts = {store.id: store.direct_log.puts for store in self._stores.live}
         self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
         self._wake.set()
 
@@ -506,7 +511,7 @@ class LedgerStorage:
     def abandon(self) -> None:
         """End at once, as a crash would."""
         for store in self._stores.live:
-            store.placed_log.abandon()
+            store.direct_log.abandon()
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
@@ -541,12 +546,12 @@ class LedgerStorage:
         and the node is read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
         homes = _homes(parts)
-        while flush.half.placing:
-            await asyncio.shield(next(iter(flush.half.placing)))
+        while flush.half.direct_writes:
+            await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.unplace(self._stores.lives)  # what lay there goes elsewhere, from memory
+        flush.half.drop_locations(self._stores.lives)  # what lay there goes elsewhere, from memory
         while homeless := await self._stores.write(flush.half, parts, changes, puts):
-            flush.half.unplace(self._stores.lives)
+            flush.half.drop_locations(self._stores.lives)
             puts = {}
             parts, changes = self._parts(homeless), self._states.take_changes()
             homes.update(_homes(parts))

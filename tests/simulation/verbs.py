@@ -60,7 +60,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.Journal.abandon": "as that",
     "bookie_server.Journals.abandon": "as that",
     "bookie_server.LedgerStorage.abandon": "as that",
-    "bookie_server.PlacedLog.abandon": "as that",
+    "bookie_server.DirectLog.abandon": "as that",
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",

@@ -187,7 +187,7 @@ def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
     run(scenario())
 
 
-def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away():
+def test_what_a_direct_log_has_is_no_newer_than_what_a_journal_has_that_was_away():
     """All journals come first, those that are back too."""
 
     async def scenario():
@@ -195,7 +195,7 @@ def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away
         storage.set_state(LedgerState(1, **HOME))
         places = await placed(storage, 1, 0, 1)
         await LateReplayed(storage).apply(added(1, 1, payload=b"another"))
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
         assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
@@ -209,7 +209,7 @@ def test_places_count_of_a_ledger_that_only_a_journal_knows_that_was_away():
         storage = await opened(SimDisk())
         places = await placed(storage, 1, 0)
         await LateReplayed(storage).apply([state(1, **HOME)])
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         await storage.flush()
         assert await ids(storage, 1) == [0]

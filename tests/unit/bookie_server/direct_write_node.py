@@ -1,4 +1,4 @@
-"""A node of several directories that places large entries, for tests of placing."""
+"""A node of several directories that places large entries, for tests of direct writes."""
 
 import asyncio
 import dataclasses
