@@ -23,7 +23,7 @@ from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
 from bookie_server.logs.index import merged as merge
 from bookie_server.logs.log_map import LogMap, read_map
-from bookie_server.logs.scan import Chunk, scan
+from bookie_server.logs.scan import Scanned, scan
 from bookie_server.storage_config import StorageConfig
 
 MARKER = "index-rebuild"
@@ -170,7 +170,7 @@ async def _take(
 
 
 async def _put(
-    chunk: Chunk,
+    chunk: Scanned,
     index: EntryIndex,
     known: dict[int, LedgerState],
     counts: dict[int, int],

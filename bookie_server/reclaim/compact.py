@@ -29,7 +29,7 @@ from bookie_server.logs.log_map import (
     read_map,
     runs_of_a_ledger,
 )
-from bookie_server.logs.scan import CHUNK_BYTES, Chunk, scan
+from bookie_server.logs.scan import CHUNK_BYTES, Scanned, scan
 from bookie_server.storage.directories import DirectoryStore
 
 Quarantine = Callable[[int, int, str], object]
@@ -101,7 +101,7 @@ class Compactor:
         doubtful = damaged or (source.has_footer and records != source.entries)
         return _Copied(copying.copy, doubtful)
 
-    async def _living(self, chunk: Chunk) -> list[tuple[int, int, bytes]]:
+    async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
         """Copied, so that a chunk is not kept alive by a few entries of it."""
         living = await pointed_to(self._store.index, chunk.records)
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
@@ -143,7 +143,7 @@ class Compactor:
             await file.close()
         return pointing, whole and found is not None and found.entries == records
 
-    async def _turn(self, chunk: Chunk, source: int) -> int:
+    async def _turn(self, chunk: Scanned, source: int) -> int:
         index, pointing = self._store.index, 0
         for run in runs_of_a_ledger(chunk.records):
             pairs = list(zip(await locations_of(index, run), run, strict=True))

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import DiskFailed, DiskHung
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     LedgerState,
@@ -27,7 +27,7 @@ from bookie_server.storage.states import doubted
 from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage.write_cache import DirectLocation
 
-_ENTRY = Kind.ENTRY
+_ENTRY = RecordKind.ENTRY
 _log = logging.getLogger(__name__)
 
 
@@ -108,13 +108,13 @@ class Replayed:
 
     def _apply_state(self, record: Record) -> None:
         storage, ledger_id = self._storage, record.ledger_id
-        if record.kind is Kind.LEDGER:
+        if record.kind is RecordKind.LEDGER:
             known = storage.state(ledger_id)
             logged = decode_ledger_state(bytes(record.body))
             storage.restore_state(logged if known is None else merged(logged, known))
-        elif record.kind is Kind.FENCE:
+        elif record.kind is RecordKind.FENCE:
             storage.restore_state(replace(self._known(ledger_id), fenced=True))
-        elif record.kind is Kind.LAC:
+        elif record.kind is RecordKind.LAC:
             state = self._known(ledger_id)
             lac = max(state.explicit_lac, record.entry_id)
             storage.restore_state(replace(state, explicit_lac=lac))
@@ -166,7 +166,7 @@ class LateReplayed(Replayed):
         return state
 
     def _apply_state(self, record: Record) -> None:
-        if record.kind is not Kind.LEDGER:
+        if record.kind is not RecordKind.LEDGER:
             super()._apply_state(record)
             return
         known = self._storage.state(record.ledger_id)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.journals import Journals, gathered
 from bookie_server.journal.writer import retrieve
 from bookie_server.lanes import Lane
@@ -97,7 +97,7 @@ class DirectWrites:
     # -- on the way --
 
     def _is_large(self, record: Record) -> bool:
-        return record.kind is Kind.ENTRY and len(record.body) >= self._bytes_min
+        return record.kind is RecordKind.ENTRY and len(record.body) >= self._bytes_min
 
     def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
         """By ledger, those of the records that are large entries."""

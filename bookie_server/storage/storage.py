@@ -34,7 +34,7 @@ from bookie_server.api.messages import EntryLocation
 from bookie_server.budget import Work
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
-from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import SPACE_PAUSE_S
 from bookie_server.lanes import Lane
@@ -260,7 +260,7 @@ class LedgerStorage:
         if state is None:
             return None
         body = encode_ledger_state(state)
-        return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+        return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
     def forget(self, ledger_id: int) -> None:
         """The ledger's state too; nothing of it may be in cache or index."""
@@ -282,7 +282,7 @@ class LedgerStorage:
         written is lost, goes to the journal: done when it is durable there."""
         lost = self._cache.with_lost_locations(ledger_id, self._stores.lives)
         return [
-            self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
+            self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
             for entry_id, entry in lost.items()
             for crc in [unpack_header(entry).payload_crc]
         ]

@@ -9,7 +9,7 @@ import pytest
 
 from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import GrowingLog
-from bookie_server.logs.scan import Chunk
+from bookie_server.logs.scan import Scanned
 from bookie_server.start import replay
 from bookie_server.start.direct_log_replay import Coverage
 from bookie_server.start.replayed import Replayed
@@ -257,10 +257,10 @@ def nothing_is_known(stored: Any) -> Any:
 
 
 def gaps_are_filler(take: Any) -> Any:
-    def taken(self: Any, chunk: Chunk) -> None:
+    def taken(self: Any, chunk: Scanned) -> None:
         for record in chunk.records:
             self._next = record.location.position
-            take(self, Chunk([record], [], 0))
+            take(self, Scanned([record], [], 0))
 
     return taken
 

@@ -6,7 +6,7 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind
+from bookie_server.journal.format import RecordKind
 from tests.unit.bookie_server.direct_write_node import (
     ABSENT,
     JOURNALED,
@@ -462,7 +462,7 @@ def test_who_clears_a_ledger_that_is_in_memory_alone_has_the_journal_take_it_fir
 async def journaled_entries(node: Wide) -> dict[int, bytes]:
     """Of ledger 1, by id; what would survive the worst crash is in it, and no more: all is synced
     at once."""
-    records = [r for r in await node.journaled() if r.kind is Kind.ENTRY and r.ledger_id == 1]
+    records = [r for r in await node.journaled() if r.kind is RecordKind.ENTRY and r.ledger_id == 1]
     return {r.entry_id: r.body for r in records}
 
 

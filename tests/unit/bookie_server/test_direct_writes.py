@@ -7,7 +7,7 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
@@ -344,11 +344,11 @@ def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
         node.storage.put_all(1, {1: large(1, 1)})
         node.storage.put_all(1, {2: large(1, 2)})
         for name, records, lane, after in (
-            ("large", [Record(Kind.ENTRY, 1, 1, large(1, 1), 0)], Lane.BULK, ()),
+            ("large", [Record(RecordKind.ENTRY, 1, 1, large(1, 1), 0)], Lane.BULK, ()),
             ("after", [], Lane.BULK, (1,)),
-            ("next", [Record(Kind.ENTRY, 1, 2, large(1, 2), 0)], Lane.BULK, ()),
+            ("next", [Record(RecordKind.ENTRY, 1, 2, large(1, 2), 0)], Lane.BULK, ()),
             ("barrier", [], Lane.BULK, ()),
-            ("fence", [Record(Kind.FENCE, 1, -1, b"", 0)], Lane.RECOVERY, ()),
+            ("fence", [Record(RecordKind.FENCE, 1, -1, b"", 0)], Lane.RECOVERY, ()),
         ):
             done = writes.append(journals, records, lane, after)
             done.add_done_callback(lambda _, name=name: order.append(name))

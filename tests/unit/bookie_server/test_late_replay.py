@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.start.replayed import LateReplayed, Replayed
 from spark_ledger.metadata import cluster, paths
@@ -158,7 +158,7 @@ def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
 
 def logged(revision: int, **more) -> Record:
     body = encode_ledger_state(LedgerState(1, revision=revision, **more))
-    return Record(Kind.LEDGER, 1, -1, body, body_crc(body))
+    return Record(RecordKind.LEDGER, 1, -1, body, body_crc(body))
 
 
 def test_of_a_known_ledger_only_what_was_set_for_good_counts():
@@ -176,11 +176,11 @@ def test_of_a_known_ledger_only_what_was_set_for_good_counts():
     run(scenario())
 
 
-@pytest.mark.parametrize("found", [[state(1)], added(1, 0), [Record(Kind.LAC, 1, 7, b"", 0)]])
+@pytest.mark.parametrize("found", [[state(1)], added(1, 0), [Record(RecordKind.LAC, 1, 7, b"", 0)]])
 def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
     async def scenario():
         storage = await opened(SimDisk())
-        await LateReplayed(storage).apply([*found, Record(Kind.SEAL, -1, -1, b"", 0)])
+        await LateReplayed(storage).apply([*found, Record(RecordKind.SEAL, -1, -1, b"", 0)])
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         assert storage.state(EVERY_LEDGER) is None
 

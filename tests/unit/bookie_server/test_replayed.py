@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     IndexDamaged,
@@ -22,12 +22,12 @@ from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
 def state(ledger_id: int, **more) -> Record:
     body = encode_ledger_state(LedgerState(ledger_id, revision=1, **more))
-    return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+    return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
 
 def added(ledger_id: int, *entry_ids: int, payload: bytes = b"payload") -> list[Record]:
     bodies = [(e, entry(ledger_id, e, payload)) for e in entry_ids]
-    return [Record(Kind.ENTRY, ledger_id, e, body, 0) for e, body in bodies]
+    return [Record(RecordKind.ENTRY, ledger_id, e, body, 0) for e, body in bodies]
 
 
 async def placed(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Location]:
@@ -72,7 +72,7 @@ def test_the_later_of_two_copies_in_a_batch_counts():
     run(scenario())
 
 
-@pytest.mark.parametrize("found", [added(1, 0), [Record(Kind.FENCE, 1, -1, b"", 0)]])
+@pytest.mark.parametrize("found", [added(1, 0), [Record(RecordKind.FENCE, 1, -1, b"", 0)]])
 def test_a_ledger_whose_own_record_is_missing_before_the_first_that_needs_it_is_in_limbo(found):
     async def scenario():
         storage = await opened(SimDisk())
@@ -275,7 +275,7 @@ def test_a_place_whose_ledger_record_is_damaged_counts_in_its_directory():
 
     async def scenario():
         storage = await opened(SimDisk())
-        await Replayed(storage).apply([Record(Kind.FENCE, 1, -1, b"", 0)])
+        await Replayed(storage).apply([Record(RecordKind.FENCE, 1, -1, b"", 0)])
         assert storage.state(1).directories == ()
         await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         await storage.flush()
