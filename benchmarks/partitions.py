@@ -35,7 +35,7 @@ from benchmarks import contenders, workload
 from benchmarks.contenders import KAFKA, LEDGER
 from benchmarks.figures import Figure, show
 from benchmarks.workload import Format
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 
 TASKS = 200
 VALUE_BYTES = 100
@@ -122,9 +122,9 @@ def written_to_kafka(
 def counted() -> Iterator[Counter[tuple[int, int]]]:
     """The payload bytes that readers of this process are given, by entry; each time it is."""
     given: Counter[tuple[int, int]] = Counter()
-    stream = LedgerReader._stream
+    stream = AsyncLedgerReader._stream
 
-    async def counting(self: LedgerReader, *arguments: object) -> object:
+    async def counting(self: AsyncLedgerReader, *arguments: object) -> object:
         async for run in stream(self, *arguments):
             for entry in run:
                 place = (entry.header.ledger_id, entry.header.entry_id)
@@ -133,11 +133,11 @@ def counted() -> Iterator[Counter[tuple[int, int]]]:
             yield run
 
     sizes: dict[tuple[int, int], int] = {}
-    LedgerReader._stream = counting
+    AsyncLedgerReader._stream = counting
     try:
         yield given
     finally:
-        LedgerReader._stream = stream
+        AsyncLedgerReader._stream = stream
         given["stored", 0] = sum(sizes.values())
 
 

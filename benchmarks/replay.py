@@ -35,9 +35,9 @@ from bookie_server.__main__ import GARBAGE_OBJECTS
 from bookie_server.__main__ import _keep_the_heap_small as keep_the_heap_small
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.disk.os_disk import OsDisk
-from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import FOLDER, Journal
-from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.logs.rocks_index import RocksIndex
@@ -100,12 +100,12 @@ async def write_entries(
     index = await RocksIndex.open(folder / "ledger" / "index")
     await index.put_ledgers([LedgerState(EVERY_LEDGER)])  # this is no first start
     await index.sync()
-    log = PlacedLog(ledger_disk, logs, index, StorageConfig())
+    log = DirectLog(ledger_disk, logs, index, StorageConfig())
     await disk.make_folder(FOLDER)
     journal = await Journal.open(disk, StorageConfig(), 1, Position(0, 0))
     for ledger_id in range(ledgers):
         body = encode_ledger_state(LedgerState(ledger_id, directories=(HOME,)))
-        journal.append([Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))])
+        journal.append([Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))])
     await journal.append([])
     written = log if placed else journal
     for records in _frames(size, entry_bytes, ledgers):
@@ -121,7 +121,7 @@ async def write_entries(
     ledger_disk.shut_down()
 
 
-def _place(log: PlacedLog, records: list[Record]) -> "asyncio.Future[Any]":
+def _place(log: DirectLog, records: list[Record]) -> "asyncio.Future[Any]":
     entries = [(record.ledger_id, record.entry_id, record.body) for record in records]
     return log.put(records[0].ledger_id, entries)
 
@@ -147,7 +147,9 @@ def _frame(ledger_id: int, entry_ids: range, entry_bytes: int) -> list[Record]:
         parts += (pack_header(header), payload)
     frame, length = memoryview(b"".join(parts)), 64 + entry_bytes
     starts = zip(entry_ids, range(0, len(frame), length), strict=True)
-    return [Record(Kind.ENTRY, ledger_id, e, frame[at : at + length], crc) for e, at in starts]
+    return [
+        Record(RecordKind.ENTRY, ledger_id, e, frame[at : at + length], crc) for e, at in starts
+    ]
 
 
 # -- opening ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from bookie_server.api.entry import (
 )
 from bookie_server.api.status import Status
 from bookie_server.budget import retry_after_ms
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane
 from bookie_server.ledgers.ledger import LedgerHandle
@@ -37,7 +37,7 @@ from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 
 _OK = m.AddResult(Status.OK)
-_ENTRY = Kind.ENTRY
+_ENTRY = RecordKind.ENTRY
 _Stored = dict[tuple[int, int], EntryHeader | Undeliverable]
 
 

@@ -26,7 +26,7 @@ from bookie_server.disk import monitor as disk_monitor
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.disk.monitor import DiskMonitor, Role, Watched
 from bookie_server.journal import checkpoint
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.lanes import Lane, calling, travelling
 from bookie_server.ledgers.cluster_ledgers import ClusterLedgers
@@ -327,7 +327,7 @@ class Bookie:
         if lost or not handle.state.fenced:  # lost: with a journal, and others go on
             state = self._storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
-            record = Record(Kind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
+            record = Record(RecordKind.FENCE, state.ledger_id, NO_ENTRY, b"", 0)
             handle.fence_durable = self._storage.append([record], Lane.RECOVERY)
         if handle.fence_durable is not None:  # None: fenced in an earlier run, durable since
             await asyncio.shield(handle.fence_durable)
@@ -362,7 +362,7 @@ class Bookie:
         lac = max(handle.state.explicit_lac, request.last_add_confirmed)
         state = self._storage.set_state(replace(handle.state, explicit_lac=lac))
         handle.heard_lac(lac)
-        record = Record(Kind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
+        record = Record(RecordKind.LAC, state.ledger_id, state.explicit_lac, b"", 0)
         await asyncio.shield(self._storage.append([record]))
         return m.WriteLacResponse(Status.OK)
 

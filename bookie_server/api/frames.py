@@ -36,7 +36,7 @@ _HTTP2_SETTINGS = 4  # the type of the frame with which a gRPC server begins
 assert _HEAD.size == HEAD_BYTES
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is; the caller sends CALL, CANCEL, STREAM and END, the bookie the others, and
     STREAM and END too."""
 
@@ -60,8 +60,8 @@ METHOD_NUMBERS = {
     "ReadStream": 7,
 }
 METHOD_NAMES = {number: name for name, number in METHOD_NUMBERS.items()}
-_KINDS = {int(kind): kind for kind in Kind}
-_WITH_BODY = (Kind.CALL, Kind.ANSWER, Kind.STREAM, Kind.BUSY, Kind.REFUSED)
+_KINDS = {int(kind): kind for kind in FrameKind}
+_WITH_BODY = (FrameKind.CALL, FrameKind.ANSWER, FrameKind.STREAM, FrameKind.BUSY, FrameKind.REFUSED)
 
 
 _new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
@@ -76,7 +76,7 @@ class BadFrame(ValueError):
 class Head(NamedTuple):
     """What comes before a body. `method` is 0 where the call's number says it."""
 
-    kind: Kind
+    kind: FrameKind
     call: int = 0
     length: int = 0
     method: int = 0
@@ -90,7 +90,9 @@ class Frame(NamedTuple):
     body: memoryview | None
 
 
-def pack_head(kind: Kind, call: int = 0, length: int = 0, method: int = 0, flags: int = 0) -> bytes:
+def pack_head(
+    kind: FrameKind, call: int = 0, length: int = 0, method: int = 0, flags: int = 0
+) -> bytes:
     """The 16 bytes of a head."""
     return _HEAD.pack(MAGIC, VERSION, kind, method, flags, call, length)
 

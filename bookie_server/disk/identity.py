@@ -52,7 +52,7 @@ class Stamp(NamedTuple):
     directory_id: str
 
 
-class Place(NamedTuple):
+class Directory(NamedTuple):
     """A directory: "journal" or "ledger", its name in messages, its disk."""
 
     kind: str
@@ -83,14 +83,14 @@ def decode(data: bytes) -> Stamp:
     return Stamp(Identity(bookie_id, cluster_id), rest[0] if rest else "")
 
 
-async def read(places: Sequence[Place]) -> Identity | None:
+async def read(directories: Sequence[Directory]) -> Identity | None:
     """The identity on the directories; None: they are to be formatted.
 
     Raises WrongDisks when they disagree, BadIdentity when one lacks it and holds something or has
     nobody of its kind beside it that knows; DiskFailed.
     """
-    stamps = {place: await _read_one(place) for place in places}
-    owners = {place.name: stamp.identity for place, stamp in stamps.items() if stamp is not None}
+    stamps = {each: await _read_one(each) for each in directories}
+    owners = {each.name: stamp.identity for each, stamp in stamps.items() if stamp is not None}
     if len(set(owners.values())) > 1:
         named = ", ".join(f"{name} of {owner.bookie_id}" for name, owner in owners.items())
         raise WrongDisks(
@@ -101,9 +101,9 @@ async def read(places: Sequence[Place]) -> Identity | None:
         raise WrongDisks(
             f"two of {', '.join(owners)} are copies of one directory; leave one of them out"
         )
-    used = [place.name for place in places if await _is_used(place.disk)]
-    lacking = [place for place in places if stamps[place] is None]
-    kinds = [place.kind for place in places if stamps[place] is not None]
+    used = [each.name for each in directories if await _is_used(each.disk)]
+    lacking = [each for each in directories if stamps[each] is None]
+    kinds = [each.kind for each in directories if stamps[each] is not None]
     strange = [p.name for p in lacking if p.name in used or p.kind not in kinds]
     if strange and used:
         raise BadIdentity(_lacking(strange, used))
@@ -132,7 +132,7 @@ async def write(disk: Disk, identity: Identity, directory_id: str) -> None:
 
 async def directory_id(disk: Disk, kind: str) -> str:
     """The id of a directory that has an identity. Raises BadIdentity, DiskFailed."""
-    stamp = await _read_one(Place(kind, kind, disk))
+    stamp = await _read_one(Directory(kind, kind, disk))
     if stamp is None:
         raise BadIdentity(f"a {kind} directory has no {FILE} any more")
     return stamp.directory_id or str(uuid5(UUID(stamp.identity.bookie_id), kind))
@@ -142,15 +142,15 @@ async def _is_used(disk: Disk) -> bool:
     return any(name != FILE and name not in _NOT_OURS for name in await disk.list())
 
 
-async def _read_one(place: Place) -> Stamp | None:
+async def _read_one(directory: Directory) -> Stamp | None:
     try:
-        file = await place.disk.open(FILE)
+        file = await directory.disk.open(FILE)
     except NoSuchFile:
         return None
     try:
         return decode(await file.read(0, _FILE_BYTES_MAX))
     except (BadIdentity, ValueError) as error:
-        raise BadIdentity(f"{place.name}: {error}") from error
+        raise BadIdentity(f"{directory.name}: {error}") from error
     finally:
         await file.close()
 

@@ -1,14 +1,14 @@
 """The disk behind the storage engine: one folder of the operating system, its calls in threads.
 
 Always true: `append(sync=True)` is one hop to a thread, a gathering write (pwritev) and one
-fdatasync; after a failed write or sync the file refuses everything that follows. Where fdatasync
-or posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
+fdatasync; after a failed write or sync the file refuses everything that follows. Where fdatasync or
+posix_fallocate is missing (macOS) the nearest stronger call stands in: F_FULLFSYNC, and zeros
 really written. A direct file is written with O_DIRECT out of an aligned buffer of its own (a copy
 there costs a quarter of a copy to the page cache); where the file system refuses O_DIRECT it is an
 ordinary file. Who writes (a flush, a direct log, a compaction) or looks at the space waits for
 nobody else's sync, and for no read. Threads carry the disk's name and their work
-("journal-write_0"); a call that does not return in time fails (threads.Deadline), and a write
-or sync that did so has failed for its file too.
+("journal-write_0"); a call that does not return in time fails (threads.IoDeadline), and a
+write or sync that did so has failed for its file too.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import Disk, DiskFailed, DiskFull, File, NoSuchFile
-from bookie_server.disk.threads import Deadline, DiskThreads
+from bookie_server.disk.threads import DiskThreads, IoDeadline
 from bookie_server.lanes import in_recovery
 
 _BUFFERS_PER_CALL = 1024  # IOV_MAX of Linux and macOS
@@ -44,7 +44,7 @@ class OsDisk(Disk):
 
     def __init__(self, root: Path, name: str = "disk", limit_s: float = math.inf) -> None:
         self._root = root
-        self._deadline = Deadline(limit_s)
+        self._deadline = IoDeadline(limit_s)
         self._writers = DiskThreads(_WRITERS, f"{name}-write", self._deadline)
         self._readers = DiskThreads(_READERS, f"{name}-read", self._deadline)
         self._recovery = DiskThreads(_RECOVERY_READERS, f"{name}-recovery", self._deadline)

@@ -31,7 +31,7 @@ PARTS = 5  # of the time limit
 T = TypeVar("T")
 
 
-class Deadline:
+class IoDeadline:
     """Of one disk or index, on one event loop; `limit_s` is the longest time a call may take."""
 
     def __init__(self, limit_s: float = math.inf) -> None:
@@ -94,10 +94,10 @@ class _Call(NamedTuple):
 class DiskThreads:
     """`name` begins the threads' names; `deadline` may be shared with others of the same disk."""
 
-    def __init__(self, count: int, name: str, deadline: Deadline | None = None) -> None:
+    def __init__(self, count: int, name: str, deadline: IoDeadline | None = None) -> None:
         self._count = count
         self._name = name
-        self._deadline = deadline or Deadline()
+        self._deadline = deadline or IoDeadline()
         self._threads: list[threading.Thread] = []
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._free = threading.Semaphore(0)  # threads that wait for a call, and none was given yet

@@ -44,7 +44,7 @@ assert _BATCH.size + _CRC.size == BATCH_HEADER_BYTES
 assert _RECORD.size + _CRC.size == RECORD_HEADER_BYTES
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record says; the numbers are on disk."""
 
     ENTRY = 1  # body: the entry
@@ -64,7 +64,7 @@ class Position(NamedTuple):
 class Record(NamedTuple):
     """One thing the journal remembers. `body_crc`: of an entry its payload's, else the body's."""
 
-    kind: Kind
+    kind: RecordKind
     ledger_id: int
     entry_id: int
     body: Buffer
@@ -94,7 +94,7 @@ class Suspect(NamedTuple):
 
     position: Position
     ledger_id: int | None
-    kind: Kind | None
+    kind: RecordKind | None
     why: str
 
 
@@ -223,7 +223,7 @@ def _take_entries(
     whatever is not as usual in any field or CRC is left to the caller, who judges it. All three
     CRCs are needed: none covers what another one does (record header, entry header, payload).
     """
-    unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, Kind.ENTRY
+    unpack, new, entry_kind = _WHOLE.unpack_from, tuple.__new__, RecordKind.ENTRY
     shift, file_id, batch_no = batch.offset, batch.file_id, batch.batch_no
     last = min(end, len(view)) - _WHOLE.size
     while at <= last:
@@ -267,14 +267,14 @@ def _decode_record_header(data: memoryview, batch: BatchHeader, at: int) -> tupl
         raise BadJournal(f"a record of file {file_id} at {offset}, batch {batch_no}")
     if version != VERSION or kind not in _KINDS:
         raise BadJournal(f"a record of kind {kind} version {version}")
-    return Record(Kind(kind), ledger_id, entry_id, b"", crc), length
+    return Record(RecordKind(kind), ledger_id, entry_id, b"", crc), length
 
 
 def _damage_of_body(record: Record, length: int) -> str:
     """Why the body is not what was written; empty when it is."""
     if len(record.body) < length:
         return "the segment ends inside a record"
-    if record.kind is not Kind.ENTRY:
+    if record.kind is not RecordKind.ENTRY:
         return "" if crc32c(record.body) == record.body_crc else "a record's CRC does not match"
     try:
         header = unpack_entry(record.body).header
@@ -285,7 +285,7 @@ def _damage_of_body(record: Record, length: int) -> str:
     return ""
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(RecordKind)
 
 
 def _crc_matches(data: Buffer, at: int, size: int) -> bool:

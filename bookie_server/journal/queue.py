@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bookie_server.journal.format import RECORD_HEADER_BYTES, Kind, Record, records_bytes
+from bookie_server.journal.format import RECORD_HEADER_BYTES, Record, RecordKind, records_bytes
 from bookie_server.lanes import Lane
 
 _ANY = 1 << 62  # bytes: whatever its size
@@ -76,7 +76,7 @@ class JournalQueue:
         was queued before of their ledgers and of the ledgers `after`; with neither records nor
         ledgers, when all is that was queued before."""
         needs_sync = lane is not Lane.PAGE_CACHE
-        assert needs_sync or all(record.kind is Kind.ENTRY for record in records)
+        assert needs_sync or all(record.kind is RecordKind.ENTRY for record in records)
         barrier = not records and not after
         parts = self._parts(records, self._waiting_ledgers() if barrier else after)
         ack = Ack(done, len(parts) + barrier)

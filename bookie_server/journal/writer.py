@@ -35,9 +35,9 @@ from bookie_server.journal.format import (
     BLOCK_BYTES,
     BadJournal,
     BatchHeader,
-    Kind,
     Position,
     Record,
+    RecordKind,
     Suspect,
     batch_bytes,
     decode_batch_header,
@@ -188,7 +188,7 @@ class Journal:
         Raises JournalFailed.
         """
         self.hurry()
-        sealed = self.append([Record(Kind.SEAL, NO_ENTRY, NO_ENTRY, b"", 0)])
+        sealed = self.append([Record(RecordKind.SEAL, NO_ENTRY, NO_ENTRY, b"", 0)])
         self._closing = True
         try:
             await asyncio.shield(sealed)
@@ -453,7 +453,7 @@ class Replay:
                 records, suspects = decode_records(data, batch)
                 self._suspects += suspects
                 self._note_synced(batch.synced)
-                self._sealed = bool(records) and records[-1].kind is Kind.SEAL
+                self._sealed = bool(records) and records[-1].kind is RecordKind.SEAL
                 at = batch.end
                 yield records
             self.end = Position(file_id, at)

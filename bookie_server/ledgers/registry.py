@@ -19,7 +19,7 @@ from typing import Any
 from bookie_server.api.entry import NO_ENTRY
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.lanes import Lane, travelling
 from bookie_server.ledgers.cluster_ledgers import names
 from bookie_server.ledgers.ledger import LedgerHandle
@@ -363,4 +363,4 @@ def _ended(tasks: dict[int, asyncio.Task[Any]], ledger_id: int, done: asyncio.Ta
 
 def _ledger_record(state: LedgerState) -> Record:
     body = encode_ledger_state(state)
-    return Record(Kind.LEDGER, state.ledger_id, NO_ENTRY, body, body_crc(body))
+    return Record(RecordKind.LEDGER, state.ledger_id, NO_ENTRY, body, body_crc(body))

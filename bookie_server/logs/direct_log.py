@@ -3,8 +3,8 @@ their journal, and what it holds beyond its mark in the index is replayed at the
 (start/direct_log_replay.py).
 
 Always true:
-- a place is told only after the entry's record was synced, and before that the log's name and the
-  log's mark in the directory's index: a log that a mark names and that is not there was lost;
+- a location is told only after the entry's record was synced, and before that the log's name and
+  the log's mark in the directory's index: a log that a mark names and that is not there was lost;
 - a write begins only after the one before was synced, and each record says where its own began
   (entry_log.write_start): what lies before that and cannot be read was synced, and is damaged;
 - what is put while one write + sync runs is written together by the next one; there is no timer;
@@ -44,14 +44,14 @@ class _Put(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A put whose places were told: they lie before `end`."""
+    """A put whose locations were told: they lie before `end`."""
 
     number: int
     log_id: int
     end: int
 
 
-class PlacedLog:
+class DirectLog:
     """Of one directory; `logs` are all that it has, beside `index`. `spare_bytes` of its space are
     for flushes."""
 
@@ -86,7 +86,7 @@ class PlacedLog:
         """Called when the directory has failed, before who waits is told."""
 
     def put(self, ledger_id: int, entries: Sequence[tuple[int, int, Buffer]]) -> Told:
-        """The places of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
+        """The locations of (ledger, entry id, entry), all of `ledger_id`, once they are durable.
 
         Fails with DiskFailed: then nobody knows what of them was written.
         """
@@ -204,14 +204,14 @@ class PlacedLog:
         self._work.begun(sum([put.bytes for put in puts]), loop.time())
         try:
             log = self._log or await self._begin()
-            places = await log.append([e for put in puts for e in put.entries], sync=True)
+            locations = await log.append([e for put in puts for e in put.entries], sync=True)
         finally:
             self._work.ended(loop.time())
         for put in puts:
-            end = record_end(places[len(put.entries) - 1])
+            end = record_end(locations[len(put.entries) - 1])
             self._written.append(_Written(put.number, log.log_id, end))
-            self._tell(put, places[: len(put.entries)])
-            places = places[len(put.entries) :]
+            self._tell(put, locations[: len(put.entries)])
+            locations = locations[len(put.entries) :]
         if log.file.end >= self._config.entry_log_bytes_max:
             await self._finish(log)
 

@@ -79,7 +79,7 @@ def decode_log_header(data: Buffer, log_id: int) -> None:
 def encode_record_headers(
     locations: Sequence[tuple[int, int, int, int, int]], blocks: Iterable[int] | None = None
 ) -> list[bytes]:
-    """The headers of records at these places (the fields of Location, in their order). `blocks`:
+    """The headers of records at these locations (the fields of Location, in their order). `blocks`:
     how many blocks before its own the write began that brings each (see `write_start`)."""
     fixed = map(repeat, (RECORD_MAGIC, VERSION))
     back = repeat(0) if blocks is None else blocks
@@ -103,7 +103,7 @@ def write_start(header: Buffer, position: int) -> int:
 
 
 def decode_record(data: Buffer, location: Location) -> memoryview:
-    """The entry in `data`, header, payload, place and identity checked. Raises BadEntryLog."""
+    """The entry in `data`, header, payload, location and identity checked. Raises BadEntryLog."""
     if len(data) != RECORD_HEADER_BYTES + location.entry_bytes:
         raise BadEntryLog(f"the log ends inside the record of {location}")
     if (found := decode_record_header(data)) != location:
@@ -404,13 +404,13 @@ class GrowingLog:
         sizes = list(map(len, entries))
         ends = accumulate([RECORD_HEADER_BYTES + size for size in sizes], initial=self.file.end)
         *positions, end = ends
-        places = list(zip(ledger_ids, entry_ids, repeat(self.log_id), positions, sizes))
+        locations = list(zip(ledger_ids, entry_ids, repeat(self.log_id), positions, sizes))
         blocks = [(at - positions[0]) // BLOCK_BYTES for at in positions] if sync else None
-        heads = encode_record_headers(places, blocks)
+        heads = encode_record_headers(locations, blocks)
         self._count(ledger_ids, sizes)
         buffers = list(chain.from_iterable(zip(heads, entries, strict=True)))
         await self.file.append(_filled_up(buffers, end - self.file.end), sync=sync)
-        return list(map(tuple.__new__, repeat(Location), places))
+        return list(map(tuple.__new__, repeat(Location), locations))
 
     def _count(self, ledger_ids: Sequence[int], sizes: Sequence[int]) -> None:
         added: dict[int, int] = {}

@@ -176,9 +176,9 @@ def encode_location(location: Location) -> bytes:
 
 def encode_locations(locations: Sequence[Location]) -> Iterator[tuple[bytes, bytes]]:
     """`entry_key` and `encode_location` of each, at less than a step of Python for each field."""
-    ledger_ids, entry_ids, *places = zip(*locations, strict=True)
+    ledger_ids, entry_ids, *fields = zip(*locations, strict=True)
     keys = map(_ENTRY_KEY.pack, repeat(ENTRY_PREFIX), ledger_ids, entry_ids)
-    return zip(keys, map(_ENTRY_VALUE.pack, *places), strict=True)
+    return zip(keys, map(_ENTRY_VALUE.pack, *fields), strict=True)
 
 
 def decode_location(key: bytes, value: bytes) -> Location:
@@ -221,10 +221,10 @@ class EntryIndex(Protocol):
     """Called before IndexDamaged is raised, each time."""
 
     async def put(self, locations: Sequence[Location]) -> None:
-        """An entry put again lies at the new place."""
+        """An entry put again lies at the new location."""
 
     async def move(self, moves: Sequence[tuple[Location, Location]]) -> None:
-        """Each (old, new): the entry lies at the new place, if it still lay at the old one."""
+        """Each (old, new): the entry lies at the new location, if it still lay at the old one."""
 
     async def get(self, ledger_id: int, entry_id: int) -> Location | None: ...
 

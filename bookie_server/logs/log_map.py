@@ -123,9 +123,9 @@ async def scan_for_map(logs: EntryLogs, index: EntryIndex, log_id: int, pace: Pa
                 size += RECORD_HEADER_BYTES + location.entry_bytes
                 shares[location.ledger_id] = LedgerShare(size, count + 1)
             damage += chunk.damage
-            for place in [bad.location for bad in chunk.damage if bad.location is not None]:
-                if await index.get(place.ledger_id, place.entry_id) == place:
-                    last_record = max(last_record, place.position)
+            for location in [bad.location for bad in chunk.damage if bad.location is not None]:
+                if await index.get(location.ledger_id, location.entry_id) == location:
+                    last_record = max(last_record, location.position)
                     synced = max(synced, last_record + 1)
             await pace.spend(chunk.size)
         # A write that was torn may have left whole records behind damage; of a flush none of the
@@ -164,19 +164,19 @@ async def pointed_to(index: EntryIndex, records: Sequence[Record]) -> list[Recor
     return [
         record
         for run in runs_of_a_ledger(records)
-        for record, place in zip(run, await places_of(index, run), strict=True)
-        if place == record.location
+        for record, location in zip(run, await locations_of(index, run), strict=True)
+        if location == record.location
     ]
 
 
-async def places_of(index: EntryIndex, run: Sequence[Record]) -> list[Location | None]:
+async def locations_of(index: EntryIndex, run: Sequence[Record]) -> list[Location | None]:
     """Where the index says that the entries lie; the records are of one ledger."""
     ledger_id = run[0].location.ledger_id
     ids = [record.location.entry_id for record in run]
     if max(ids) - min(ids) < _LOOK_UPS_SPREAD_MAX * len(ids):
         found = await index.range(ledger_id, min(ids), max(ids), _EVERYTHING)
-        places = {place.entry_id: place for place in found}
-        return [places.get(entry_id) for entry_id in ids]
+        locations = {location.entry_id: location for location in found}
+        return [locations.get(entry_id) for entry_id in ids]
     return [await index.get(ledger_id, entry_id) for entry_id in ids]
 
 
@@ -192,14 +192,14 @@ def runs_of_a_ledger(records: Iterable[Record]) -> Iterator[list[Record]]:
         yield run
 
 
-async def places_in(index: EntryIndex, log_id: int) -> list[Location]:
-    """Every place in the log that the index points to: a walk through the whole index, for the
+async def locations_in(index: EntryIndex, log_id: int) -> list[Location]:
+    """Every location in the log that the index points to: a walk through the whole index, for the
     rare case that a log is known to be damaged. Raises DiskFailed."""
     found: list[Location] = []
     for ledger_id in await index.ledger_ids():
         first = 0
         while page := await index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
-            found += [place for place in page if place.log_id == log_id]
+            found += [location for location in page if location.log_id == log_id]
             first = page[-1].entry_id + 1
     return found
 

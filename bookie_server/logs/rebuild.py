@@ -23,7 +23,7 @@ from bookie_server.logs.entry_log import FOLDER, MAP, EntryLogs
 from bookie_server.logs.index import EVERY_LEDGER, EntryIndex, LedgerState, LimboReason
 from bookie_server.logs.index import merged as merge
 from bookie_server.logs.log_map import LogMap, read_map
-from bookie_server.logs.scan import Chunk, scan
+from bookie_server.logs.scan import Scanned, scan
 from bookie_server.storage_config import StorageConfig
 
 MARKER = "index-rebuild"
@@ -170,25 +170,25 @@ async def _take(
 
 
 async def _put(
-    chunk: Chunk,
+    chunk: Scanned,
     index: EntryIndex,
     known: dict[int, LedgerState],
     counts: dict[int, int],
     found: Rebuilt,
 ) -> None:
-    places = [record.location for record in chunk.records]
+    locations = [record.location for record in chunk.records]
     bad = [damage.location for damage in chunk.damage if damage.location is not None]
-    for place in (*places, *bad):
-        counts[place.ledger_id] = counts.get(place.ledger_id, 0) + 1
-        found.ledgers[place.ledger_id] = None
-    found.entries += len(places)
+    for location in (*locations, *bad):
+        counts[location.ledger_id] = counts.get(location.ledger_id, 0) + 1
+        found.ledgers[location.ledger_id] = None
+    found.entries += len(locations)
     found.damaged += len(chunk.damage)
     deleted = {i for i in counts if (state := known.get(i)) is not None and state.deleted}
-    await index.put([place for place in places if place.ledger_id not in deleted])
-    for place in bad:  # an older copy is better than a damaged one
-        older = await index.get(place.ledger_id, place.entry_id)
-        if older is None and place.ledger_id not in deleted:
-            await index.put([place])
+    await index.put([location for location in locations if location.ledger_id not in deleted])
+    for location in bad:  # an older copy is better than a damaged one
+        older = await index.get(location.ledger_id, location.entry_id)
+        if older is None and location.ledger_id not in deleted:
+            await index.put([location])
 
 
 def _doubt(

@@ -4,8 +4,8 @@ Always true: RocksDB's own log is not used, for a flipped bit in it silently dro
 (the journal covers what was not synced); `sync` makes a table of what memory holds, and RocksDB
 checks tables when it reads them; an index that lacks a sync it once had (`_Guard`) is not opened;
 memory is bounded by the constants below (about 40 MiB); all calls run in the threads named
-"<name>-write" and "<name>-read", under a deadline (threads.Deadline), any error of RocksDB is
-DiskFailed, and what it calls corruption IndexDamaged: the tables are not to be trusted, and
+"<name>-write" and "<name>-read", under a deadline (threads.IoDeadline), any error of RocksDB
+is DiskFailed, and what it calls corruption IndexDamaged: the tables are not to be trusted, and
 `--rebuild-index` makes them anew.
 """
 
@@ -22,7 +22,7 @@ from crc32c import crc32c
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, WriteBatch, WriteOptions
 
 from bookie_server.disk.interface import DiskFailed, DiskFull, DiskHung
-from bookie_server.disk.threads import Deadline, DiskThreads
+from bookie_server.disk.threads import DiskThreads, IoDeadline
 from bookie_server.lanes import in_recovery
 from bookie_server.logs.index import (
     ENTRY_PREFIX,
@@ -71,7 +71,7 @@ class RocksIndex(EntryIndex):
         self._syncs = syncs
         self._failure: DiskFailed | None = None  # of a write or sync
         self.on_damage: Callable[[IndexDamaged], None] = lambda _: None
-        deadline = Deadline(limit_s)
+        deadline = IoDeadline(limit_s)
         self._writer = DiskThreads(1, f"{name}-write", deadline)
         self._readers = DiskThreads(2, f"{name}-read", deadline)
         self._recovery = DiskThreads(1, f"{name}-recovery", deadline)
@@ -254,15 +254,15 @@ class RocksIndex(EntryIndex):
         if ids[-1] - ids[0] < 2 * len(ids):
             wanted = dict.fromkeys(ids)
             every = self._range(ledger_id, ids[0], ids[-1], _EVERYTHING)
-            places = (place for place in every if place.entry_id in wanted)
+            locations = (location for location in every if location.entry_id in wanted)
         else:
             looked_up = (self._get(entry_key(ledger_id, entry_id)) for entry_id in ids)
-            places = (place for place in looked_up if place is not None)
+            locations = (location for location in looked_up if location is not None)
         found: list[Location] = []
         total = 0
-        for place in places:
-            found.append(place)
-            total += place.entry_bytes
+        for location in locations:
+            found.append(location)
+            total += location.entry_bytes
             if total >= max_bytes:
                 break
         return found

@@ -1,7 +1,7 @@
 """Reading an entry log through, record by record, for those who cannot rely on the index.
 
 Always true: no record is handed out unchecked (its header's CRC, log id and position, the entry's
-digests and identity); what cannot be read is named by its place and never ends the scan, which
+digests and identity); what cannot be read is named by its location and never ends the scan, which
 goes on at the next record that vouches for itself; at most one chunk, or one record where that is
 larger, is in memory, and the event loop is free between two chunks.
 """
@@ -51,7 +51,7 @@ class Damage(NamedTuple):
     write_start: int = 0
 
 
-class Chunk(NamedTuple):
+class Scanned(NamedTuple):
     """What `size` bytes of a log held, both in order of their position."""
 
     records: list[Record]
@@ -68,21 +68,21 @@ class Parsed(NamedTuple):
     wanted: int
 
 
-async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIterator[Chunk]:
+async def scan(file: Readable, log_id: int, end: int, start: int = 0) -> AsyncIterator[Scanned]:
     """All records of the log that lie before `end`; those from `start` on, where one begins, or
     else from the first. Raises DiskFailed."""
     position, wanted = start or LOG_HEADER_BYTES, CHUNK_BYTES
     if not start and (damage := await _bad_header(file, log_id)):
-        yield Chunk([], [damage], LOG_HEADER_BYTES)
+        yield Scanned([], [damage], LOG_HEADER_BYTES)
     while position < end:
         asked = min(wanted, end - position)
         data = await file.read(position, asked)
         if len(data) < asked:
             missing = Damage(position + len(data), end, "the file ends too early")
-            yield Chunk([], [missing], 0)
+            yield Scanned([], [missing], 0)
             end = missing.start
         parsed = parse(data, position, end, log_id)
-        yield Chunk(parsed.records, parsed.damage, parsed.position - position)
+        yield Scanned(parsed.records, parsed.damage, parsed.position - position)
         position, wanted = parsed.position, max(CHUNK_BYTES, parsed.wanted)
 
 

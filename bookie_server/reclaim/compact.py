@@ -23,13 +23,13 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, GrowingLog
 from bookie_server.logs.log_map import (
     LogMap,
-    places_in,
-    places_of,
+    locations_in,
+    locations_of,
     pointed_to,
     read_map,
     runs_of_a_ledger,
 )
-from bookie_server.logs.scan import CHUNK_BYTES, Chunk, scan
+from bookie_server.logs.scan import CHUNK_BYTES, Scanned, scan
 from bookie_server.storage.directories import DirectoryStore
 
 Quarantine = Callable[[int, int, str], object]
@@ -101,7 +101,7 @@ class Compactor:
         doubtful = damaged or (source.has_footer and records != source.entries)
         return _Copied(copying.copy, doubtful)
 
-    async def _living(self, chunk: Chunk) -> list[tuple[int, int, bytes]]:
+    async def _living(self, chunk: Scanned) -> list[tuple[int, int, bytes]]:
         """Copied, so that a chunk is not kept alive by a few entries of it."""
         living = await pointed_to(self._store.index, chunk.records)
         return [(r.location.ledger_id, r.location.entry_id, bytes(r.entry)) for r in living]
@@ -143,10 +143,10 @@ class Compactor:
             await file.close()
         return pointing, whole and found is not None and found.entries == records
 
-    async def _turn(self, chunk: Chunk, source: int) -> int:
+    async def _turn(self, chunk: Scanned, source: int) -> int:
         index, pointing = self._store.index, 0
         for run in runs_of_a_ledger(chunk.records):
-            pairs = list(zip(await places_of(index, run), run, strict=True))
+            pairs = list(zip(await locations_of(index, run), run, strict=True))
             moves = [(old, new.location) for old, new in pairs if old and old.log_id == source]
             pointing += sum(old == new.location for old, new in pairs) + len(moves)
             if moves:
@@ -157,10 +157,10 @@ class Compactor:
     async def _away_with(self, source: int, *, doubtful: bool) -> None:
         """Remove the source; keep it aside if the index points to anything in it still."""
         logs = self._store.logs
-        lost = await places_in(self._store.index, source) if doubtful else []
-        for place in lost:
+        lost = await locations_in(self._store.index, source) if doubtful else []
+        for location in lost:
             why = f"its record in log {source} is damaged"
-            self._quarantine(place.ledger_id, place.entry_id, why)
+            self._quarantine(location.ledger_id, location.entry_id, why)
         if lost:
             _log.error("log %d has lost %d entries and is set aside", source, len(lost))
             await logs.set_aside(source)

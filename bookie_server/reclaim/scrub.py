@@ -1,13 +1,13 @@
 """The local scrub: every sealed entry log is read once in scrub_interval_s, so that rot is found
 while the other copies are there, not when one of them is needed.
 
-Always true: at most scrub_bytes_per_s are read, through files of its own, so neither the read
-cache nor a reader is pushed aside; what an index points to and a log cannot deliver is quarantined,
-entry by entry, and told of in one line for each log, and the scrub goes on with the next one; a log
-that is removed meanwhile is let go. Where a pass has come to is not kept: after a restart it begins
-again with the oldest log. Once after a start the index is walked through, paced (PLACES_PER_S), for
-logs that are not there; a ledger is quarantined for one only if an entry of it lies in that log by
-the index asked again.
+Always true: at most scrub_bytes_per_s are read, through files of its own, so neither the read cache
+nor a reader is pushed aside; what an index points to and a log cannot deliver is quarantined, entry
+by entry, and told of in one line for each log, and the scrub goes on with the next one; a log that
+is removed meanwhile is let go. Where a pass has come to is not kept: after a restart it begins
+again with the oldest log. Once after a start the index is walked through, paced (LOCATIONS_PER_S),
+for logs that are not there; a ledger is quarantined for one only if an entry of it lies in that log
+by the index asked again.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from bookie_server.budget import Pace
 from bookie_server.disk.interface import DiskFailed, NoSuchFile
 from bookie_server.logs.entry_log import BadEntryLog, runs
 from bookie_server.logs.index import IndexDamaged, Location
-from bookie_server.logs.log_map import places_in, read_map
+from bookie_server.logs.log_map import locations_in, read_map
 from bookie_server.logs.scan import CHUNK_BYTES, scan
 from bookie_server.reclaim.compact import Quarantine
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage_config import StorageConfig
 
-PLACES_PER_S = 200_000  # of the index, when logs that are not there are looked for
+LOCATIONS_PER_S = 200_000  # of the index, when logs that are not there are looked for
 _IDLE_S = 3600.0
 _PAGE_BYTES = 4 << 20
 _ID_MAX = 2**63 - 1
@@ -117,28 +117,30 @@ class Scrub:
 
     async def _find_bad_entries(self, store: DirectoryStore, log_id: int) -> None:
         """The log is not whole: read what the index points to in it, entry by entry."""
-        places = sorted(await places_in(store.index, log_id), key=lambda place: place.position)
+        locations = sorted(
+            await locations_in(store.index, log_id), key=lambda location: location.position
+        )
         bad: dict[int, int] = {}  # by ledger
         first = ""
         try:
-            for run in runs(places, CHUNK_BYTES):
-                for place, entry in zip(run, await store.logs.read(run), strict=True):
+            for run in runs(locations, CHUNK_BYTES):
+                for location, entry in zip(run, await store.logs.read(run), strict=True):
                     why = str(entry) if isinstance(entry, BadEntryLog | DiskFailed) else ""
-                    if why and await self._found_bad(store, place, why):
-                        bad[place.ledger_id] = bad.get(place.ledger_id, 0) + 1
-                        first = first or f"{place.ledger_id}:{place.entry_id}: {why}"
-                await self._pace.spend(sum(place.entry_bytes for place in run))
+                    if why and await self._found_bad(store, location, why):
+                        bad[location.ledger_id] = bad.get(location.ledger_id, 0) + 1
+                        first = first or f"{location.ledger_id}:{location.entry_id}: {why}"
+                await self._pace.spend(sum(location.entry_bytes for location in run))
         finally:
             if bad:
                 text = "scrub: log %d: %d entries of %d ledgers are damaged, the first is %s"
                 _log.error(text, log_id, sum(bad.values()), len(bad), first)
 
-    async def _found_bad(self, store: DirectoryStore, place: Location, why: str) -> bool:
+    async def _found_bad(self, store: DirectoryStore, location: Location, why: str) -> bool:
         """Whether it is anybody's loss."""
-        if await store.index.get(place.ledger_id, place.entry_id) != place:
+        if await store.index.get(location.ledger_id, location.entry_id) != location:
             return False
         self.bad_entries += 1
-        self._quarantine(place.ledger_id, place.entry_id, why)
+        self._quarantine(location.ledger_id, location.entry_id, why)
         return True
 
 
@@ -159,23 +161,23 @@ async def _find_missing_logs(store: DirectoryStore, quarantine: Quarantine) -> N
         first = 0
         while page := await store.index.range(ledger_id, first, _ID_MAX, _PAGE_BYTES):
             first = page[-1].entry_id + 1
-            for place in {place.log_id: place for place in page}.values():
-                if place.log_id not in of_ledger and await _is_missing(store, place):
-                    why = f"log {place.log_id} is not there"
-                    of_ledger[place.log_id] = None
-                    quarantine(ledger_id, place.entry_id, why)
-            await asyncio.sleep(len(page) / PLACES_PER_S)
+            for location in {location.log_id: location for location in page}.values():
+                if location.log_id not in of_ledger and await _is_missing(store, location):
+                    why = f"log {location.log_id} is not there"
+                    of_ledger[location.log_id] = None
+                    quarantine(ledger_id, location.entry_id, why)
+            await asyncio.sleep(len(page) / LOCATIONS_PER_S)
         for log_id in of_ledger:
             missing[log_id] = missing.get(log_id, 0) + 1
     for log_id, count in missing.items():
         _log.error("entry log %d is not there: %d ledgers have entries in it", log_id, count)
 
 
-async def _is_missing(store: DirectoryStore, place: Location) -> bool:
+async def _is_missing(store: DirectoryStore, location: Location) -> bool:
     """Asked of the disk, and then of the index again: a log may just have been compacted."""
-    if place.log_id in store.logs.sealed():
+    if location.log_id in store.logs.sealed():
         return False
-    (read,) = await store.logs.read_run([place])
+    (read,) = await store.logs.read_run([location])
     if not isinstance(read, NoSuchFile):
         return False
-    return await store.index.get(place.ledger_id, place.entry_id) == place
+    return await store.index.get(location.ledger_id, location.entry_id) == location

@@ -26,9 +26,9 @@ from bookie_server.api.frames import (
     METHOD_NUMBERS,
     RECOVERY,
     Frame,
+    FrameKind,
     FrameReader,
     Head,
-    Kind,
     pack_head,
     pack_wait,
 )
@@ -46,8 +46,8 @@ UNSENT_BYTES_MAX = 8 << 20  # answers that one caller does not take, before he i
 BACKLOG = 256
 ACCEPT_AGAIN_S = 1.0
 _NUMBERS = {
-    Kind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
-    Kind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
+    FrameKind.CALL: [METHOD_NUMBERS[name] for name in m.METHODS],
+    FrameKind.STREAM: [METHOD_NUMBERS[name] for name in m.STREAMS],
 }
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class _Caller:
             self._lost,
             UNSENT_BYTES_MAX,
         )
-        self._send(Kind.HELLO, 0)
+        self._send(FrameKind.HELLO, 0)
 
     async def ended(self) -> None:
         """Return when nothing is under way any more and all answers are sent."""
@@ -164,7 +164,7 @@ class _Caller:
             return False
         size = head.length + REQUEST_OVERHEAD_BYTES
         small = head.length <= SMALL_BYTES
-        if head.kind is Kind.STREAM:
+        if head.kind is FrameKind.STREAM:
             room = small and len(self._calls) < CALLS_MAX
         elif head.method == METHOD_NUMBERS["Info"]:
             room = small  # whoever asks how we are is told
@@ -178,14 +178,14 @@ class _Caller:
 
     def _arrived(self, frame: Frame) -> None:
         head = frame.head
-        if head.kind is Kind.CALL:
+        if head.kind is FrameKind.CALL:
             self._called(head, frame.body)
-        elif head.kind is Kind.STREAM:
+        elif head.kind is FrameKind.STREAM:
             self._streamed(head, frame.body)
-        elif head.kind is Kind.CANCEL:
+        elif head.kind is FrameKind.CANCEL:
             if (task := self._calls.get(head.call)) is not None:
                 task.cancel()
-        elif head.kind is Kind.END:
+        elif head.kind is FrameKind.END:
             if (requests := self._requests.get(head.call)) is not None:
                 requests.end()
         else:
@@ -252,9 +252,9 @@ class _Caller:
             reply = await answer_counted(bookie, method, body)
         except Exception:
             log.exception("%s failed", method)
-            self._send(Kind.REFUSED, head.call, b"a defect of the bookie; its log has where")
+            self._send(FrameKind.REFUSED, head.call, b"a defect of the bookie; its log has where")
             return
-        buffers = (pack_head(Kind.ANSWER, head.call, reply.size), *reply.buffers)
+        buffers = (pack_head(FrameKind.ANSWER, head.call, reply.size), *reply.buffers)
         self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
 
     async def _stream(self, bookie: Bookie, head: Head, requests: "_Requests") -> None:
@@ -262,31 +262,31 @@ class _Caller:
         try:
             async with aclosing(serve_stream(bookie, requests)) as replies:
                 async for _, reply in replies:
-                    buffers = (pack_head(Kind.STREAM, head.call, reply.size), *reply.buffers)
+                    buffers = (pack_head(FrameKind.STREAM, head.call, reply.size), *reply.buffers)
                     self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
                     await self.connection.drained()
         except Exception:
             log.exception("ReadStream failed")
-            self._send(Kind.REFUSED, head.call, b"a defect of the bookie; its log has where")
+            self._send(FrameKind.REFUSED, head.call, b"a defect of the bookie; its log has where")
         else:
-            self._send(Kind.END, head.call)
+            self._send(FrameKind.END, head.call)
 
     def _refuse(self, head: Head) -> None:
         bookie = self._service.bookie
         if bookie is None and head.method == METHOD_NUMBERS["Info"]:
-            self._send(Kind.ANSWER, head.call, _STARTING)
+            self._send(FrameKind.ANSWER, head.call, _STARTING)
         elif bookie is None:
-            self._send(Kind.REFUSED, head.call, b"the bookie is starting")
+            self._send(FrameKind.REFUSED, head.call, b"the bookie is starting")
         elif self._service.stopping:
-            self._send(Kind.REFUSED, head.call, b"the bookie is stopping")
+            self._send(FrameKind.REFUSED, head.call, b"the bookie is stopping")
         elif head.method not in _NUMBERS[head.kind]:
-            self._send(Kind.REFUSED, head.call, b"there is no such method")
-        elif head.kind is Kind.STREAM:
-            self._send(Kind.REFUSED, head.call, b"too many calls, or too large a message")
+            self._send(FrameKind.REFUSED, head.call, b"there is no such method")
+        elif head.kind is FrameKind.STREAM:
+            self._send(FrameKind.REFUSED, head.call, b"too many calls, or too large a message")
         else:
-            self._send(Kind.BUSY, head.call, pack_wait(bookie.retry_after_ms))
+            self._send(FrameKind.BUSY, head.call, pack_wait(bookie.retry_after_ms))
 
-    def _send(self, kind: Kind, call: int, body: bytes = b"") -> None:
+    def _send(self, kind: FrameKind, call: int, body: bytes = b"") -> None:
         self.connection.send((pack_head(kind, call, len(body)) + body,), HEAD_BYTES + len(body))
 
 

@@ -15,8 +15,8 @@ from bookie_server.api.frames import (
     HEAD_BYTES,
     METHOD_NUMBERS,
     BadFrame,
+    FrameKind,
     Head,
-    Kind,
     pack_head,
     unpack_head,
 )
@@ -76,10 +76,12 @@ async def _info(frames: str) -> InfoResponse:
     request = codec.encode(InfoRequest())
     reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     try:
-        await _head(reader, Kind.HELLO)
+        await _head(reader, FrameKind.HELLO)
         method = METHOD_NUMBERS["Info"]
-        writer.write(pack_head(Kind.CALL, call=1, length=len(request), method=method) + request)
-        body = await reader.readexactly((await _head(reader, Kind.ANSWER)).length)
+        writer.write(
+            pack_head(FrameKind.CALL, call=1, length=len(request), method=method) + request
+        )
+        body = await reader.readexactly((await _head(reader, FrameKind.ANSWER)).length)
     finally:
         writer.close()
     response = codec.decode_response("Info", body)
@@ -87,7 +89,7 @@ async def _info(frames: str) -> InfoResponse:
     return response
 
 
-async def _head(reader: asyncio.StreamReader, kind: Kind) -> Head:
+async def _head(reader: asyncio.StreamReader, kind: FrameKind) -> Head:
     """Raises BadFrame for any other kind, EOFError."""
     head = unpack_head(await reader.readexactly(HEAD_BYTES), 0, _INFO_BYTES_MAX)
     if head.kind is not kind:

@@ -21,7 +21,7 @@ from bookie_server.journal.scan import SegmentReader
 from bookie_server.logs.entry_log import BLOCK_BYTES, record_end
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason, Location, worse
 from bookie_server.logs.log_map import read_map
-from bookie_server.logs.scan import Chunk, Damage, scan
+from bookie_server.logs.scan import Damage, Scanned, scan
 from bookie_server.start.replayed import Replayed
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.storage import LedgerStorage
@@ -52,7 +52,7 @@ class Coverage:
         self._holes: list[tuple[int, int]] = []
         self._damage: dict[int, Damage] = {}  # by where it begins, ascending
 
-    def take(self, chunk: Chunk) -> None:
+    def take(self, chunk: Scanned) -> None:
         """What comes next in the log."""
         for damage in chunk.damage:
             self._damage[damage.start] = damage
@@ -99,7 +99,7 @@ def _block(position: int) -> int:
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
 
 
-async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
+async def replay_direct_logs(storage: LedgerStorage, replayed: Replayed) -> None:
     """After the journals were replayed and judged. A directory whose logs cannot be read is dropped
     while there are others: what it holds is taken when it is back. Raises DiskFailed."""
     for store in storage.stores:
@@ -115,7 +115,7 @@ async def replay_placed(storage: LedgerStorage, replayed: Replayed) -> None:
             if locations is None:
                 break
             for ledger_id, of_ledger in locations.items():
-                await replayed.place(store.id, ledger_id, of_ledger)
+                await replayed.add_locations(store.id, ledger_id, of_ledger)
         await reading.aclose()
 
 

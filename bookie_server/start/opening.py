@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bookie_server.config import BookieConfig
 from bookie_server.disk import identity as identities
-from bookie_server.disk.identity import BadIdentity, Identity, Place
+from bookie_server.disk.identity import BadIdentity, Directory, Identity
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.disk.monitor import DiskMonitor, Role, Watched
 from bookie_server.disk.os_disk import OsDisk
@@ -32,7 +32,7 @@ log = logging.getLogger("bookie_server")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class OpenDirectory:
     """A directory of the settings; `kind` is "journal" or "ledger"."""
 
     kind: str
@@ -53,12 +53,12 @@ class OnDisk:
         layout.check_kinds(paths["journal"], paths["ledger"])
         self._hang_s = hang_s = config.disk_hang_s
         numbered = {k: enumerate(path for _, path in paths[k]) for k in paths}
-        self.journals = [_placed("journal", n, p, hang_s) for n, p in numbered["journal"]]
-        self.ledgers = [_placed("ledger", n, p, hang_s) for n, p in numbered["ledger"]]
+        self.journals = [_opened("journal", n, p, hang_s) for n, p in numbered["journal"]]
+        self.ledgers = [_opened("ledger", n, p, hang_s) for n, p in numbered["ledger"]]
         _lock([path for _, path in every])
 
     @property
-    def _all(self) -> list[Placed]:
+    def _all(self) -> list[OpenDirectory]:
         return [*self.journals, *self.ledgers]
 
     async def test(self) -> None:
@@ -67,7 +67,9 @@ class OnDisk:
 
     async def identity(self) -> Identity | None:
         """None: they are to be formatted. Raises BadIdentity, DiskFailed."""
-        return await identities.read([Place(each.kind, each.name, each.disk) for each in self._all])
+        return await identities.read(
+            [Directory(each.kind, each.name, each.disk) for each in self._all]
+        )
 
     async def format(self, identity: Identity) -> None:
         """Give the identity to the directories that have none."""
@@ -139,9 +141,9 @@ class OnDisk:
             log.warning("%s: %s", each.name, found.sentence())
 
 
-def _placed(kind: str, number: int, path: Path, hang_s: float) -> Placed:
+def _opened(kind: str, number: int, path: Path, hang_s: float) -> OpenDirectory:
     try:
-        return Placed(kind, str(path), path, OsDisk(path, f"{kind}-{number}", hang_s))
+        return OpenDirectory(kind, str(path), path, OsDisk(path, f"{kind}-{number}", hang_s))
     except OSError as error:
         text = f"{kind}_directory {path} cannot be used: {error.strerror}"
         raise layout.BadLayout(text) from error
@@ -171,21 +173,21 @@ async def _index_in(directory: Path, folder: str) -> RocksIndex:
     return await RocksIndex.open(directory / folder)
 
 
-async def _marks(placed: Placed, first_journal: str) -> Marks:
+async def _marks(directory: OpenDirectory, first_journal: str) -> Marks:
     try:
-        return await checkpoint.read(placed.disk, first_journal) or {}
+        return await checkpoint.read(directory.disk, first_journal) or {}
     except BadCheckpoint as error:
-        log.warning("%s: %s", placed.name, error)
+        log.warning("%s: %s", directory.name, error)
         return {}
 
 
-async def _states(placed: Placed) -> list[LedgerState] | None:
+async def _states(directory: OpenDirectory) -> list[LedgerState] | None:
     """What the index says of ledgers; None when it cannot be opened or read, or says nothing: then
     it was lost and an empty one is in its place, or a rebuild of it was interrupted. Raises
     DiskFull."""
     try:
-        await refuse_half_rebuilt(placed.disk)
-        index = await RocksIndex.open(placed.path / INDEX)
+        await refuse_half_rebuilt(directory.disk)
+        index = await RocksIndex.open(directory.path / INDEX)
         try:
             states = await index.ledgers()
         finally:

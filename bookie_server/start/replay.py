@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from bookie_server.disk.interface import Disk, DiskFailed
 from bookie_server.journal.checkpoint import Mark, Marks
-from bookie_server.journal.format import Kind, Position, Suspect
+from bookie_server.journal.format import Position, RecordKind, Suspect
 from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_ids
 from bookie_server.ledgers.limbo import doubt_the_tail
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason
-from bookie_server.start.direct_log_replay import replay_placed
+from bookie_server.start.direct_log_replay import replay_direct_logs
 from bookie_server.start.replayed import LateReplayed, Replayed
 from bookie_server.storage.directories import Directories
 from bookie_server.storage.flush import Space
@@ -61,7 +61,7 @@ async def open_storage(
     for why in lost:
         _lost(storage, why)
     try:
-        await replay_placed(storage, replayed)
+        await replay_direct_logs(storage, replayed)
         await replayed.end()
     finally:
         replayed.cancel()
@@ -218,7 +218,7 @@ async def _replay(disk: Disk, mark: Mark | None, replayed: Replayed) -> _End:
     count = 0
     async for records in replay.records():
         await replayed.apply(records)
-        count += len(records) - (bool(records) and records[-1].kind is Kind.SEAL)
+        count += len(records) - (bool(records) and records[-1].kind is RecordKind.SEAL)
     _log.info("journal: %d records replayed", count)
     newest = max([replay.end.file_id, *replay.file_ids])
     damaged = sorted({suspect.position.file_id for suspect in replay.damage})
@@ -237,7 +237,7 @@ def _judge(replay: Replay | None, storage: LedgerStorage) -> None:
     for torn in replay.torn:
         _log.warning("journal: a torn write at %s is cut: %s", torn.position, torn.why)
         if torn.ledger_id is not None:
-            _doubt(torn.ledger_id, torn.kind is Kind.FENCE, storage)
+            _doubt(torn.ledger_id, torn.kind is RecordKind.FENCE, storage)
     for suspect in replay.damage:
         _log.error("journal: damage at %s: %s", suspect.position, suspect.why)
         _put_in_limbo(suspect, storage)
@@ -256,5 +256,5 @@ def _put_in_limbo(suspect: Suspect, storage: LedgerStorage) -> None:
     ledger_id = EVERY_LEDGER if suspect.ledger_id is None else suspect.ledger_id
     state = storage.state(ledger_id) or LedgerState(ledger_id, met=False)
     known = suspect.ledger_id is not None
-    fenced = state.fenced or (known and suspect.kind is not Kind.ENTRY)
+    fenced = state.fenced or (known and suspect.kind is not RecordKind.ENTRY)
     storage.set_state(replace(state, limbo=LimboReason.LOST, fenced=fenced))

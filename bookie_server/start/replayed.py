@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import DiskFailed, DiskHung
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     LedgerState,
@@ -25,9 +25,9 @@ from bookie_server.logs.index import (
 )
 from bookie_server.storage.states import doubted
 from bookie_server.storage.storage import LedgerStorage
-from bookie_server.storage.write_cache import Place
+from bookie_server.storage.write_cache import DirectLocation
 
-_ENTRY = Kind.ENTRY
+_ENTRY = RecordKind.ENTRY
 _log = logging.getLogger(__name__)
 
 
@@ -57,19 +57,21 @@ class Replayed:
         for ledger_id, of_ledger in entries.items():
             await self._put(ledger_id, of_ledger)
 
-    async def place(self, directory: str, ledger_id: int, locations: Sequence[Location]) -> None:
+    async def add_locations(
+        self, directory: str, ledger_id: int, locations: Sequence[Location]
+    ) -> None:
         """Entries of the ledger lie in the directory's direct log; no index may know them. After
         the journals. Raises DiskFailed when a flush did."""
-        state = self._state_of_placed(directory, ledger_id)
+        state = self._state_with(directory, ledger_id)
         if state is None or state.deleted or directory not in state.directories:
             return
         entry_ids = [location.entry_id for location in locations]
         known = await self._stored(ledger_id, min(entry_ids), max(entry_ids), directory)
-        new = [Place(directory, each) for each in locations if each.entry_id not in known]
+        new = [DirectLocation(directory, each) for each in locations if each.entry_id not in known]
         if new:
-            await self._when_there_is_room(lambda: self._storage.replay_places(ledger_id, new))
+            await self._when_there_is_room(lambda: self._storage.replay_locations(ledger_id, new))
 
-    def _state_of_placed(self, directory: str, ledger_id: int) -> LedgerState | None:
+    def _state_with(self, directory: str, ledger_id: int) -> LedgerState | None:
         """With the directory, if the record that named it may be among what journals have lost."""
         state, every = self._storage.state(ledger_id), self._storage.state(EVERY_LEDGER)
         doubt = every.limbo if every is not None else LimboReason.NONE
@@ -106,13 +108,13 @@ class Replayed:
 
     def _apply_state(self, record: Record) -> None:
         storage, ledger_id = self._storage, record.ledger_id
-        if record.kind is Kind.LEDGER:
+        if record.kind is RecordKind.LEDGER:
             known = storage.state(ledger_id)
             logged = decode_ledger_state(bytes(record.body))
             storage.restore_state(logged if known is None else merged(logged, known))
-        elif record.kind is Kind.FENCE:
+        elif record.kind is RecordKind.FENCE:
             storage.restore_state(replace(self._known(ledger_id), fenced=True))
-        elif record.kind is Kind.LAC:
+        elif record.kind is RecordKind.LAC:
             state = self._known(ledger_id)
             lac = max(state.explicit_lac, record.entry_id)
             storage.restore_state(replace(state, explicit_lac=lac))
@@ -123,9 +125,9 @@ class Replayed:
     async def _stored(
         self, ledger_id: int, first: int, last: int, directory: str
     ) -> dict[int, None]:
-        """What is as new as places in the directory, or newer. An index that cannot say was told
-        of, if it is damaged; a place is as good then as any that it might have, but none that came
-        from a journal. Raises DiskHung."""
+        """What is as new as locations in the directory, or newer. An index that cannot say was told
+        of, if it is damaged; a location is as good then as any that it might have, but none that
+        came from a journal. Raises DiskHung."""
         try:
             return await self._storage.stored(ledger_id, first, last, directory)
         except DiskHung:
@@ -164,7 +166,7 @@ class LateReplayed(Replayed):
         return state
 
     def _apply_state(self, record: Record) -> None:
-        if record.kind is not Kind.LEDGER:
+        if record.kind is not RecordKind.LEDGER:
             super()._apply_state(record)
             return
         known = self._storage.state(record.ledger_id)

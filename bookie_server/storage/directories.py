@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import Disk
-from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import EntryLogs
 from bookie_server.logs.index import EntryIndex, Location
 from bookie_server.logs.rebuild import refuse_half_rebuilt
@@ -61,13 +61,13 @@ class Directories(NamedTuple):
 class DirectoryStore:
     """One ledger directory. Made by `open`."""
 
-    def __init__(self, directory: LedgerDirectory, logs: EntryLogs, placed_log: PlacedLog) -> None:
+    def __init__(self, directory: LedgerDirectory, logs: EntryLogs, direct_log: DirectLog) -> None:
         self.id = directory.id
         self.disk = directory.disk
         self.path = directory.path
         self.index = directory.index
         self.logs = logs
-        self.placed_log = placed_log
+        self.direct_log = direct_log
         self.index_lock = asyncio.Lock()
 
     @classmethod
@@ -76,20 +76,20 @@ class DirectoryStore:
         await refuse_half_rebuilt(directory.disk)
         logs = await EntryLogs.open(directory.disk, config, await directory.index.marked_logs())
         spare_bytes = config.write_cache_bytes
-        placed_log = PlacedLog(directory.disk, logs, directory.index, config, spare_bytes)
-        return cls(directory, logs, placed_log)
+        direct_log = DirectLog(directory.disk, logs, directory.index, config, spare_bytes)
+        return cls(directory, logs, direct_log)
 
     async def write(
-        self, entries: Entries, changes: Changes, placed: Sequence[Location] = (), puts: int = 0
+        self, entries: Entries, changes: Changes, direct: Sequence[Location] = (), puts: int = 0
     ) -> None:
         """Entries, what changed, and where entries lie that are here already: durable when it
         returns. With that the index has all that it needs of the direct log's first `puts`.
 
         Raises DiskFailed: then nothing of it may be relied on.
         """
-        marks = self.placed_log.marks(puts)
+        marks = self.direct_log.marks(puts)
         async with self.index_lock:
-            locations = [*await self.logs.write(entries), *placed]
+            locations = [*await self.logs.write(entries), *direct]
             if changes.forgotten:
                 await self.index.delete_states(changes.forgotten)
             if changes.states:  # first: the index may sync by itself, and then not all of it
@@ -100,7 +100,7 @@ class DirectoryStore:
                 await self.index.mark_logs(marks)
             if locations or marks or changes.states or changes.forgotten:
                 await self.index.sync()
-        self.placed_log.settle(puts, marks)
+        self.direct_log.settle(puts, marks)
 
     async def forget_replayed_logs(self) -> None:
         """The index has all that it needs of the direct logs of earlier runs: durable when it
@@ -147,7 +147,7 @@ class DirectoryStore:
 
     async def close(self) -> None:
         """Raises DiskFailed."""
-        await self.placed_log.close()
+        await self.direct_log.close()
         async with self.index_lock:
             await self.logs.close()
             await self.index.close()

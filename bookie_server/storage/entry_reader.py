@@ -3,10 +3,10 @@
 Always true:
 - an entry is taken from where it is newest: the active half of the write cache, the flushing one,
   the read cache, then the logs by the index; a flush under way can never hide it;
-- what comes from a disk is checked whole (header, digest, place) before anybody sees it. What is
+- what comes from a disk is checked whole (header, digest, location) before anybody sees it. What is
   bad is told to `quarantine` and answered as Undeliverable, never as absent; the other entries of
   the same read are served;
-- an entry is called undeliverable only when no place where it lies now delivers it: one whose log
+- an entry is called undeliverable only when no copy of it here now delivers it: one whose log
   went while it was read may have been compacted, and is looked up once more; one that lies in
   several directories is read from each of them;
 - an entry of which a client gets the location is unread and unchecked: the client checks what it
@@ -71,7 +71,7 @@ class Range(NamedTuple):
     known_through: int
 
 
-class _Place(NamedTuple):
+class _Copy(NamedTuple):
     """Where an entry lies, and in which directory."""
 
     store: DirectoryStore
@@ -165,20 +165,20 @@ class EntryReader:
             missing = neat(entry_ids[len(found) :])
             left -= sum(map(_size, found.values()))
         if missing and left > 0:
-            places, through = await self._look_up(ledger_id, missing, left)
-            places = [place for place in places if place.location.entry_id not in found]
+            copies, through = await self._look_up(ledger_id, missing, left)
+            copies = [copy for copy in copies if copy.location.entry_id not in found]
             if locate:
-                located = self._located(places)
+                located = self._located(copies)
                 found.update(located)
-                places = [place for place in places if place.location.entry_id not in located]
-            found.update(await self._fetch(ledger_id, places))
+                copies = [copy for copy in copies if copy.location.entry_id not in located]
+            found.update(await self._fetch(ledger_id, copies))
         return _cut(found, through, max_bytes)
 
     async def locations(self, ledger_id: int, entry_ids: EntryIds) -> list[EntryLocation]:
         """Where the entries are, up to the first that has no location for clients or is in memory.
         Raises DiskFailed when an index cannot be read."""
-        places, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
-        located = self._located(places)
+        copies, _ = await self._look_up(ledger_id, entry_ids, _EVERYTHING)
+        located = self._located(copies)
         found = []
         for entry_id in entry_ids:
             if entry_id not in located or self._in_memory(ledger_id, entry_id):
@@ -196,17 +196,17 @@ class EntryReader:
             if (entry := self._cache.get(ledger_id, entry_id)) is not None:
                 found[entry_id] = entry
         if missing := sorted(dict.fromkeys(e for e in entry_ids if e not in found)):
-            places, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
-            found.update(await self._fetch(ledger_id, places))
+            copies, _ = await self._look_up(ledger_id, neat(missing), _EVERYTHING)
+            found.update(await self._fetch(ledger_id, copies))
         return {
             entry_id: entry if isinstance(entry, Undeliverable) else unpack_header(entry)
             for entry_id, entry in found.items()
         }
 
     def stored_in_cache(self, ledger_id: int, first_entry: int, last_entry: int) -> dict[int, None]:
-        """Which of the entries are in the write cache, or have a place there."""
+        """Which of the entries are in the write cache, or have a location there."""
         found = dict.fromkeys(self._cache.range(ledger_id, first_entry, last_entry))
-        found.update(dict.fromkeys(self._cache.places(ledger_id, first_entry, last_entry)))
+        found.update(dict.fromkeys(self._cache.located(ledger_id, first_entry, last_entry)))
         return found
 
     async def stored(
@@ -218,8 +218,8 @@ class EntryReader:
         stores = self._stores(ledger_id)
         first = next((n for n, store in enumerate(stores) if store.id == since), 0)
         for store in stores[first:]:
-            places = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
-            found.update((place.entry_id, None) for place in places)
+            locations = await store.index.range(ledger_id, first_entry, last_entry, _EVERYTHING)
+            found.update((location.entry_id, None) for location in locations)
         return found
 
     async def last_entry(self, ledger_id: int) -> int | None:
@@ -244,8 +244,8 @@ class EntryReader:
         first = through = ahead.passed
         try:
             beyond = range(first, _ID_MAX)
-            places, _ = await self._look_up(ledger_id, beyond, self._ahead_bytes)
-            every = list(self._runs(places))
+            copies, _ = await self._look_up(ledger_id, beyond, self._ahead_bytes)
+            every = list(self._runs(copies))
             for at in range(0, len(every), AHEAD_RUNS):
                 several = every[at : at + AHEAD_RUNS]
                 await self._bring_runs(ledger_id, ahead, several)
@@ -281,27 +281,27 @@ class EntryReader:
 
     async def _look_up(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int
-    ) -> tuple[list[_Place], int]:
-        """The places of those of the entries that are stored, ascending, and through which entry
+    ) -> tuple[list[_Copy], int]:
+        """The copies of those of the entries that are stored, ascending, and through which entry
         every index was looked at: one stops when it has found `max_bytes`."""
-        found: dict[int, _Place] = {}
+        found: dict[int, _Copy] = {}
         through = entry_ids[-1]
         stores = self._stores(ledger_id)
         for store in stores:
-            places = await _of_index(store.index, ledger_id, entry_ids, max_bytes)
-            found.update((place.entry_id, _Place(store, place)) for place in places)
-            if sum([place.entry_bytes for place in places]) >= max_bytes:
-                through = min(through, places[-1].entry_id)
+            locations = await _of_index(store.index, ledger_id, entry_ids, max_bytes)
+            found.update((location.entry_id, _Copy(store, location)) for location in locations)
+            if sum([location.entry_bytes for location in locations]) >= max_bytes:
+                through = min(through, locations[-1].entry_id)
         ids = found if len(stores) == 1 else sorted(found)
         return [found[entry_id] for entry_id in ids if entry_id <= through], through
 
-    async def _every_place(self, ledger_id: int, entry_id: int) -> list[_Place]:
+    async def _every_copy(self, ledger_id: int, entry_id: int) -> list[_Copy]:
         """Of the entry, the one that is read first at the beginning."""
         stores = list(reversed(self._stores(ledger_id)))
         found = [(store, await store.index.get(ledger_id, entry_id)) for store in stores]
-        return [_Place(store, location) for store, location in found if location is not None]
+        return [_Copy(store, location) for store, location in found if location is not None]
 
-    def _located(self, places: Sequence[_Place]) -> dict[int, EntryLocation]:
+    def _located(self, copies: Sequence[_Copy]) -> dict[int, EntryLocation]:
         """Of those of the entries that a client on this host is to read itself."""
         least = self._place_bytes_min
         return {
@@ -311,26 +311,26 @@ class EntryReader:
                 at.position + RECORD_HEADER_BYTES,
                 at.entry_bytes,
             )
-            for store, at in places
+            for store, at in copies
             if store.path and at.entry_bytes >= least > 0
         }
 
     # -- what lies there ----------------------------------------------------------------------
 
-    async def _fetch(self, ledger_id: int, places: Sequence[_Place]) -> dict[int, Delivered]:
-        """The entries at the places: those in the read cache from there, those that are just
+    async def _fetch(self, ledger_id: int, copies: Sequence[_Copy]) -> dict[int, Delivered]:
+        """The entries of the copies: those in the read cache from there, those that are just
         being read ahead when they have arrived, the others by many reads of the disk at once."""
-        found, absent = self._among(ledger_id, places)
+        found, absent = self._among(ledger_id, copies)
         ahead = None if in_recovery() else self._ahead.under_way(ledger_id)  # it is bulk reading
         coming = range(0)
-        if ahead is not None and places:
-            ahead.passed = max(ahead.passed, places[-1].location.entry_id + 1)
+        if ahead is not None and copies:
+            ahead.passed = max(ahead.passed, copies[-1].location.entry_id + 1)
             coming = ahead.run
-        now = [place for place in absent if place.location.entry_id not in coming]
+        now = [copy for copy in absent if copy.location.entry_id not in coming]
         for entries in await _all([self._read_run(store, run) for store, run in self._runs(now)]):
             found.update(entries)
         if ahead is not None and len(now) < len(absent):
-            late = [place for place in absent if place.location.entry_id in coming]
+            late = [copy for copy in absent if copy.location.entry_id in coming]
             await ahead.arrives(late[0].location.entry_id)
             arrived, lost = self._among(ledger_id, late)
             found.update(arrived)
@@ -340,19 +340,19 @@ class EntryReader:
                 found.update(entries)
         return found
 
-    def _runs(self, places: Sequence[_Place]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
-        """Neighbours on one disk, in the order of the places; as many as the read cache keeps."""
-        for store, group in itertools.groupby(places, key=lambda place: place.store):
-            for run in runs([place.location for place in group], self._run_bytes_max):
+    def _runs(self, copies: Sequence[_Copy]) -> Iterator[tuple[DirectoryStore, list[Location]]]:
+        """Neighbours on one disk, in the order of the copies; as many as the read cache keeps."""
+        for store, group in itertools.groupby(copies, key=lambda copy: copy.store):
+            for run in runs([copy.location for copy in group], self._run_bytes_max):
                 yield store, run
 
     def _among(
-        self, ledger_id: int, places: Sequence[_Place]
-    ) -> tuple[dict[int, Delivered], list[_Place]]:
-        """The entries that are in the read cache, and the places of the others."""
-        ids = [place.location.entry_id for place in places]
+        self, ledger_id: int, copies: Sequence[_Copy]
+    ) -> tuple[dict[int, Delivered], list[_Copy]]:
+        """The entries that are in the read cache, and the copies of the others."""
+        ids = [copy.location.entry_id for copy in copies]
         found: dict[int, Delivered] = dict(self._read_cache.among(ledger_id, ids))
-        return found, [place for place in places if place.location.entry_id not in found]
+        return found, [copy for copy in copies if copy.location.entry_id not in found]
 
     async def _read_run(
         self, store: DirectoryStore, run: Sequence[Location], *, uses: int = 1
@@ -367,7 +367,7 @@ class EntryReader:
                 if isinstance(entry, BadEntryLog | DiskFailed):
                     if not uses:
                         continue  # nobody asked for it: whoever does finds it
-                    bad = await self._look_again(_Place(store, location), entry)
+                    bad = await self._look_again(_Copy(store, location), entry)
                     if bad is not None:
                         found[location.entry_id] = bad
                 else:
@@ -377,29 +377,29 @@ class EntryReader:
             self._read_cache.end(ticket)
         return found
 
-    async def _look_again(self, place: _Place, error: Exception) -> Delivered | None:
+    async def _look_again(self, copy: _Copy, error: Exception) -> Delivered | None:
         """Compaction, recovery or deletion may have moved the entry since it was looked up, and
         another directory may hold it too; None: it was deleted."""
-        ledger_id, entry_id = place.location.ledger_id, place.location.entry_id
-        tried: list[tuple[_Place, Exception]] = [(place, error)]
+        ledger_id, entry_id = copy.location.ledger_id, copy.location.entry_id
+        tried: list[tuple[_Copy, Exception]] = [(copy, error)]
         while True:
             if (cached := self._cache.get(ledger_id, entry_id)) is not None:
                 return cached
-            places = await self._every_place(ledger_id, entry_id)
-            if not places:
+            copies = await self._every_copy(ledger_id, entry_id)
+            if not copies:
                 return self._cache.get(ledger_id, entry_id)
             known = [each for each, _ in tried]
-            untried = [each for each in places if each not in known]
+            untried = [each for each in copies if each not in known]
             if not untried:
                 break
             (entry,) = await untried[0].store.logs.read_run([untried[0].location])
             if not isinstance(entry, BadEntryLog | DiskFailed):
                 return entry
             tried.append((untried[0], entry))
-        return self._undeliverable(place.location, [why for each, why in tried if each in places])
+        return self._undeliverable(copy.location, [why for each, why in tried if each in copies])
 
     def _undeliverable(self, location: Location, errors: Sequence[Exception]) -> Undeliverable:
-        """`errors`: one for each place where the entry lies. What is an error of the disk alone
+        """`errors`: one for each copy of the entry. What is an error of the disk alone
         proves nothing of the copy there."""
         bad = [each for each in errors if isinstance(each, BadEntryLog | NoSuchFile)]
         why = str((bad or errors)[0])

@@ -60,7 +60,7 @@ class Stores:
         self._any_absent = False  # whether states name directories that nobody gave
         for store in stores:
             store.index.on_damage = partial(self._index_damaged, store.id)
-            store.placed_log.on_failure = partial(self.drop, store.id)
+            store.direct_log.on_failure = partial(self.drop, store.id)
 
     @classmethod
     async def open(cls, directories: Directories, config: StorageConfig) -> "Stores":
@@ -182,7 +182,7 @@ class Stores:
         """The directory is not used any more."""
         store = self._live.pop(directory_id, None)
         if store is not None:
-            store.placed_log.fail(error)
+            store.direct_log.fail(error)
             self.failures[directory_id] = str(error)
             _log.error("ledger directory %s is dropped: %s", directory_id, error)
             self.on_drop()
@@ -260,7 +260,7 @@ class Stores:
         puts: Mapping[str, int] = _NONE,
     ) -> list[int]:
         """Bring each directory its part (ledger ids) of the half, and all of them the changes. Of
-        what was placed, `puts` says how much this half and those before have (by directory).
+        what is in direct logs, `puts` says how much this half and those before have (by directory).
 
         Returns the ledgers of directories that failed, had failed, or have no space for their part,
         of which nothing is written then (BK#4114): their part, or some of it, is nowhere. All else
@@ -271,13 +271,13 @@ class Stores:
         full = [home for home, ids in parts.items() if not await self._has_room(home, half, ids)]
         fitting = {home: ids for home, ids in parts.items() if home not in full}
         stores = self.live
-        placed = _placed(half, fitting)
+        direct = _direct_locations(half, fitting)
         passed = _NONE if full else puts  # what lies here of the others is not told yet
         writes = [
             store.write(
                 half.to_write(fitting.get(store.id, ())),
                 changes,
-                placed.get(store.id, ()),
+                direct.get(store.id, ()),
                 passed.get(store.id, 0),
             )
             for store in stores
@@ -287,13 +287,13 @@ class Stores:
             i
             for home, ids in parts.items()
             for i in ids
-            if home in full or home not in self._live or self._misplaced(half, i)
+            if home in full or home not in self._live or self._has_lost_locations(half, i)
         ]
 
-    def _misplaced(self, half: CacheHalf, ledger_id: int) -> bool:
+    def _has_lost_locations(self, half: CacheHalf, ledger_id: int) -> bool:
         """Whether an entry of the ledger lies in a directory that does not live any more."""
-        places = half.places.get(ledger_id, {}).values()
-        return any(place.directory not in self._live for place in places)
+        locations = half.locations.get(ledger_id, {}).values()
+        return any(each.directory not in self._live for each in locations)
 
     def lives(self, directory_id: str) -> bool:
         return directory_id in self._live
@@ -314,7 +314,7 @@ class Stores:
     ) -> None:
         """Durably drop what other directories hold of the half's entries, which are durable in
         their `homes` (by ledger): recovery may have replaced a copy that is bad. An entry that lies
-        where it was placed replaces none.
+        where its direct log has it replaces none.
 
         Raises DiskFailed when no directory is left.
         """
@@ -423,10 +423,12 @@ def _at_home(state: LedgerState, directory_id: str) -> LedgerState:
     return replace(state, directories=(directory_id,))
 
 
-def _placed(half: CacheHalf, parts: Mapping[str, Sequence[int]]) -> dict[str, list[Location]]:
+def _direct_locations(
+    half: CacheHalf, parts: Mapping[str, Sequence[int]]
+) -> dict[str, list[Location]]:
     """By directory, where entries of these ledgers lie already."""
-    placed: dict[str, list[Location]] = {}
+    direct: dict[str, list[Location]] = {}
     for ledger_id in (i for ids in parts.values() for i in ids):
-        for place in half.places.get(ledger_id, {}).values():
-            placed.setdefault(place.directory, []).append(place.location)
-    return placed
+        for each in half.locations.get(ledger_id, {}).values():
+            direct.setdefault(each.directory, []).append(each.location)
+    return direct

@@ -35,7 +35,7 @@ from bookie_server.api.messages import EntryLocation
 from bookie_server.budget import Work
 from bookie_server.disk.interface import DiskFailed, DiskFull
 from bookie_server.journal.checkpoint import Mark, Marks
-from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import SPACE_PAUSE_S
 from bookie_server.lanes import Lane
@@ -46,12 +46,17 @@ from bookie_server.logs.index import (
     encode_ledger_state,
     worse,
 )
+from bookie_server.storage.direct_writes import DirectWrites
 from bookie_server.storage.directories import Directories, DirectoryStore
 from bookie_server.storage.entry_reader import EntryReader, Range, Undeliverable
 from bookie_server.storage.flush import Space, Stores
-from bookie_server.storage.placing import Placing
 from bookie_server.storage.states import Changes, LedgerStates
-from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, CacheHalf, Place, WriteCache
+from bookie_server.storage.write_cache import (
+    ENTRY_OVERHEAD_BYTES,
+    CacheHalf,
+    DirectLocation,
+    WriteCache,
+)
 from bookie_server.storage_config import StorageConfig
 
 
@@ -84,7 +89,7 @@ class LedgerStorage:
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals({}, self.record)
-        self._placing = Placing(self, self._cache, config.large_entry_bytes)
+        self._direct_writes = DirectWrites(self, self._cache, config.large_entry_bytes)
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
         self._attached = False
@@ -172,7 +177,7 @@ class LedgerStorage:
     def _directory_dropped(self) -> None:
         self._reader.lost_directory()
         may_flush = self._attached and self._flush_begun is None and self._stores.live
-        if may_flush and self._cache.active.places:
+        if may_flush and self._cache.active.locations:
             self.begin_flush()  # what lay there is in memory alone
         self._wake.set()
 
@@ -256,14 +261,14 @@ class LedgerStorage:
         if state is None:
             return None
         body = encode_ledger_state(state)
-        return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+        return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
     def forget(self, ledger_id: int) -> None:
         """The ledger's state too; nothing of it may be in cache or index."""
         assert not self.in_cache(ledger_id)
         self._states.forget(ledger_id)
         self._journals.forget(ledger_id)
-        self._placing.forget(ledger_id)
+        self._direct_writes.forget(ledger_id)
         self._reader.deleted(ledger_id)
 
     def dropped(self, ledger_id: int) -> None:
@@ -276,10 +281,10 @@ class LedgerStorage:
     def rescue(self, ledger_id: int) -> list[asyncio.Future[None]]:
         """What is in memory alone of the ledger's entries, for the directory where they were
         written is lost, goes to the journal: done when it is durable there."""
-        misplaced = self._cache.misplaced(ledger_id, self._stores.lives)
+        lost = self._cache.with_lost_locations(ledger_id, self._stores.lives)
         return [
-            self._journals.append([Record(Kind.ENTRY, ledger_id, entry_id, entry, crc)])
-            for entry_id, entry in misplaced.items()
+            self._journals.append([Record(RecordKind.ENTRY, ledger_id, entry_id, entry, crc)])
+            for entry_id, entry in lost.items()
             for crc in [unpack_header(entry).payload_crc]
         ]
 
@@ -292,15 +297,15 @@ class LedgerStorage:
         With neither it is a barrier: done when all that was appended before is. Fails with
         JournalFailed. Shield it: cancelling it cancels nothing but the waiting.
         """
-        return self._placing.append(self._journals, records, lane, after)
+        return self._direct_writes.append(self._journals, records, lane, after)
 
     def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
-        """See placing.Owner."""
+        """See direct_writes.Owner."""
         state = self._states.get(ledger_id)
         return self._stores.home_with_space(state) if state is not None else None
 
     def lives(self, store: DirectoryStore) -> bool:
-        """See placing.Owner."""
+        """See direct_writes.Owner."""
         return self._stores.lives(store.id)
 
     @property
@@ -311,7 +316,7 @@ class LedgerStorage:
     @property
     def pending_bytes(self) -> int:
         """Bytes appended and not yet durable."""
-        return self._journals.pending_bytes + self._placing.pending_bytes
+        return self._journals.pending_bytes + self._direct_writes.pending_bytes
 
     @property
     def pending_bytes_max(self) -> int:
@@ -321,7 +326,7 @@ class LedgerStorage:
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again: in journals, write cache and directories."""
-        return max(self._journals.wait_s, self._placing.wait_s, self.flush_left_s)
+        return max(self._journals.wait_s, self._direct_writes.wait_s, self.flush_left_s)
 
     def _on_journal_failure(self) -> None:
         """What the journal had goes to its final place as soon as can be."""
@@ -350,11 +355,11 @@ class LedgerStorage:
             self.begin_flush()
         return True
 
-    def replay_places(self, ledger_id: int, places: Sequence[Place]) -> bool:
+    def replay_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> bool:
         """Entries lie in a directory already; False: there was no room to note it."""
-        if not self.has_room(len(places) * ENTRY_OVERHEAD_BYTES):
+        if not self.has_room(len(locations) * ENTRY_OVERHEAD_BYTES):
             return False
-        self._cache.active.replay_all(ledger_id, places)
+        self._cache.active.replay_all(ledger_id, locations)
         return True
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
@@ -421,7 +426,7 @@ class LedgerStorage:
     @property
     def has_unflushed(self) -> bool:
         return self._lacks_final_place or any(
-            [store.placed_log.has_ended for store in self._stores.live]
+            [store.direct_log.has_ended for store in self._stores.live]
         )
 
     @property
@@ -442,7 +447,7 @@ class LedgerStorage:
         half = self._cache.swap()
         parts = self._parts(list(half.ledgers))
         changes = self._states.take_changes()
-        puts = {store.id: store.placed_log.puts for store in self._stores.live}
+        puts = {store.id: store.direct_log.puts for store in self._stores.live}
         self._flush_begun = _Flush(half, parts, changes, marks, self._journals.reliefs(), puts)
         self._wake.set()
 
@@ -507,7 +512,7 @@ class LedgerStorage:
     def abandon(self) -> None:
         """End at once, as a crash would."""
         for store in self._stores.live:
-            store.placed_log.abandon()
+            store.direct_log.abandon()
         self._journals.abandon()
 
     def _parts(self, ledger_ids: Sequence[int]) -> dict[str, list[int]]:
@@ -542,12 +547,12 @@ class LedgerStorage:
         and the node is read-only. Raises DiskFailed."""
         parts, changes = flush.parts, flush.changes
         homes = _homes(parts)
-        while flush.half.placing:
-            await asyncio.shield(next(iter(flush.half.placing)))
+        while flush.half.direct_writes:
+            await asyncio.shield(next(iter(flush.half.direct_writes)))
         puts: Mapping[str, int] = flush.puts
-        flush.half.unplace(self._stores.lives)  # what lay there goes elsewhere, from memory
+        flush.half.drop_locations(self._stores.lives)  # what lay there goes elsewhere, from memory
         while homeless := await self._stores.write(flush.half, parts, changes, puts):
-            flush.half.unplace(self._stores.lives)
+            flush.half.drop_locations(self._stores.lives)
             puts = {}
             parts, changes = self._parts(homeless), self._states.take_changes()
             homes.update(_homes(parts))

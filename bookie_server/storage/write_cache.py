@@ -3,8 +3,8 @@
 Always true: an entry is put here before it is given to a journal or direct log, so whatever these
 made durable is in a half that some flush will see; a half is emptied only after its entries are in
 the index; entries are views into the frames they came in, counted with what Python keeps around
-them; of an entry that lies in a ledger directory already the half knows the place, until the entry
-is put again; while places are still to come (`placing`) the half is not flushed.
+them; of an entry that lies in a ledger directory already the half knows the location, until the
+entry is put again; while locations are still to come (`direct_writes`) the half is not flushed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from bookie_server.logs.index import Location
 ENTRY_OVERHEAD_BYTES = 384  # a memoryview, two integers, a slot in a dictionary
 
 
-class Place(NamedTuple):
+class DirectLocation(NamedTuple):
     """An entry's record, and the id of the ledger directory that holds it."""
 
     directory: str
@@ -31,71 +31,74 @@ class CacheHalf:
     def __init__(self) -> None:
         self.ledgers: dict[int, dict[int, Buffer]] = {}
         self.bytes = 0
-        self.places: dict[int, dict[int, Place]] = {}
+        self.locations: dict[int, dict[int, DirectLocation]] = {}
         """By ledger and entry id; of a replayed entry the half has nothing else."""
-        self.placed_bytes = 0
-        """Of the entries here that have a place."""
-        self.unplaced: dict[int, dict[int, None]] = {}
+        self.direct_bytes = 0
+        """Of the entries here that have a location."""
+        self.lost_locations: dict[int, dict[int, None]] = {}
         """By ledger, entries that had one in a directory that was lost: they are on their way to
         another, from memory."""
-        self.placing: dict[asyncio.Future[None], None] = {}
-        """Not done: places that will be told."""
+        self.direct_writes: dict[asyncio.Future[None], None] = {}
+        """Not done: locations that will be told."""
 
     def put(self, ledger_id: int, entry_id: int, entry: Buffer) -> None:
-        if self.places:
-            self._displace(ledger_id, [entry_id])
+        if self.locations:
+            self._forget(ledger_id, [entry_id])
         self.ledgers.setdefault(ledger_id, {})[entry_id] = entry
         self.bytes += len(entry) + ENTRY_OVERHEAD_BYTES
 
     def put_all(self, ledger_id: int, entries: dict[int, Buffer]) -> None:
         """`put` of entries; one that is here already is counted again."""
-        if self.places:
-            self._displace(ledger_id, entries)
+        if self.locations:
+            self._forget(ledger_id, entries)
         self.ledgers.setdefault(ledger_id, {}).update(entries)
         self.bytes += sum(map(len, entries.values())) + len(entries) * ENTRY_OVERHEAD_BYTES
 
-    def place_all(self, ledger_id: int, places: Sequence[Place]) -> None:
+    def set_locations(self, ledger_id: int, locations: Sequence[DirectLocation]) -> None:
         """Where entries of the ledger lie."""
-        if not places:
+        if not locations:
             return
-        self._displace(ledger_id, [place.location.entry_id for place in places])
-        known = self.places.setdefault(ledger_id, {})
+        self._forget(ledger_id, [each.location.entry_id for each in locations])
+        known = self.locations.setdefault(ledger_id, {})
         entries = self.ledgers.get(ledger_id, _NONE)
-        for place in places:
-            entry_id = place.location.entry_id
-            known[entry_id] = place
-            self.placed_bytes += len(entries.get(entry_id, b""))
+        for each in locations:
+            entry_id = each.location.entry_id
+            known[entry_id] = each
+            self.direct_bytes += len(entries.get(entry_id, b""))
 
-    def _displace(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
+    def _forget(self, ledger_id: int, entry_ids: Iterable[int]) -> None:
         """Forget where they lie."""
-        if not (places := self.places.get(ledger_id)):
+        if not (locations := self.locations.get(ledger_id)):
             return
         entries = self.ledgers.get(ledger_id, _NONE)
         for entry_id in entry_ids:
-            if places.pop(entry_id, None) is not None:
-                self.placed_bytes -= len(entries.get(entry_id, b""))
+            if locations.pop(entry_id, None) is not None:
+                self.direct_bytes -= len(entries.get(entry_id, b""))
 
-    def replay_all(self, ledger_id: int, places: Sequence[Place]) -> None:
-        """`place_all` of entries that only their places are known of."""
-        self.place_all(ledger_id, places)
+    def replay_all(self, ledger_id: int, locations: Sequence[DirectLocation]) -> None:
+        """`set_locations` of entries that only their locations are known of."""
+        self.set_locations(ledger_id, locations)
         self.ledgers.setdefault(ledger_id, {})
-        self.bytes += len(places) * ENTRY_OVERHEAD_BYTES
+        self.bytes += len(locations) * ENTRY_OVERHEAD_BYTES
 
-    def unplace(self, lives: Callable[[str], bool]) -> None:
-        """Forget the places in directories that do not live."""
-        for ledger_id in self.places:
-            if dead := self._misplaced(ledger_id, lives):
-                self.unplaced.setdefault(ledger_id, {}).update(dict.fromkeys(dead))
-                self._displace(ledger_id, dead)
+    def drop_locations(self, lives: Callable[[str], bool]) -> None:
+        """Forget the locations in directories that do not live."""
+        for ledger_id in self.locations:
+            if dead := self._lost(ledger_id, lives):
+                self.lost_locations.setdefault(ledger_id, {}).update(dict.fromkeys(dead))
+                self._forget(ledger_id, dead)
 
-    def _misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
-        places = self.places.get(ledger_id, _NOWHERE)
-        return [e for e, place in places.items() if not lives(place.directory)]
+    def _lost(self, ledger_id: int, lives: Callable[[str], bool]) -> list[int]:
+        locations = self.locations.get(ledger_id, _NOWHERE)
+        return [e for e, each in locations.items() if not lives(each.directory)]
 
-    def misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> dict[int, Buffer]:
-        """Entries of the ledger that have, or had, their place in directories that do not live."""
+    def with_lost_locations(
+        self, ledger_id: int, lives: Callable[[str], bool]
+    ) -> dict[int, Buffer]:
+        """Entries of the ledger that have, or had, their location in directories that do not
+        live."""
         entries = self.ledgers.get(ledger_id, _NONE)
-        dead = [*self._misplaced(ledger_id, lives), *self.unplaced.get(ledger_id, ())]
+        dead = [*self._lost(ledger_id, lives), *self.lost_locations.get(ledger_id, ())]
         return {entry_id: entries[entry_id] for entry_id in dead if entry_id in entries}
 
     def bytes_to_write(self, ledger_ids: Sequence[int]) -> tuple[int, int]:
@@ -105,7 +108,7 @@ class CacheHalf:
             entries = self.ledgers[ledger_id]
             size += sum(map(len, entries.values()))
             count += len(entries)
-            held = [entries[e] for e in self.places.get(ledger_id, _NOWHERE) if e in entries]
+            held = [entries[e] for e in self.locations.get(ledger_id, _NOWHERE) if e in entries]
             size -= sum(map(len, held))
             count -= len(held)
         return size, count
@@ -113,9 +116,9 @@ class CacheHalf:
     def to_write(self, ledger_ids: Sequence[int]) -> Iterator[tuple[int, int, Buffer]]:
         """(ledger, entry id, entry) of those of these ledgers that lie nowhere yet, sorted."""
         for ledger_id in sorted(ledger_ids):
-            entries, places = self.ledgers[ledger_id], self.places.get(ledger_id, _NOWHERE)
+            entries, locations = self.ledgers[ledger_id], self.locations.get(ledger_id, _NOWHERE)
             for entry_id in sorted(entries):
-                if entry_id not in places:
+                if entry_id not in locations:
                     yield ledger_id, entry_id, entries[entry_id]
 
 
@@ -140,10 +143,10 @@ class WriteCache:
 
     @property
     def unflushed_bytes(self) -> int:
-        """Of both halves, what entry logs and indexes are still to take: entries without a place,
-        and the overhead of each, which an index has need of, too."""
+        """Of both halves, what entry logs and indexes are still to take: entries without a
+        location, and the overhead of each, which an index has need of, too."""
         halves = [half for half in (self.active, self.flushing) if half is not None]
-        return self.bytes - sum([half.placed_bytes for half in halves])
+        return self.bytes - sum([half.direct_bytes for half in halves])
 
     @property
     def half_used(self) -> bool:
@@ -177,23 +180,25 @@ class WriteCache:
                 found.update((e, v) for e, v in entries.items() if first_entry <= e <= last_entry)
         return found
 
-    def places(self, ledger_id: int, first_entry: int, last_entry: int) -> list[int]:
-        """Which of the entries between first and last have a place already."""
+    def located(self, ledger_id: int, first_entry: int, last_entry: int) -> list[int]:
+        """Which of the entries between first and last have a location already."""
         found: list[int] = []
         for half in (self.flushing, self.active):
-            places = half.places.get(ledger_id, _NOWHERE) if half is not None else _NOWHERE
-            if last_entry - first_entry < len(places):
-                found += [e for e in range(first_entry, last_entry + 1) if e in places]
+            locations = half.locations.get(ledger_id, _NOWHERE) if half is not None else _NOWHERE
+            if last_entry - first_entry < len(locations):
+                found += [e for e in range(first_entry, last_entry + 1) if e in locations]
             else:
-                found += [e for e in places if first_entry <= e <= last_entry]
+                found += [e for e in locations if first_entry <= e <= last_entry]
         return found
 
-    def misplaced(self, ledger_id: int, lives: Callable[[str], bool]) -> dict[int, Buffer]:
+    def with_lost_locations(
+        self, ledger_id: int, lives: Callable[[str], bool]
+    ) -> dict[int, Buffer]:
         """See CacheHalf; none that was put again."""
         found: dict[int, Buffer] = {}
         for half in (self.flushing, self.active):
             if half is not None:
-                found.update(half.misplaced(ledger_id, lives))
+                found.update(half.with_lost_locations(ledger_id, lives))
         return {e: entry for e, entry in found.items() if self.get(ledger_id, e) is entry}
 
     def half_with(self, ledger_id: int, entry_id: int) -> CacheHalf:
@@ -230,4 +235,4 @@ class WriteCache:
 
 
 _NONE: dict[int, Buffer] = {}
-_NOWHERE: Mapping[int, Place] = {}
+_NOWHERE: Mapping[int, DirectLocation] = {}

@@ -27,9 +27,9 @@ from bookie_server.api.frames import (
     RECOVERY,
     BadFrame,
     Frame,
+    FrameKind,
     FrameReader,
     Head,
-    Kind,
     pack_head,
     unpack_wait,
 )
@@ -44,7 +44,7 @@ AGAIN_S = 0.05  # enough to connect where somebody listens, or to be refused
 RETRY_S, RETRY_S_MAX = 0.2, 1.0
 _CALLS = 1 << 32
 
-Answer = tuple[Kind, memoryview]
+Answer = tuple[FrameKind, memoryview]
 
 
 class NotConnected(CallFailed):
@@ -213,13 +213,13 @@ class Wire:
         self._calls[number] = answer
         began = self._loop.time()
         flags = RECOVERY if _is_recovery(method, request) else 0
-        self.send(Kind.CALL, number, request, METHOD_NUMBERS[method], flags)
+        self.send(FrameKind.CALL, number, request, METHOD_NUMBERS[method], flags)
         timer = self._loop.call_later(timeout_s, _too_late, answer, method, timeout_s)
         try:
             kind, body = await answer
-            if kind is Kind.ANSWER:
+            if kind is FrameKind.ANSWER:
                 return body
-            if kind is Kind.BUSY:
+            if kind is FrameKind.BUSY:
                 return _busy(method, request, unpack_wait(body))
             raise CallFailed(str(body, "utf-8", "replace"))
         except TooLate:
@@ -230,11 +230,11 @@ class Wire:
         finally:
             timer.cancel()
             if self._calls.pop(number, None) is not None and not _answered(answer):
-                self.send(Kind.CANCEL, number)
+                self.send(FrameKind.CANCEL, number)
 
     def send(
         self,
-        kind: Kind,
+        kind: FrameKind,
         number: int,
         body: Sequence[Buffer] = (),
         method: int = 0,
@@ -254,7 +254,7 @@ class Wire:
     def end(self, number: int) -> None:
         """The stream is over."""
         if self._streams.pop(number, None) is not None:
-            self.send(Kind.CANCEL, number)
+            self.send(FrameKind.CANCEL, number)
 
     def close(self) -> None:
         self._connection.close("the connections were closed")
@@ -270,11 +270,11 @@ class Wire:
 
     def _arrived(self, frame: Frame) -> None:
         head = frame.head
-        if head.kind is Kind.HELLO:
+        if head.kind is FrameKind.HELLO:
             if not self.greeted.done():
                 self.greeted.set_result(None)
         elif (answer := self._calls.get(head.call)) is not None:
-            if head.kind not in (Kind.ANSWER, Kind.BUSY, Kind.REFUSED):
+            if head.kind not in (FrameKind.ANSWER, FrameKind.BUSY, FrameKind.REFUSED):
                 self._connection.close(f"{head.kind.name} is no answer to a call")
             elif not answer.done() and frame.body is not None:
                 answer.set_result((head.kind, frame.body))
@@ -312,7 +312,7 @@ class FrameStream:
             self._number = self._wire.begin(self)
         if self._over or self._wire.lost:
             raise CallFailed(self._over or "the connection is lost")
-        self._wire.send(Kind.STREAM, self._number, (message,), METHOD_NUMBERS[self._method])
+        self._wire.send(FrameKind.STREAM, self._number, (message,), METHOD_NUMBERS[self._method])
 
     async def receive(self, timeout_s: float) -> Buffer | None:
         """See Stream.receive."""
@@ -328,10 +328,10 @@ class FrameStream:
             self.give_up()
             raise TooLate(f"silent for {timeout_s} s") from None
         head, body = self._arrived.popleft()
-        if head.kind is Kind.STREAM:
+        if head.kind is FrameKind.STREAM:
             return body
         self.give_up()
-        if head.kind is Kind.END:
+        if head.kind is FrameKind.END:
             return None
         raise CallFailed(str(body or b"", "utf-8", "replace"))
 

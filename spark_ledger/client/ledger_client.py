@@ -110,7 +110,7 @@ class LedgerClient:
         store, ledger_id, secret = self._store, ledger_id_of(ledger_id), password_of(password)
         recover = flag("recover", recover)
 
-        async def open_it() -> core_reader.LedgerReader:
+        async def open_it() -> core_reader.AsyncLedgerReader:
             reader = await store.open(ledger_id, recover=recover, password=secret)
             await reader.refresh_last_add_confirmed()
             return reader
@@ -174,7 +174,10 @@ class LedgerWriter:
     """Appends to one ledger. Leaving its `with` block closes the ledger."""
 
     def __init__(
-        self, calls: Calls | BackgroundLoop, writer: core_writer.LedgerWriter, inflight_bytes: int
+        self,
+        calls: Calls | BackgroundLoop,
+        writer: core_writer.AsyncLedgerWriter,
+        inflight_bytes: int,
     ) -> None:
         self.ledger_id = writer.ledger_id
         self._calls = calls
@@ -285,7 +288,9 @@ class LedgerWriter:
 class LedgerReader:
     """Reads one ledger. `with` only marks where it is used: there is nothing to give back."""
 
-    def __init__(self, calls: Calls | BackgroundLoop, reader: core_reader.LedgerReader) -> None:
+    def __init__(
+        self, calls: Calls | BackgroundLoop, reader: core_reader.AsyncLedgerReader
+    ) -> None:
         self.ledger_id = reader.ledger_id
         self._calls = calls
         self._reader = reader

@@ -26,10 +26,10 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.cluster import Cluster
 from spark_ledger.ledger.placement import Placement, choose
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
-from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
@@ -58,7 +58,7 @@ class LedgerStore:
         self._records = LedgerRecords(metadata)
         self._cluster = Cluster(self._records, bookies, directory, config, rng, placement)
         self._ids = LedgerIds(metadata)
-        self._writers: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
+        self._writers: WeakValueDictionary[int, AsyncLedgerWriter] = WeakValueDictionary()
         self._closed = False
 
     @property
@@ -79,7 +79,7 @@ class LedgerStore:
         durability: str = "synced",
         ledger_id: int | None = None,
         announce_lac: bool = False,
-    ) -> LedgerWriter:
+    ) -> AsyncLedgerWriter:
         """Make a ledger on `ensemble_size` writable bookies and return its writer.
 
         Each entry goes to `write_quorum` of them and is acknowledged when `ack_quorum` have it
@@ -116,7 +116,7 @@ class LedgerStore:
         durability: str,
         ledger_id: int | None,
         announce_lac: bool,
-    ) -> LedgerWriter:
+    ) -> AsyncLedgerWriter:
         ensemble = await self._new_ensemble(quorum)
         tokens = derive(password)
         record = LedgerRecord(
@@ -144,7 +144,7 @@ class LedgerStore:
         async def recover_own(own_id: int) -> VersionedRecord:
             return await recover(self._cluster, own_id, tokens)
 
-        writer = LedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
+        writer = AsyncLedgerWriter(self._cluster, known, tokens, recover_own, announce_lac)
         self._writers[writer.ledger_id] = writer
         return writer
 
@@ -155,7 +155,7 @@ class LedgerStore:
         recover: bool,
         password: bytes = b"",
         min_version: int | None = None,
-    ) -> LedgerReader:
+    ) -> AsyncLedgerReader:
         """A reader of the ledger. With `recover` the ledger is fenced and closed first: its
         writer can add nothing more, and the reader sees all there ever will be.
 
@@ -166,7 +166,7 @@ class LedgerStore:
             known = await self.recover(ledger_id, password=password)
         else:
             known = await self._record_since(ledger_id, min_version)
-        return LedgerReader(self._cluster, known, derive(password))
+        return AsyncLedgerReader(self._cluster, known, derive(password))
 
     async def recover(
         self, ledger_id: int, *, password: bytes = b"", gone: Set[str] = frozenset()

@@ -31,7 +31,7 @@ from spark_ledger.ledger.pending_adds import MissingCopy, PendingAdd
 from spark_ledger.ledger.records import MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 
-__all__ = ["LedgerWriter", "MissingCopy"]
+__all__ = ["AsyncLedgerWriter", "MissingCopy"]
 
 ANNOUNCE_AGAIN_S = 1.0
 LAST_COPIES_S = 0.5
@@ -40,7 +40,7 @@ COUNT_MAX = 2**63 - 1  # what a header has room for
 Recover = Callable[[int], Awaitable[VersionedRecord]]
 
 
-class LedgerWriter:
+class AsyncLedgerWriter:
     """Appends to one open ledger. Made by LedgerStore.create; there is one per ledger, ever."""
 
     def __init__(

@@ -29,7 +29,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import BadConfig, DataUnavailable, LedgerError, Unavailable
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster, judge, say
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept, keeps
@@ -193,7 +193,7 @@ class _Repair:
         self._last_entry = known.record.last_entry
         self._token = tokens.recover
         self._bookie_id = bookie_id
-        self._reader = LedgerReader(cluster, known, tokens)
+        self._reader = AsyncLedgerReader(cluster, known, tokens)
         self._unsupplied: dict[int, str] = {}
 
     def result(self, why: str = "") -> Repaired:

@@ -10,7 +10,7 @@ import pytest
 
 from bookie_server.api import codec, frames
 from bookie_server.api import messages as m
-from bookie_server.api.frames import Kind, pack_head
+from bookie_server.api.frames import FrameKind, pack_head
 from bookie_server.api.status import Status, StopReason
 from bookie_server.serve import frames as frame_service
 from bookie_server.serve.frames import FrameService
@@ -43,7 +43,7 @@ class Rig:
         """A connection that says what the test says, after the bookie's HELLO."""
         host, port = self.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.readexactly(16) == pack_head(Kind.HELLO)
+        assert await reader.readexactly(16) == pack_head(FrameKind.HELLO)
         return reader, writer
 
     async def nothing_is_left(self):
@@ -169,7 +169,7 @@ def test_a_stream_whose_connection_is_lost_has_failed():
 def test_a_request_counts_from_its_head_on_and_no_more_when_its_caller_goes_away():
     async def test(rig):
         _, writer = await rig.raw()
-        writer.write(pack_head(Kind.CALL, 1, 100 * KIB, ADD) + bytes(30 * KIB))
+        writer.write(pack_head(FrameKind.CALL, 1, 100 * KIB, ADD) + bytes(30 * KIB))
         await until(lambda: rig.bookie.received.used == 100 * KIB + REQUEST_OVERHEAD_BYTES)
         writer.close()
 
@@ -181,15 +181,15 @@ def test_what_there_is_no_room_for_is_busy_and_not_kept_but_recovery_has_a_reser
 
     async def test(rig):
         _, writer = await rig.raw()
-        writer.write(pack_head(Kind.CALL, 1, 150 * KIB, ADD))
+        writer.write(pack_head(FrameKind.CALL, 1, 150 * KIB, ADD))
         await until(lambda: rig.bookie.received.used > 150 * KIB)
         counted = rig.bookie.received.used
         reader, other = await rig.raw()
-        info = pack_head(Kind.CALL, 2, 0, frames.METHOD_NUMBERS["Info"])
-        other.write(pack_head(Kind.CALL, 1, 100 * KIB, ADD) + bytes(100 * KIB) + info)
+        info = pack_head(FrameKind.CALL, 2, 0, frames.METHOD_NUMBERS["Info"])
+        other.write(pack_head(FrameKind.CALL, 1, 100 * KIB, ADD) + bytes(100 * KIB) + info)
         head = frames.unpack_head(await reader.readexactly(16), 0, 1000)
-        assert (head.kind, head.call) == (Kind.BUSY, 1)
-        other.write(pack_head(Kind.CALL, 3, 100 * KIB, ADD) + bytes(90 * KIB))
+        assert (head.kind, head.call) == (FrameKind.BUSY, 1)
+        other.write(pack_head(FrameKind.CALL, 3, 100 * KIB, ADD) + bytes(90 * KIB))
         await reader.readexactly(4 + 16)  # Info is answered, so the head before it was seen
         assert rig.bookie.received.used == counted
         other.close()
@@ -238,7 +238,7 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
             asked = 0
             while caller.connection._reading:
                 asked += 1
-                head = pack_head(Kind.CALL, asked, len(read), frames.METHOD_NUMBERS["Read"])
+                head = pack_head(FrameKind.CALL, asked, len(read), frames.METHOD_NUMBERS["Read"])
                 await loop.sock_sendall(sock, head + read)
                 await asyncio.sleep(0.001)
             assert rig.bookie.replies.used >= 60 * KIB
@@ -256,7 +256,7 @@ def test_who_takes_nothing_for_too_long_is_cut_off(monkeypatch):
 
     async def test(rig):
         read = codec.encode(m.ReadRequest(ID, 1, 0, 2, 1 << 20))
-        head = pack_head(Kind.CALL, 1, len(read), frames.METHOD_NUMBERS["Read"])
+        head = pack_head(FrameKind.CALL, 1, len(read), frames.METHOD_NUMBERS["Read"])
         _, writer = await rig.raw()
         writer.transport.pause_reading()
         (caller,) = rig.service.connections
@@ -275,10 +275,11 @@ def test_who_takes_nothing_for_too_long_is_cut_off(monkeypatch):
 NONSENSE = {
     "garbage": b"GET / HTTP/1.1\r\nHost: bookie\r\n\r\n",
     "another version": b"SLF1\x02" + bytes(11),
-    "too long": pack_head(Kind.CALL, 1, 33 << 20, ADD),
-    "what a bookie says": pack_head(Kind.HELLO),
-    "an answer": pack_head(Kind.ANSWER, 1, 3) + b"abc",
-    "one number twice": 2 * (pack_head(Kind.CALL, 7, 0, frames.METHOD_NUMBERS["Read"])) + bytes(16),
+    "too long": pack_head(FrameKind.CALL, 1, 33 << 20, ADD),
+    "what a bookie says": pack_head(FrameKind.HELLO),
+    "an answer": pack_head(FrameKind.ANSWER, 1, 3) + b"abc",
+    "one number twice": 2 * (pack_head(FrameKind.CALL, 7, 0, frames.METHOD_NUMBERS["Read"]))
+    + bytes(16),
 }
 
 
@@ -301,9 +302,9 @@ def test_bytes_that_are_no_message_are_a_bad_request_and_other_calls_go_on():
         data = await rig.network.call(rig.address, "Read", [b"\xff\xff\xff"], PATIENCE_S)
         assert codec.decode_response("Read", data).status is Status.BAD_REQUEST
         reader, writer = await rig.raw()
-        writer.write(pack_head(Kind.CALL, 5, 3, 99) + b"abc")
+        writer.write(pack_head(FrameKind.CALL, 5, 3, 99) + b"abc")
         head = frames.unpack_head(await reader.readexactly(16), 0, 1000)
-        assert (head.kind, head.call) == (Kind.REFUSED, 5)
+        assert (head.kind, head.call) == (FrameKind.REFUSED, 5)
         writer.close()
 
     over_frames(test)
@@ -312,7 +313,7 @@ def test_bytes_that_are_no_message_are_a_bad_request_and_other_calls_go_on():
 def test_half_a_frame_and_then_nothing_holds_up_nobody_else():
     async def test(rig):
         _, writer = await rig.raw()
-        writer.write(pack_head(Kind.CALL, 1, 50 * KIB, ADD)[:9])
+        writer.write(pack_head(FrameKind.CALL, 1, 50 * KIB, ADD)[:9])
         assert (await rig.ask("ReadLac", m.ReadLacRequest(ID, 1))).status is Status.OK
         writer.write_eof()
         await until(lambda: len(rig.service.connections) == 1)

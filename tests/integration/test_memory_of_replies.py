@@ -11,7 +11,7 @@ import pytest
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.frames import METHOD_NUMBERS, Kind, pack_head
+from bookie_server.api.frames import METHOD_NUMBERS, FrameKind, pack_head
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import SERVICE, BookieService
 from spark_ledger.bookies.frame_network import FrameNetwork
@@ -66,7 +66,7 @@ def test_the_bytes_of_a_request_that_was_broken_off_are_gone_with_its_connection
         node = await Node(COLD).start()
         service = FrameService(node.bookie, 32 << 20)
         port = await service.start("127.0.0.1:0")
-        head = pack_head(Kind.CALL, 1, HALF_SENT_BYTES, METHOD_NUMBERS["Add"])
+        head = pack_head(FrameKind.CALL, 1, HALF_SENT_BYTES, METHOD_NUMBERS["Add"])
         gc.collect()
         gc.disable()
         tracemalloc.start()

@@ -8,7 +8,7 @@ Always true:
 - a failed write or sync is final for its file, and what it covered is not durable;
 - after a crash, files opened before it raise DiskFailed: they belong to a dead process;
 - what takes time, or hangs, is a call in one of a disk's threads to its caller: production's own
-  Deadline gives up on it, a new one from each crash on.
+  IoDeadline gives up on it, a new one from each crash on.
 
     disk = SimDisk(random.Random(7))
     bookie = await Bookie.start(..., disk, ...)
@@ -28,7 +28,7 @@ from typing import Literal
 
 from bookie_server.api.entry import Buffer
 from bookie_server.disk.interface import DiskFailed, DiskFull, NoSuchFile
-from bookie_server.disk.threads import Deadline
+from bookie_server.disk.threads import IoDeadline
 from bookie_server.lanes import in_recovery
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.loop import current_process
@@ -254,7 +254,7 @@ class SimDisk:
 
     def __init__(self, rng: random.Random | None = None, faults: DiskFaults | None = None) -> None:
         self.faults = faults or DiskFaults()
-        self.deadline = Deadline(HANG_S)
+        self.deadline = IoDeadline(HANG_S)
         self.boots = 0
         self.syncs = 0
         """File syncs that succeeded; lets a test ask whether a reply came after one."""
@@ -364,7 +364,7 @@ class SimDisk:
 
     def _end_of_process(self) -> None:
         self.boots += 1
-        self.deadline = Deadline(HANG_S)
+        self.deadline = IoDeadline(HANG_S)
 
     def wipe(self) -> None:
         """A blank disk."""

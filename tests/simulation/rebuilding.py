@@ -28,7 +28,7 @@ async def rebuild_index(node: "BookieNode", number: int, rng: random.Random, cut
     assert not node.running
     disk, name = node.ledger_disks[number], node._ledger_names[number]
     disk.lose(INDEX)
-    node._placed.forgets_logs()
+    node._direct_log_watch.forgets_logs()
     others = [at for at in range(len(node.ledger_disks)) if at != number]
     states = await _known(node, others)
     for left in range(cuts, -1, -1):

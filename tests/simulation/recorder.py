@@ -14,7 +14,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import HEADER_BYTES, BadEntry, unpack_header
-from bookie_server.journal.format import RECORD_MAGIC, Kind
+from bookie_server.journal.format import RECORD_MAGIC, RecordKind
 from bookie_server.logs.entry_log import log_path
 from spark_ledger.bookies.network import CallFailed
 from tests.simulation import scenario
@@ -220,7 +220,7 @@ def _fenced(image: bytes, ledger_id: int) -> bool:
     """A fence record of the journal, or a state of the ledger (in the journal or the index)."""
     if b'"fenced":true,"ledger_id":%d,' % ledger_id in image:
         return True
-    return any(kind == Kind.FENCE for kind in _kinds(image, ledger_id))
+    return any(kind == RecordKind.FENCE for kind in _kinds(image, ledger_id))
 
 
 def _kinds(image: bytes, ledger_id: int) -> Iterator[int]:

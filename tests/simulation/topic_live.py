@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.message_batch import Share
@@ -88,7 +88,7 @@ class TopicLive:
 
     async def _open(
         self, client: Client, topics: TopicClient, info: TopicInfo, intent: Intent
-    ) -> LedgerWriter | None:
+    ) -> AsyncLedgerWriter | None:
         """A ledger that the log names as live; None if another owner was faster."""
         state = await topics.log(info.id).fold(fresh=True)
         live = state.partitions[0].live
@@ -108,7 +108,7 @@ class TopicLive:
         live = state.partitions[0].live
         return writer if live is not None and live.ledger_id == writer.ledger_id else None
 
-    async def _produce(self, client: Client, writer: LedgerWriter, log: LogGhost) -> None:
+    async def _produce(self, client: Client, writer: AsyncLedgerWriter, log: LogGhost) -> None:
         name, written = live_name(writer.ledger_id), 0
         for _ in range(client.rng.randint(1, 8)):
             rows = client.rng.randint(1, 4)

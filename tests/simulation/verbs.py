@@ -60,7 +60,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.Journal.abandon": "as that",
     "bookie_server.Journals.abandon": "as that",
     "bookie_server.LedgerStorage.abandon": "as that",
-    "bookie_server.PlacedLog.abandon": "as that",
+    "bookie_server.DirectLog.abandon": "as that",
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
@@ -68,7 +68,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookies.bookie_info.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
-    "ledger.LedgerWriter.held_below": "as that",
+    "ledger.AsyncLedgerWriter.held_below": "as that",
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",

@@ -25,6 +25,7 @@ from spark_ledger.metadata import cluster, paths
 from spark_ledger.metadata.store import SessionState, StoreError
 from tests.simulation import invariants, promises, registering
 from tests.simulation.budgets import CLIENT, STORAGE
+from tests.simulation.direct_log_watch import DirectLogWatch
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost, Home
 from tests.simulation.index import SimIndex
@@ -33,7 +34,6 @@ from tests.simulation.local_files import NearClient, SimFiles, root
 from tests.simulation.loop import SimLoop, current
 from tests.simulation.network import SimClient, SimNetwork
 from tests.simulation.observers import Observers
-from tests.simulation.placed_watch import PlacedWatch
 from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
 from tests.simulation.watching import (
@@ -175,7 +175,7 @@ class BookieNode:
         """Ledgers that it said it lost entries of when it ran last."""
         self._up_to_date: list[str] = []
         """Ledger directories that were there to the last, so that they know what became of all."""
-        self._placed = PlacedWatch(self.world.ghost)
+        self._direct_log_watch = DirectLogWatch(self.world.ghost)
 
     def _disk(self, seed: str) -> SimDisk:
         return SimDisk(self.world.loop.keep(f"disk {seed}", random.Random(seed)))
@@ -231,12 +231,12 @@ class BookieNode:
         ledgers: list[LedgerDirectory] = []
         failed: dict[str, str] = {}
         named = list(zip(self._ledger_names, self.ledger_disks, strict=True))
-        self._placed.starts()
+        self._direct_log_watch.starts()
         for name, disk in [each for n, each in enumerate(named) if n not in self._missing]:
             try:
                 path, index = root(self.address, name), await SimIndex.open(disk)
                 ledgers.append(LedgerDirectory(name, disk, index, path=path))
-                self._placed.watch_index(name, ledgers[-1].index, disk)
+                self._direct_log_watch.watch_index(name, ledgers[-1].index, disk)
             except DiskFailed as error:
                 if len(self.ledger_disks) == 1:
                     raise
@@ -253,7 +253,7 @@ class BookieNode:
         self.bookie = await Bookie.start(
             self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID
         )
-        self._placed.watch(self.bookie._storage)
+        self._direct_log_watch.watch(self.bookie._storage)
         self._watch_quarantine(self.bookie._storage)
         await self._check_promises()
         self.process.spawn(self._watch(self.bookie), name=f"{self.address} watches")
@@ -320,7 +320,7 @@ class BookieNode:
         self.world.network.down(self.address)
         self.session.abandon()
         self.world.observers.situations.crashed(any(map(half_written, self.ledger_disks)))
-        self._placed.crashes()
+        self._direct_log_watch.crashes()
         for disk in self.disks:
             disk.crash(keep)
         self.process.kill()
@@ -339,7 +339,7 @@ class BookieNode:
         self._bereave().rotten = True
         for folder in ("entrylog", "index"):
             self.ledger_disk.lose(folder)
-        self._placed.forgets_logs()
+        self._direct_log_watch.forgets_logs()
 
     def may_lose_one_directory(self, number: int) -> bool:
         """Whether another one would be left that has all that the node knows of its ledgers."""
@@ -453,7 +453,7 @@ class BookieNode:
         again = any(number not in self._missing for number in self._missed)
         self._missed = dict(self._missing)
         self.judge(invariants.who_lost_nothing_does_not_say_that_it_did, self._said_lost(), again)
-        unsaid = self._placed.unsaid()
+        unsaid = self._direct_log_watch.unsaid()
         self.judge(invariants.what_a_start_cannot_read_is_said_to_be_lost, unsaid)
         await promises.check(self, self.bookie)
 

@@ -115,7 +115,7 @@ async def logs_ended_and_not(stage: Stage) -> None:
     """Direct logs that ended, some of them settled, and one that goes on."""
     await filled(stage)
     await stage.flushed()
-    await rolls_a_placed_log(stage)
+    await rolls_a_direct_log(stage)
 
 
 async def stopped_badly_with_logs(stage: Stage) -> None:
@@ -287,7 +287,7 @@ async def adds_large(stage: Stage) -> None:
     )
 
 
-async def rolls_a_placed_log(stage: Stage) -> None:
+async def rolls_a_direct_log(stage: Stage) -> None:
     for first in range(8, 20, 4):
         await stage.add(1, range(first, first + 4))
 
@@ -393,7 +393,7 @@ DEEDS = (
     Deed("walk after a lost entry", ONE, a_lost_entry, starts_and_walks),
     Deed("reclaim beside a flush", LOGS_OF_TWO, a_dead_ledger, reclaims_beside_a_flush),
     Deed("adds of large entries", PLACED, filled, adds_large),
-    Deed("roll of a direct log", PLACED, filled, rolls_a_placed_log),
+    Deed("roll of a direct log", PLACED, filled, rolls_a_direct_log),
     Deed("first large entries", PLACED, small_alone, adds_large),
     Deed("end of a direct log", PLACED, logs_ended_and_not, flushes),
     Deed("flush of placed entries", PLACED, flushed, flushes),

@@ -116,7 +116,7 @@ def _may_be_asked(holders: int, entry_id: int, asked: Sequence[Question], now: f
 
 
 @dataclass(slots=True)
-class Chunk:
+class ReadChunk:
     """Entries to fetch, and what of them is there. `version` is that of the record which names the
     ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
     for with every answer going that far. `block`: one replica whose files are read here serves all
@@ -199,7 +199,7 @@ class RangeFetch:
         self.avoided = ""
         """A bookie that is asked last for now, besides those in doubt."""
 
-    async def fill(self, chunk: Chunk, ids: EntryIds | None = None) -> Refusals:
+    async def fill(self, chunk: ReadChunk, ids: EntryIds | None = None) -> Refusals:
         """Fetch what is missing of the chunk, or of these of its last entries."""
         filling = Filling(self, chunk, chunk.ids if ids is None else ids)
         try:
@@ -256,7 +256,7 @@ class RangeFetch:
         return neat([entry_id for entry_id in ids if masks[entry_id % size] >> slot & 1])
 
     def sort_in(
-        self, chunk: Chunk, question: Question, response: ReadResponse, refusals: Refusals
+        self, chunk: ReadChunk, question: Question, response: ReadResponse, refusals: Refusals
     ) -> None:
         """Take from an answer the entries that are missing, and the reasons for others."""
         slot, bookie = question.slot, chunk.ensemble[question.slot]
@@ -276,7 +276,7 @@ class RangeFetch:
             else:
                 refusals.add(slot, bookie, question.ids[at : at + 1], said[1])
 
-    def _missing_of(self, chunk: Chunk, question: Question) -> Iterator[tuple[int, int]]:
+    def _missing_of(self, chunk: ReadChunk, question: Question) -> Iterator[tuple[int, int]]:
         """The entries of the question that its bookie keeps and that are not there yet; before
         each, how many come before it in the answer."""
         size, bit = self.quorum.ensemble_size, 1 << question.slot
@@ -289,7 +289,7 @@ class RangeFetch:
 class Filling:
     """One fill of one chunk: its questions, open and answered."""
 
-    def __init__(self, fetch: RangeFetch, chunk: Chunk, ids: EntryIds) -> None:
+    def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
         self._chunk = chunk
         self._ids = ids

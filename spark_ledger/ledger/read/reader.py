@@ -34,13 +34,13 @@ from spark_ledger.errors import (
 from spark_ledger.ledger.cluster import BAD_COPY, Cluster
 from spark_ledger.ledger.read.ledger_view import LedgerView
 from spark_ledger.ledger.read.long_read import LongRead
-from spark_ledger.ledger.read.range_fetch import Chunk, RangeFetch, Refusals
+from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk, Refusals
 from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped, follow
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
 
-__all__ = ["Entries", "EntryStream", "LedgerReader", "RangeRead", "Stopped"]
+__all__ = ["Entries", "EntryStream", "AsyncLedgerReader", "RangeRead", "Stopped"]
 
 ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
@@ -50,7 +50,7 @@ BLOCK = 64  # entry ids: one answer has the locations of all; a fair share of a 
 CHUNKS_AHEAD = 3
 
 
-class LedgerReader:
+class AsyncLedgerReader:
     """Reads one ledger, open or closed. Made by LedgerStore.open."""
 
     def __init__(self, cluster: Cluster, known: VersionedRecord, tokens: Tokens) -> None:
@@ -351,7 +351,7 @@ class LedgerReader:
     ) -> AsyncGenerator[list[Entry], None]:
         """The entries, all of them confirmed, fetched ahead, `chunks` at a time if `ahead_bytes`
         are to be made use of; in runs as they come."""
-        window: deque[tuple[Chunk, asyncio.Task[Refusals]]] = deque()
+        window: deque[tuple[ReadChunk, asyncio.Task[Refusals]]] = deque()
         loop = asyncio.get_running_loop()
         request_bytes = self._request_bytes(ahead_bytes, chunks)
         at = 0
@@ -384,7 +384,7 @@ class LedgerReader:
         answers = under_way + self._view.quorum.write_quorum
         return under_way == 0 or answers * answer_bytes <= ahead_bytes
 
-    def _chunk(self, ids: EntryIds, request_bytes: int) -> Chunk:
+    def _chunk(self, ids: EntryIds, request_bytes: int) -> ReadChunk:
         """What of these to ask for next: of one fragment, about one request's bytes."""
         quorum, record = self._view.quorum, self.record
         copies = len(quorum.cover(0)) * quorum.write_quorum  # of E entries: more than E if striped
@@ -393,7 +393,7 @@ class LedgerReader:
         count = min(max(1, count), ENTRIES_PER_REQUEST_MAX)
         following, ids = ids[count:], neat(ids[:count])
         ensemble = record.fragment_of(ids[0]).ensemble
-        chunk = Chunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
+        chunk = ReadChunk(ids, ensemble, self.version, request_bytes, self._addresses(ensemble))
         if self._entry_bytes >= NEAR_ENTRY_BYTES:
             chunk.block = ids[0] // BLOCK
             end = (chunk.block + 1) * BLOCK
@@ -403,7 +403,9 @@ class LedgerReader:
     def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
         return tuple(map(self._cluster.directory.address, ensemble))
 
-    async def _runs(self, chunk: Chunk, refusals: Refusals) -> AsyncGenerator[list[Entry], None]:
+    async def _runs(
+        self, chunk: ReadChunk, refusals: Refusals
+    ) -> AsyncGenerator[list[Entry], None]:
         """The chunk's entries in order, fetching again what its first answers left out."""
         left = chunk.ids
         while left:
@@ -420,7 +422,9 @@ class LedgerReader:
                 chunk.hurry()
                 refusals = await self._fetch.fill(chunk)
 
-    async def _look_again_or_raise(self, entry_id: int, chunk: Chunk, refusals: Refusals) -> None:
+    async def _look_again_or_raise(
+        self, entry_id: int, chunk: ReadChunk, refusals: Refusals
+    ) -> None:
         """Nobody delivers a confirmed entry. Return if the chunk was asked for by an older record,
         or where its bookies are not any more: they came back before we heard of it."""
         await self._view.reread(fresh=True)

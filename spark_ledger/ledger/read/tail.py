@@ -42,7 +42,8 @@ class Stopped(Enum):
 
 
 class EntryStream:
-    """(entry id, checked entry) in order; made by LedgerReader.read and tail, iterated once."""
+    """(entry id, checked entry) in order; made by AsyncLedgerReader.read and tail, iterated
+    once."""
 
     def __init__(self, first: int, begin: Callable[[int], Entries]) -> None:
         """`begin` gives the entries from one on: called at first, and after a call that failed."""
@@ -76,7 +77,8 @@ class EntryStream:
 
 
 class RangeRead(EntryStream):
-    """An EntryStream made by LedgerReader.scan; what is given to `begin` sets `stop` at its end."""
+    """An EntryStream made by AsyncLedgerReader.scan; what is given to `begin` sets `stop` at its
+    end."""
 
     def __init__(self, first: int, begin: Callable[["RangeRead"], Entries]) -> None:
         super().__init__(first, lambda _: begin(self))

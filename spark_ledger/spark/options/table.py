@@ -14,8 +14,8 @@ from spark_ledger.spark.options.values import (
     Choice,
     Flag,
     Keys,
-    Kind,
     Millis,
+    OptionKind,
     Pattern,
     Text,
     Whole,
@@ -115,7 +115,7 @@ class Option:
 
     name: str
     uses: tuple[Use, ...]
-    kind: Kind
+    kind: OptionKind
     default: str | None
     meaning: str
     aliases: tuple[str, ...] = ()

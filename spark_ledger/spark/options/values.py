@@ -23,7 +23,7 @@ _DISTANCE = re.compile(r"([+-])(\d\d):(\d\d)", re.ASCII)
 NUMBER_MAX = 2**63 - 1
 
 
-class Kind(Protocol):
+class OptionKind(Protocol):
     """How the text of an option becomes its value."""
 
     def parse(self, name: str, text: str) -> Any:

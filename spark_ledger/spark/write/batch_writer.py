@@ -21,7 +21,9 @@ from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.intents import Intent
 
 
-def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -> "LedgerWriter":
+def planned_writer(
+    options: WriteOptions, schema: StructType, overwrite: bool
+) -> "LedgerBatchWriter":
     """The writer of one job, made in the driver: everything is checked, the intent is open."""
     job = WriteJob.of(options, schema, overwrite)
     cluster = blocking.topics(options.service_url, options.outage_timeout_s, begins=True)
@@ -43,10 +45,10 @@ def planned_writer(options: WriteOptions, schema: StructType, overwrite: bool) -
         overwrites=replaced,
         random=options.txn_app_id is None,
     )
-    return LedgerWriter(job, known, cluster.run(opened))
+    return LedgerBatchWriter(job, known, cluster.run(opened))
 
 
-class LedgerWriter(DataSourceArrowWriter):
+class LedgerBatchWriter(DataSourceArrowWriter):
     """Goes from the driver to the tasks and to the process that commits."""
 
     def __init__(self, job: WriteJob, known: Mapping[str, WrittenTopic], intent: Intent) -> None:

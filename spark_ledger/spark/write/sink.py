@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from spark_ledger.errors import LedgerError, Unavailable
 from spark_ledger.spark.options.options import WriteOptions
-from spark_ledger.spark.worker.kept import Kept
+from spark_ledger.spark.worker.ttl_cache import TtlCache
 from spark_ledger.spark.write import job as write_job
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import (
@@ -36,7 +36,7 @@ from spark_ledger.topic import blocking
 CHECKED_S = 60.0
 """How long a process goes by its last look at the topics that a query's options name."""
 
-_checked: Kept[tuple[WriteOptions, str, bool], bool] = Kept(CHECKED_S)
+_checked: TtlCache[tuple[WriteOptions, str, bool], bool] = TtlCache(CHECKED_S)
 
 
 class LedgerStreamWriter(DataSourceStreamArrowWriter):

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from spark_ledger.errors import CommitOverTooManyTopics, TopicDeleted, Unavailable
 from spark_ledger.spark.options.options import WriteOptions
 from spark_ledger.spark.worker import python_gc
-from spark_ledger.spark.worker.kept import Kept
 from spark_ledger.spark.worker.python_gc import Moment
+from spark_ledger.spark.worker.ttl_cache import TtlCache
 from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.target import (
     WrittenTopic,
@@ -93,8 +93,8 @@ class TaskProperties:
 
 
 _log = logging.getLogger(__name__)
-_intents: Kept[tuple[str, str, str, str], Intent] = Kept(HEARTBEAT_S)
-_topics: Kept[tuple[str, str, str], WrittenTopic] = Kept(TOPIC_S)
+_intents: TtlCache[tuple[str, str, str, str], Intent] = TtlCache(HEARTBEAT_S)
+_topics: TtlCache[tuple[str, str, str], WrittenTopic] = TtlCache(TOPIC_S)
 
 
 def write_rows(

@@ -16,7 +16,7 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
-from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import read
@@ -46,7 +46,7 @@ class TaskLedger:
 
     key: LedgerKey
     app_id: str
-    writer: LedgerWriter
+    writer: AsyncLedgerWriter
     opened_s: float
     fragments_max: int
     bytes: int = 0
@@ -111,7 +111,7 @@ class LedgerCache:
                 await asyncio.gather(*map(asyncio.shield, self._closing))
 
     async def _create(self, key: LedgerKey, intent: Intent) -> TaskLedger:
-        writer: LedgerWriter | None = None
+        writer: AsyncLedgerWriter | None = None
         while writer is None:
             with suppress(IdSpent):
                 writer = await self._make(key, await self._intents.ledger_id(intent))
@@ -119,7 +119,7 @@ class LedgerCache:
         fragments_max = self._ledgers.config.fragments_max
         return TaskLedger(key, intent.record.app_id, writer, now, fragments_max)
 
-    async def _make(self, key: LedgerKey, ledger_id: int) -> LedgerWriter:
+    async def _make(self, key: LedgerKey, ledger_id: int) -> AsyncLedgerWriter:
         policies = key.policies
         try:
             return await self._ledgers.create(

@@ -17,7 +17,7 @@ import numpy as np
 from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.log.segments import LiveSegment
 from spark_ledger.topic.read.pieces import WANTED, Wanted
 from spark_ledger.topic.read.plan import LiveRows
@@ -114,7 +114,7 @@ class LiveEnds:
         if reader is None:
             await asyncio.sleep(POLL_S)
 
-    async def _open(self, live: LiveSegment) -> LedgerReader | None:
+    async def _open(self, live: LiveSegment) -> AsyncLedgerReader | None:
         """None where the ledger is gone: it was sealed, and its rows are elsewhere by now."""
         version = live.metadata_version
         try:
@@ -122,7 +122,7 @@ class LiveEnds:
         except errors.NoSuchLedger:
             return None
 
-    async def _heard(self, reader: LedgerReader) -> None:
+    async def _heard(self, reader: AsyncLedgerReader) -> None:
         before = self._known.get(reader.ledger_id, EMPTY)
         closed, last = reader.is_closed, reader.last_add_confirmed
         if last > before.last_entry:
@@ -136,7 +136,7 @@ class LiveEnds:
             self._changes += 1
 
 
-async def first_piece(reader: LedgerReader, wanted: LiveRows) -> tuple[int, int]:
+async def first_piece(reader: AsyncLedgerReader, wanted: LiveRows) -> tuple[int, int]:
     """The entry that has the first row wanted, and the rows of the ledger before that entry: found
     by halving, as each header counts the rows up to it."""
     row = wanted.start - wanted.live.base
@@ -151,7 +151,7 @@ async def first_piece(reader: LedgerReader, wanted: LiveRows) -> tuple[int, int]
     return first, before
 
 
-async def lost_of_live(reader: LedgerReader, wanted: LiveRows) -> errors.RowsLost | None:
+async def lost_of_live(reader: AsyncLedgerReader, wanted: LiveRows) -> errors.RowsLost | None:
     """What is wanted beyond the end of a ledger that was closed before it; None if it has all."""
     last = reader.record.last_entry
     if last is None or last >= wanted.last_entry:
@@ -179,7 +179,7 @@ def piece_of(wanted: LiveRows, header: EntryHeader, before: int) -> Wanted:
     return np.array([piece] if hi > lo else [], dtype=WANTED)
 
 
-async def _header(reader: LedgerReader, entry_id: int, confirmed: int) -> EntryHeader:
+async def _header(reader: AsyncLedgerReader, entry_id: int, confirmed: int) -> EntryHeader:
     read = reader.read(entry_id, entry_id, known_confirmed=confirmed)
     async with aclosing(read) as entries:
         async for _, entry in entries:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import Header, decode_body, decode_header
@@ -231,7 +231,7 @@ class _Fetching:
         filters = await self._filters.of(await self._open(planned), planned.filter_entry)
         return planned if filters is None else _with_keys(planned, filters, keys)
 
-    async def _open(self, planned: ReadSlice) -> LedgerReader:
+    async def _open(self, planned: ReadSlice) -> AsyncLedgerReader:
         """A reader with metadata at least as new as the plan's (hazard 27). Raises RowsLost if the
         task wants rows beyond the ledger's end (hazard 26)."""
         ledger_id, version = planned.ledger_id, planned.metadata_version
@@ -292,7 +292,7 @@ class _Filters:
         self._place = (INLINE, NO_ENTRY)
         self._read: KeyFilters | None = None
 
-    async def of(self, reader: LedgerReader, entry_id: int) -> KeyFilters | None:
+    async def of(self, reader: AsyncLedgerReader, entry_id: int) -> KeyFilters | None:
         """None where they cannot be read now: then every entry is."""
         place = (reader.ledger_id, entry_id)
         if place != self._place:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import IdSpent
-from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.intents import Intent, Intents
 from spark_ledger.topic.log.topics import TopicInfo
@@ -148,7 +148,7 @@ def _problem(partitions: Column, positions: Column, of: Column, los: Column, his
 class CursorLedger:
     """One that is open, and when it was opened. Made by `create`."""
 
-    writer: LedgerWriter
+    writer: AsyncLedgerWriter
     opened_s: float
     fragments_max: int
     entries: int = 0
@@ -167,7 +167,7 @@ class CursorLedger:
         )
 
     async def append(self, entry: CursorEntry) -> None:
-        """Durable when it returns. Raises what LedgerWriter.append does."""
+        """Durable when it returns. Raises what AsyncLedgerWriter.append does."""
         self.entries += 1
         await self.writer.append(encode(entry))
 
@@ -180,7 +180,7 @@ async def create(
     Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable.
     """
     policies = topic.policies
-    writer: LedgerWriter | None = None
+    writer: AsyncLedgerWriter | None = None
     while writer is None:
         ledger_id = await intents.ledger_id(intent)
         with suppress(IdSpent):

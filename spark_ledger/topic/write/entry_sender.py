@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
-from spark_ledger.ledger.writer import LedgerWriter
+from spark_ledger.ledger.writer import AsyncLedgerWriter
 from spark_ledger.topic.entry.batch_encoder import EncodedEntry, EncodedShare
 from spark_ledger.topic.entry.key_filter import ENTRIES_MIN, encode_filters
 from spark_ledger.topic.log.intents import Intent, Intents
@@ -134,7 +134,7 @@ class EntrySender:
         self._unacked_bytes_max = unacked_bytes_max
         self._unacked_bytes = 0
         self._held_bytes_max = held_bytes_max
-        self._left: list[LedgerWriter] = []  # may still wait for last copies
+        self._left: list[AsyncLedgerWriter] = []  # may still wait for last copies
         self._part = 0
         self._filter_bytes = 0
         self._next_row: dict[int, int] = {}  # by partition, in the current part of the ledger
@@ -237,7 +237,7 @@ class EntrySender:
         first = next(writer for writer in self._writers() if writer.held_bytes)
         await first.held_below(first.held_bytes - 1)
 
-    def _writers(self) -> list[LedgerWriter]:
+    def _writers(self) -> list[AsyncLedgerWriter]:
         """Those that may hold bytes, oldest first."""
         ledger = self._ledger
         return self._left if ledger is None else [*self._left, ledger.writer]

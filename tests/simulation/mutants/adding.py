@@ -134,7 +134,7 @@ def overload_is_failure(refused: Any) -> Any:
 
 
 P, E = add_pipeline.AddPipeline, ensemble_change.EnsembleChange
-W = writer.LedgerWriter
+W = writer.AsyncLedgerWriter
 MUTANTS = (
     Mutant(
         "acks of replaced bookies kept",

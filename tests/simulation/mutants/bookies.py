@@ -68,14 +68,14 @@ def ack_before_sync(append: Any) -> Any:
 
 def forgets_fences(apply: Any) -> Any:
     async def applied(self: Any, records: Any) -> None:
-        await apply(self, [each for each in records if each.kind is not replay.Kind.FENCE])
+        await apply(self, [each for each in records if each.kind is not replay.RecordKind.FENCE])
 
     return applied
 
 
 def forgets_entries(apply: Any) -> Any:
     async def applied(self: Any, records: Any) -> None:
-        await apply(self, [each for each in records if each.kind is not replay.Kind.ENTRY])
+        await apply(self, [each for each in records if each.kind is not replay.RecordKind.ENTRY])
 
     return applied
 
@@ -85,7 +85,9 @@ def replies_before_fence_is_durable(fence: Any) -> Any:
         if not handle.state.fenced:
             state = self._storage.set_state(replace(handle.state, fenced=True))
             handle.end_waiting()
-            self._storage.append([bookie.Record(bookie.Kind.FENCE, state.ledger_id, -1, b"", 0)])
+            self._storage.append(
+                [bookie.Record(bookie.RecordKind.FENCE, state.ledger_id, -1, b"", 0)]
+            )
 
     return fenced
 

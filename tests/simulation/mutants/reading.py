@@ -100,7 +100,7 @@ def polls_one_write_set(listen_to_all: Any) -> Any:
     return listen
 
 
-L = reader.LedgerReader
+L = reader.AsyncLedgerReader
 MUTANTS = (
     Mutant(
         "undelivered taken for the end", "1.6", L, "_unreadable", undelivered_is_the_end, TAILED

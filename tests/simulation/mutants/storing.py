@@ -5,7 +5,7 @@ from typing import Any
 
 from bookie_server.journal import checkpoint
 from bookie_server.ledgers import cluster_ledgers
-from bookie_server.logs.log_map import places_in
+from bookie_server.logs.log_map import locations_in
 from bookie_server.reclaim import compact as compactor
 from bookie_server.storage import storage as ledger_storage
 from spark_ledger.metadata import paths
@@ -83,7 +83,7 @@ def doubts_before_the_index_turned(finish: Any) -> Any:
     """What the index still points to in a log is taken for lost before it points to the copy."""
 
     async def finished(self: Any, copy_id: int, source: int, *, doubtful: bool) -> None:
-        for place in await places_in(self._store.index, source):
+        for place in await locations_in(self._store.index, source):
             self._quarantine(place.ledger_id, place.entry_id, "its log is compacted")
         await finish(self, copy_id, source, doubtful=doubtful)
 

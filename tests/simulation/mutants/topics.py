@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.store import ANY_VERSION, OutcomeUnknown
 from spark_ledger.spark.options import offsets
 from spark_ledger.topic import client
@@ -340,7 +340,7 @@ MUTANTS = (
         *(believes_that_it_is_there, REPLACEMENTS),
     ),
     Mutant(
-        *("committed taken for unconfirmed", "hazard 18", LedgerReader, "read_entries"),
+        *("committed taken for unconfirmed", "hazard 18", AsyncLedgerReader, "read_entries"),
         *(reads_what_was_announced, CHURN),
     ),
     Mutant(

@@ -68,7 +68,7 @@ def test_the_bytes_of_a_ledgers_state():
             decode_ledger_state(bad)
 
 
-def test_the_bytes_of_a_placed_logs_mark():
+def test_the_bytes_of_a_direct_logs_mark():
     key, value = log_key(5), encode_log_mark(4096)
     assert (key.hex(), value.hex()) == ("700000000000000005", "0010000000000000")
     assert decode_log_mark(key, value) == (5, 4096)

@@ -10,9 +10,9 @@ from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import (
     BLOCK_BYTES,
-    Kind,
     Position,
     Record,
+    RecordKind,
 )
 from bookie_server.journal.writer import (
     FOLDER,
@@ -34,7 +34,7 @@ NOTHING, START = Position(0, 0), Position(1, BLOCK_BYTES)
 
 
 def lac(number: int) -> Record:
-    return Record(Kind.LAC, 7, number, b"", 0)
+    return Record(RecordKind.LAC, 7, number, b"", 0)
 
 
 async def opened(disk: SimDisk, file_id: int = 1) -> Journal:

@@ -11,7 +11,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed, DiskHung
 from bookie_server.disk.os_disk import OsDisk
-from bookie_server.disk.threads import PARTS, Deadline, DiskThreads
+from bookie_server.disk.threads import PARTS, DiskThreads, IoDeadline
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs.rocks_index import RocksIndex
 from tests.simulation.loop import run
@@ -135,7 +135,7 @@ def test_after_a_call_that_hung_nothing_is_asked_of_the_disk_any_more():
         return what
 
     async def main():
-        threads = DiskThreads(3, "disk", Deadline(0.1))
+        threads = DiskThreads(3, "disk", IoDeadline(0.1))
         with pytest.raises(DiskHung):
             await threads.run(hang, 1)
         assert await threads.run(look, 2) == 2
@@ -155,7 +155,7 @@ def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
     made, go = [], threading.Event()
 
     async def main():
-        threads = DiskThreads(1, "disk", Deadline(0.1))
+        threads = DiskThreads(1, "disk", IoDeadline(0.1))
         hanging, waiting = threads.run(go.wait, 30), threads.run(made.append, 1)
         for each in (hanging, waiting):
             with pytest.raises(DiskHung):
@@ -170,7 +170,7 @@ def test_a_call_that_waits_behind_one_that_hangs_is_given_up_and_never_made():
 
 def test_what_takes_the_longer_the_more_there_is_has_no_limit():
     async def main():
-        threads = DiskThreads(1, "disk", Deadline(0.05))
+        threads = DiskThreads(1, "disk", IoDeadline(0.05))
         slow = threads.run(time.sleep, 0.2, limited=False)
         with pytest.raises(DiskHung):
             await threads.run(time.sleep, 0, alters=True)
@@ -183,7 +183,7 @@ def test_what_takes_the_longer_the_more_there_is_has_no_limit():
 
 def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
     async def main():
-        loop, deadline = asyncio.get_running_loop(), Deadline(PARTS)
+        loop, deadline = asyncio.get_running_loop(), IoDeadline(PARTS)
 
         async def lasted(begin_s):
             await asyncio.sleep(begin_s)
@@ -203,7 +203,7 @@ def test_each_of_many_calls_has_the_limit_and_at_most_a_part_more():
 
 def test_a_loop_that_was_held_up_makes_no_disk_hang():
     async def main():
-        threads = DiskThreads(1, "disk", Deadline(0.05 * PARTS))
+        threads = DiskThreads(1, "disk", IoDeadline(0.05 * PARTS))
         call = threads.run(time.sleep, 0.01, alters=True)
         for _ in range(3):
             await asyncio.sleep(0)

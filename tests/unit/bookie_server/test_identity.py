@@ -6,7 +6,7 @@ from uuid import UUID, uuid5
 import pytest
 
 from bookie_server.disk import identity as identities
-from bookie_server.disk.identity import BadIdentity, Identity, Place, Stamp, WrongDisks
+from bookie_server.disk.identity import BadIdentity, Directory, Identity, Stamp, WrongDisks
 from bookie_server.disk.interface import DiskFailed
 from tests.simulation.disk import DiskFaults, SimDisk
 from tests.simulation.loop import run
@@ -19,12 +19,12 @@ US = Identity(BOOKIE, CLUSTER)
 HERE, THERE = "11111111-0000-4000-8000-000000000001", "11111111-0000-4000-8000-000000000002"
 
 
-def disks(*made: SimDisk) -> list[Place]:
+def disks(*made: SimDisk) -> list[Directory]:
     kinds = ("journal", "ledger")
-    return [Place(kind, f"{kind}s", disk) for kind, disk in zip(kinds, made, strict=False)]
+    return [Directory(kind, f"{kind}s", disk) for kind, disk in zip(kinds, made, strict=False)]
 
 
-async def write(*places: Place, owner: Identity = US) -> None:
+async def write(*places: Directory, owner: Identity = US) -> None:
     for number, place in enumerate(places):
         await identities.write(place.disk, owner, (HERE, THERE)[number])
 
@@ -88,7 +88,7 @@ def test_a_file_cut_short_is_found(length: int):
 
 def test_a_blank_directory_beside_one_of_its_kind_becomes_a_new_one():
     old, new, journal = new_disk(), new_disk(), new_disk()
-    places = [*disks(journal, old), Place("ledger", "new", new)]
+    places = [*disks(journal, old), Directory("ledger", "new", new)]
 
     async def scenario() -> None:
         await write(*places[:2])

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record, body_crc
+from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind, body_crc
 from bookie_server.journal.writer import (
     FOLDER,
     Ending,
@@ -24,7 +24,7 @@ START = Position(1, BLOCK_BYTES)
 def note(number, length=10):
     """A record that is known by its entry id."""
     body = number.to_bytes(4, "little") * (length // 4)
-    return Record(Kind.LEDGER, 7, number, body, body_crc(body))
+    return Record(RecordKind.LEDGER, 7, number, body, body_crc(body))
 
 
 async def opened(disk, file_id=1, synced=NOTHING):
@@ -261,7 +261,7 @@ def test_a_bad_body_below_a_synced_position_is_damage_of_its_ledger():
         disk.flip_bit(segment_path(1), 8 * (4 * BLOCK_BYTES + 128))
         numbers, replay = await replayed(disk, START)
         assert numbers == [0, 1, 2, 4, 5, 6, 7, 8, 9, -1]
-        assert [(s.ledger_id, s.kind) for s in replay.damage] == [(7, Kind.LEDGER)]
+        assert [(s.ledger_id, s.kind) for s in replay.damage] == [(7, RecordKind.LEDGER)]
         assert not replay.torn
 
     run(main())

@@ -7,9 +7,9 @@ from bookie_server.journal.format import (
     BLOCK_BYTES,
     RECORD_HEADER_BYTES,
     BadJournal,
-    Kind,
     Position,
     Record,
+    RecordKind,
     batch_bytes,
     body_crc,
     decode_batch_header,
@@ -20,9 +20,9 @@ from bookie_server.journal.format import (
 )
 
 HEADER = EntryHeader(7, 3, 2, 400, 40, 5, payload_crc([b"hello"]))
-ENTRY = Record(Kind.ENTRY, 7, 3, pack_header(HEADER) + b"hello", HEADER.payload_crc)
-STATE = Record(Kind.LEDGER, 7, -1, b"{}", body_crc(b"{}"))
-FENCE = Record(Kind.FENCE, 7, -1, b"", 0)
+ENTRY = Record(RecordKind.ENTRY, 7, 3, pack_header(HEADER) + b"hello", HEADER.payload_crc)
+STATE = Record(RecordKind.LEDGER, 7, -1, b"{}", body_crc(b"{}"))
+FENCE = Record(RecordKind.FENCE, 7, -1, b"", 0)
 FIRST = BATCH_HEADER_BYTES
 SECOND = FIRST + RECORD_HEADER_BYTES + 69
 
@@ -102,7 +102,7 @@ def test_a_damaged_body_costs_its_record_only_and_says_whose_it_is():
     data[SECOND - 1] ^= 1
     records, suspects = read(data)
     assert records == [STATE, FENCE]
-    assert [(s.ledger_id, s.kind) for s in suspects] == [(7, Kind.ENTRY)]
+    assert [(s.ledger_id, s.kind) for s in suspects] == [(7, RecordKind.ENTRY)]
 
 
 def test_a_damaged_record_header_costs_the_rest_of_the_batch():

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind
 from bookie_server.journal.writer import FOLDER, Journal, Replay, segment_path
 from bookie_server.storage_config import StorageConfig
 from tests.simulation.disk import SimDisk
@@ -19,7 +19,7 @@ async def _journal_of_two_segments(disk: SimDisk) -> None:
     await disk.make_folder(FOLDER)
     journal = await Journal.open(disk, CONFIG, 1, Position(0, 0))
     for entry in range(88 // 4 - 1 + 3):
-        await journal.append([Record(Kind.LAC, 7, entry, b"", 0)])
+        await journal.append([Record(RecordKind.LAC, 7, entry, b"", 0)])
     journal.abandon()
     await asyncio.gather(journal.task, return_exceptions=True)
     disk.crash("none")

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from bookie_server.journal.format import RECORD_HEADER_BYTES, Kind, Record
+from bookie_server.journal.format import RECORD_HEADER_BYTES, Record, RecordKind
 from bookie_server.journal.queue import JournalQueue
 from bookie_server.lanes import Lane
 from tests.simulation.loop import run
@@ -14,7 +14,7 @@ GROUP, BATCH = 4000, 10_000
 
 
 def entry(ledger_id, number, size=100):
-    return Record(Kind.ENTRY, ledger_id, number, bytes(size - RECORD_HEADER_BYTES), 0)
+    return Record(RecordKind.ENTRY, ledger_id, number, bytes(size - RECORD_HEADER_BYTES), 0)
 
 
 def put(queue, *records, lane=Lane.BULK, after=()):
@@ -37,7 +37,7 @@ def test_recovery_leaves_with_the_next_batch_whatever_waits_of_other_ledgers():
         queue = JournalQueue(GROUP, BATCH)
         for number in range(1000):
             put(queue, entry(number % 5, number, 1000))
-        fence = Record(Kind.FENCE, 9, -1, b"", 0)
+        fence = Record(RecordKind.FENCE, 9, -1, b"", 0)
         put(queue, fence, lane=Lane.RECOVERY)
         assert queue.take()[0].records[0] is fence
 
@@ -49,7 +49,7 @@ def test_what_waits_of_the_same_ledger_goes_ahead_of_its_fence_and_nothing_else(
         queue = JournalQueue(GROUP, BATCH)
         for number in range(100):
             put(queue, entry(number % 50, number, 1000))
-        put(queue, Record(Kind.FENCE, 7, 777, b"", 0), lane=Lane.RECOVERY)
+        put(queue, Record(RecordKind.FENCE, 7, 777, b"", 0), lane=Lane.RECOVERY)
         taken = numbers(queue.take() + queue.take())
         assert taken.index(7) < taken.index(57) < taken.index(777)
         assert taken.index(777) <= 4

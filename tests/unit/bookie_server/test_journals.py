@@ -6,7 +6,7 @@ import random
 import pytest
 
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Position, Record, body_crc
+from bookie_server.journal.format import Position, Record, RecordKind, body_crc
 from bookie_server.journal.journals import Journals
 from bookie_server.journal.writer import Journal
 from tests.simulation.disk import SimDisk
@@ -47,7 +47,7 @@ def test_a_journal_that_fails_before_its_damaged_segment_is_set_aside_fails_alon
 
 
 def lac(ledger_id: int, body: bytes = b"") -> Record:
-    return Record(Kind.LEDGER if body else Kind.LAC, ledger_id, 0, body, body_crc(body))
+    return Record(RecordKind.LEDGER if body else RecordKind.LAC, ledger_id, 0, body, body_crc(body))
 
 
 def test_a_node_without_hurry_spreads_its_ledgers_over_its_journals():

@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from bookie_server.api.status import Status
-from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, encode_ledger_state
 from bookie_server.start.replayed import LateReplayed, Replayed
 from spark_ledger.metadata import cluster, paths
@@ -158,7 +158,7 @@ def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
 
 def logged(revision: int, **more) -> Record:
     body = encode_ledger_state(LedgerState(1, revision=revision, **more))
-    return Record(Kind.LEDGER, 1, -1, body, body_crc(body))
+    return Record(RecordKind.LEDGER, 1, -1, body, body_crc(body))
 
 
 def test_of_a_known_ledger_only_what_was_set_for_good_counts():
@@ -176,18 +176,18 @@ def test_of_a_known_ledger_only_what_was_set_for_good_counts():
     run(scenario())
 
 
-@pytest.mark.parametrize("found", [[state(1)], added(1, 0), [Record(Kind.LAC, 1, 7, b"", 0)]])
+@pytest.mark.parametrize("found", [[state(1)], added(1, 0), [Record(RecordKind.LAC, 1, 7, b"", 0)]])
 def test_a_ledger_that_only_it_knows_is_fenced_and_in_limbo(found):
     async def scenario():
         storage = await opened(SimDisk())
-        await LateReplayed(storage).apply([*found, Record(Kind.SEAL, -1, -1, b"", 0)])
+        await LateReplayed(storage).apply([*found, Record(RecordKind.SEAL, -1, -1, b"", 0)])
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         assert storage.state(EVERY_LEDGER) is None
 
     run(scenario())
 
 
-def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away():
+def test_what_a_direct_log_has_is_no_newer_than_what_a_journal_has_that_was_away():
     """All journals come first, those that are back too."""
 
     async def scenario():
@@ -195,7 +195,7 @@ def test_what_a_placed_log_has_is_no_newer_than_what_a_journal_has_that_was_away
         storage.set_state(LedgerState(1, **HOME))
         places = await placed(storage, 1, 0, 1)
         await LateReplayed(storage).apply(added(1, 1, payload=b"another"))
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
         assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
@@ -209,7 +209,7 @@ def test_places_count_of_a_ledger_that_only_a_journal_knows_that_was_away():
         storage = await opened(SimDisk())
         places = await placed(storage, 1, 0)
         await LateReplayed(storage).apply([state(1, **HOME)])
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         assert (storage.state(1).fenced, storage.limbo(1)) == (True, "lost")
         await storage.flush()
         assert await ids(storage, 1) == [0]

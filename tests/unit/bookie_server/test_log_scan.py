@@ -188,7 +188,7 @@ def test_a_log_whose_first_bytes_are_damaged_is_read_all_the_same():
     run(main())
 
 
-async def placed_log(disk, *counts):
+async def direct_log(disk, *counts):
     """A log of as many writes as there are counts, with so many entries each; their locations by
     write."""
     logs = await EntryLogs.open(disk, ONE_LOG)
@@ -209,7 +209,7 @@ async def scanned_from(disk, start):
 def test_a_scan_from_where_a_record_ends_gives_what_comes_after_it_and_where_its_write_began():
     async def main():
         disk = SimDisk()
-        writes = await placed_log(disk, 1, 3, 2)
+        writes = await direct_log(disk, 1, 3, 2)
         begun = {each: of_write[0].position for of_write in writes for each in of_write}
         places = list(begun)
         for number, place in enumerate([None, *places]):
@@ -226,7 +226,7 @@ def test_a_scan_from_where_a_record_ends_gives_what_comes_after_it_and_where_its
 def test_a_scan_from_a_position_does_not_look_at_what_lies_before():
     async def main():
         disk = SimDisk()
-        writes = await placed_log(disk, 1, 1)
+        writes = await direct_log(disk, 1, 1)
         for path_position in (3, writes[0][0].position + 10):
             disk.flip_bit(log_path(1), 8 * path_position)
         (chunk,) = await scanned_from(disk, record_end(writes[0][0]))
@@ -239,7 +239,7 @@ def test_a_scan_from_a_position_does_not_look_at_what_lies_before():
 def test_a_scan_from_beyond_the_end_finds_nothing():
     async def main():
         disk = SimDisk()
-        await placed_log(disk, 1)
+        await direct_log(disk, 1)
         assert await scanned_from(disk, 1 << 20) == []
 
     run(main())

@@ -7,7 +7,7 @@ import pytest
 
 from bookie_server.api.status import Meaning, Status, meaning
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import BLOCK_BYTES, Kind, Position, Record
+from bookie_server.journal.format import BLOCK_BYTES, Position, Record, RecordKind
 from bookie_server.journal.writer import Ending, JournalFailed, segment_path
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
@@ -23,7 +23,7 @@ PAGE_CACHE = Lane.PAGE_CACHE
 
 def an_entry(number, length=100):
     data = entry(1, number, bytes(length))
-    return Record(Kind.ENTRY, 1, number, data, int.from_bytes(data[52:56], "little"))
+    return Record(RecordKind.ENTRY, 1, number, data, int.from_bytes(data[52:56], "little"))
 
 
 async def settled(disk):
@@ -94,7 +94,7 @@ def test_everything_else_is_synced_with_all_that_was_written_before_it(what):
         disk = SimDisk()
         journal = await settled(disk)
         await journal.append([an_entry(0)], PAGE_CACHE)
-        kinds = {"fence": Kind.FENCE, "lac": Kind.LAC}
+        kinds = {"fence": RecordKind.FENCE, "lac": RecordKind.LAC}
         if what in kinds:
             await journal.append([Record(kinds[what], 2, 5, b"", 0)])
         elif what == "recovery":

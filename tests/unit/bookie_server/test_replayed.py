@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Record, body_crc
+from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.logs.index import (
     EVERY_LEDGER,
     IndexDamaged,
@@ -22,19 +22,19 @@ from tests.unit.bookie_server.node import CONFIG, KIB, entry
 
 def state(ledger_id: int, **more) -> Record:
     body = encode_ledger_state(LedgerState(ledger_id, revision=1, **more))
-    return Record(Kind.LEDGER, ledger_id, -1, body, body_crc(body))
+    return Record(RecordKind.LEDGER, ledger_id, -1, body, body_crc(body))
 
 
 def added(ledger_id: int, *entry_ids: int, payload: bytes = b"payload") -> list[Record]:
     bodies = [(e, entry(ledger_id, e, payload)) for e in entry_ids]
-    return [Record(Kind.ENTRY, ledger_id, e, body, 0) for e, body in bodies]
+    return [Record(RecordKind.ENTRY, ledger_id, e, body, 0) for e, body in bodies]
 
 
 async def placed(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Location]:
     """Where entries lie by now, in the direct log of the storage's only directory."""
     (store,) = storage.stores
     entries = [(ledger_id, each, entry(ledger_id, each)) for each in entry_ids]
-    return await store.placed_log.put(ledger_id, entries)
+    return await store.direct_log.put(ledger_id, entries)
 
 
 async def opened(disk: SimDisk) -> LedgerStorage:
@@ -72,7 +72,7 @@ def test_the_later_of_two_copies_in_a_batch_counts():
     run(scenario())
 
 
-@pytest.mark.parametrize("found", [added(1, 0), [Record(Kind.FENCE, 1, -1, b"", 0)]])
+@pytest.mark.parametrize("found", [added(1, 0), [Record(RecordKind.FENCE, 1, -1, b"", 0)]])
 def test_a_ledger_whose_own_record_is_missing_before_the_first_that_needs_it_is_in_limbo(found):
     async def scenario():
         storage = await opened(SimDisk())
@@ -144,7 +144,7 @@ def test_a_place_is_put_into_the_index_and_nothing_is_written_for_it():
         places = await placed(storage, 1, 0, 1)
         replayed = Replayed(storage)
         await replayed.apply([state(1, **HOME)])
-        await replayed.place("ledger-1", 1, places)
+        await replayed.add_locations("ledger-1", 1, places)
         assert list(await storage.stored(1, 0, 9)) == [0, 1]
         files = logs_of(disk)
         await replayed.end()
@@ -164,7 +164,7 @@ def test_an_entry_that_is_known_otherwise_counts_before_its_place(flushed):
         await replayed.apply([state(1, **HOME), *added(1, 1, payload=b"another")])
         if flushed:
             await storage.flush()
-        await replayed.place("ledger-1", 1, await placed(storage, 1, 0, 1, 2))
+        await replayed.add_locations("ledger-1", 1, await placed(storage, 1, 0, 1, 2))
         await storage.flush()
         assert await ids(storage, 1) == [0, 1, 2]
         assert bytes((await storage.read(1, range(1, 2), 1000)).entries[1]).endswith(b"another")
@@ -177,7 +177,7 @@ def test_of_two_places_of_an_entry_in_one_piece_of_a_log_the_later_counts():
         storage = await opened(SimDisk())
         places = [*await placed(storage, 1, 0), *await placed(storage, 1, 0)]
         await Replayed(storage).apply([state(1, **HOME)])
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         (store,) = storage.stores
         assert await store.index.range(1, 0, 9, 1 << 20) == places[1:]
@@ -190,13 +190,13 @@ def test_a_place_that_is_replayed_again_changes_nothing_that_was_moved_since():
         storage = await opened(SimDisk())
         places = await placed(storage, 1, 0)
         await Replayed(storage).apply([state(1, **HOME)])
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         (store,) = storage.stores
         (old,) = await store.index.range(1, 0, 9, 1 << 20)
         moved = old._replace(log_id=77)
         await store.index.move([(old, moved)])
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await store.index.range(1, 0, 9, 1 << 20) == [moved]
 
@@ -217,7 +217,7 @@ def test_places_do_not_count_of_a_ledger_that_is_deleted_or_does_not_record_the_
         storage = await opened(SimDisk())
         await Replayed(storage).apply([state(1, **more)])
         known = storage.state(1)
-        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         assert not await storage.stored(1, 0, 9)
         assert storage.state(1) == known
 
@@ -230,7 +230,7 @@ def test_places_of_a_ledger_that_nobody_knows_are_those_of_one_that_was_forgotte
         storage = await opened(SimDisk())
         if limbo is not None:
             storage.set_state(LedgerState(EVERY_LEDGER, limbo=limbo))
-        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         assert not await storage.stored(1, 0, 9) and storage.state(1) is None
 
     run(scenario())
@@ -244,7 +244,7 @@ def test_places_of_a_ledger_that_nobody_knows_count_once_records_of_any_may_be_l
         storage = await opened(SimDisk())
         storage.set_state(LedgerState(EVERY_LEDGER, limbo=limbo))
         places = await placed(storage, 1, 0)
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         await storage.flush()
         assert await ids(storage, 1) == [0]
         known = storage.state(1)
@@ -263,7 +263,7 @@ def test_a_place_where_its_ledger_went_on_counts_if_the_record_of_that_may_be_lo
         await Replayed(storage).apply([state(1, directories=("ledger-2",), **more)])
         if doubt == "every":
             storage.set_state(LedgerState(EVERY_LEDGER, limbo="torn"))
-        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         assert storage.state(1).directories == ("ledger-1", "ledger-2")
         assert list(await storage.stored(1, 0, 9)) == [0]
 
@@ -275,9 +275,9 @@ def test_a_place_whose_ledger_record_is_damaged_counts_in_its_directory():
 
     async def scenario():
         storage = await opened(SimDisk())
-        await Replayed(storage).apply([Record(Kind.FENCE, 1, -1, b"", 0)])
+        await Replayed(storage).apply([Record(RecordKind.FENCE, 1, -1, b"", 0)])
         assert storage.state(1).directories == ()
-        await Replayed(storage).place("ledger-1", 1, await placed(storage, 1, 0))
+        await Replayed(storage).add_locations("ledger-1", 1, await placed(storage, 1, 0))
         await storage.flush()
         assert await ids(storage, 1) == [0]
         assert storage.limbo(1) == "lost" and not storage.state(1).met
@@ -298,7 +298,7 @@ def test_a_place_counts_though_a_damaged_index_cannot_say_what_it_has(caplog):
             raise IndexDamaged("a table is bad")
 
         store.index.range = damaged
-        await Replayed(storage).place("ledger-1", 1, places)
+        await Replayed(storage).add_locations("ledger-1", 1, places)
         store.index.range = whole
         await storage.flush()
         assert await ids(storage, 1) == [0, 1]
@@ -315,7 +315,7 @@ def test_more_places_than_the_write_cache_holds_are_flushed_beside_the_replay():
         await replayed.apply([state(1, **HOME)])
         for first in range(0, 3000, 500):
             places = await placed(storage, 1, *range(first, first + 500))
-            await replayed.place("ledger-1", 1, places)
+            await replayed.add_locations("ledger-1", 1, places)
             assert storage.unflushed_bytes <= CONFIG.write_cache_bytes
         await replayed.end()
         assert storage.flushes

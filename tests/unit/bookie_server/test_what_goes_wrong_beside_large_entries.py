@@ -169,7 +169,7 @@ def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
         assert _times(node, b"marked once") == 1
         assert node.bookie._storage.pending_bytes == 0
         (store,) = node.bookie._storage.stores
-        assert not store.placed_log._written
+        assert not store.direct_log._written
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 

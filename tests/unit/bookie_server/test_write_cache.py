@@ -1,5 +1,5 @@
 from bookie_server.logs.index import Location
-from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, Place, WriteCache
+from bookie_server.storage.write_cache import ENTRY_OVERHEAD_BYTES, DirectLocation, WriteCache
 
 
 def filled(*keys):
@@ -51,8 +51,8 @@ def test_a_compacted_entry_lets_its_frame_go():
     assert isinstance(cache.get(1, 0), bytes)
 
 
-def place(ledger: int, e: int, directory: str = "d0") -> Place:
-    return Place(directory, Location(ledger, e, 1, 4096, 3))
+def place(ledger: int, e: int, directory: str = "d0") -> DirectLocation:
+    return DirectLocation(directory, Location(ledger, e, 1, 4096, 3))
 
 
 def written(half, *ledgers):
@@ -61,12 +61,12 @@ def written(half, *ledgers):
 
 def test_what_has_a_place_is_not_written_nor_counted_as_such():
     half = filled((1, 0), (1, 1), (2, 0)).active
-    half.place_all(1, [place(1, 1)])
-    half.place_all(2, [])
+    half.set_locations(1, [place(1, 1)])
+    half.set_locations(2, [])
     assert written(half, 1, 2) == [(1, 0), (2, 0)]
     assert half.bytes_to_write([1, 2]) == (6, 2)
     assert half.bytes_to_write([1]) == (3, 1)
-    half.place_all(1, [place(1, 0)])
+    half.set_locations(1, [place(1, 0)])
     assert written(half, 1) == [] and half.bytes_to_write([1]) == (0, 0)
 
 
@@ -76,17 +76,17 @@ def test_an_entry_counts_as_unflushed_while_it_has_no_place():
     half.put(1, 0, bytes(900))
     half.put(1, 1, bytes(700))
     assert cache.unflushed_bytes == cache.bytes == 1600 + 2 * ENTRY_OVERHEAD_BYTES
-    half.place_all(1, [place(1, 0), place(1, 1, "d1"), place(1, 2)])
-    half.place_all(1, [place(1, 1, "d1")])
+    half.set_locations(1, [place(1, 0), place(1, 1, "d1"), place(1, 2)])
+    half.set_locations(1, [place(1, 1, "d1")])
     assert cache.unflushed_bytes == cache.bytes - 1600
     cache.swap()
     cache.active.put(2, 0, bytes(50))
     assert cache.unflushed_bytes == cache.bytes - 1600
-    half.unplace(lambda directory: directory == "d0")
+    half.drop_locations(lambda directory: directory == "d0")
     assert cache.unflushed_bytes == cache.bytes - 900
     half.put(1, 0, bytes(300))
     assert cache.unflushed_bytes == cache.bytes
-    half.place_all(1, [place(1, 0), place(1, 1)])
+    half.set_locations(1, [place(1, 0), place(1, 1)])
     assert cache.unflushed_bytes == cache.bytes - 1000
     half.put_all(1, {0: bytes(10), 1: bytes(10), 2: bytes(10)})
     assert cache.unflushed_bytes == cache.bytes
@@ -97,24 +97,24 @@ def test_an_entry_counts_as_unflushed_while_it_has_no_place():
 def test_an_entry_that_is_put_again_has_no_place_any_more():
     for put_again in ("put", "put_all"):
         cache = filled((1, 0), (1, 1))
-        cache.active.place_all(1, [place(1, 0), place(1, 1)])
+        cache.active.set_locations(1, [place(1, 0), place(1, 1)])
         if put_again == "put":
             cache.active.put(1, 1, b"again")
         else:
             cache.active.put_all(1, {1: b"again"})
         assert written(cache.active, 1) == [(1, 1)]
-        assert cache.places(1, 0, 9) == [0]
+        assert cache.located(1, 0, 9) == [0]
 
 
 def test_places_of_both_halves_are_known_until_they_are_in_the_index():
     cache = filled((1, 0), (1, 1))
-    cache.active.place_all(1, [place(1, 0), place(1, 1)])
+    cache.active.set_locations(1, [place(1, 0), place(1, 1)])
     cache.swap()
     cache.active.replay_all(1, [place(1, 7)])
-    assert cache.places(1, 1, 9) == [1, 7]
-    assert cache.places(2, 0, 9) == []
+    assert cache.located(1, 1, 9) == [1, 7]
+    assert cache.located(2, 0, 9) == []
     cache.drop_flushed()
-    assert cache.places(1, 0, 9) == [7]
+    assert cache.located(1, 0, 9) == [7]
 
 
 def test_a_replayed_place_takes_room_and_is_no_entry_that_could_be_read_or_written():
@@ -132,33 +132,33 @@ def lives(directory: str) -> bool:
 def test_places_in_directories_that_do_not_live_are_forgotten_and_what_is_in_memory_is_written():
     cache = filled((1, 0), (1, 1))
     half = cache.active
-    half.place_all(1, [place(1, 0), place(1, 1, "d1")])
+    half.set_locations(1, [place(1, 0), place(1, 1, "d1")])
     half.replay_all(2, [place(2, 5), place(2, 6, "d1")])
-    half.unplace(lives)
+    half.drop_locations(lives)
     assert written(half, 1) == [(1, 0)]
     assert written(half, 2) == [], "nobody here has it"
-    assert (cache.places(1, 0, 9), cache.places(2, 0, 9)) == ([1], [6])
+    assert (cache.located(1, 0, 9), cache.located(2, 0, 9)) == ([1], [6])
 
 
 def test_what_lies_in_directories_that_do_not_live_is_told_from_both_halves():
     cache = filled((1, 0), (1, 1), (2, 0))
-    cache.active.place_all(1, [place(1, 0), place(1, 1, "d1")])
-    cache.active.place_all(2, [place(2, 0)])
+    cache.active.set_locations(1, [place(1, 0), place(1, 1, "d1")])
+    cache.active.set_locations(2, [place(2, 0)])
     cache.active.replay_all(1, [place(1, 9)])
     cache.swap()
     cache.active.put(1, 2, b"1:2")
-    cache.active.place_all(1, [place(1, 2)])
+    cache.active.set_locations(1, [place(1, 2)])
     cache.active.put(1, 3, b"1:3")
-    assert cache.misplaced(1, lives) == {0: b"1:0", 2: b"1:2"}
-    assert cache.misplaced(3, lives) == {}
+    assert cache.with_lost_locations(1, lives) == {0: b"1:0", 2: b"1:2"}
+    assert cache.with_lost_locations(3, lives) == {}
 
 
 def test_what_was_put_again_is_not_only_where_it_was_placed_first():
     cache = filled((1, 0), (1, 1))
-    cache.active.place_all(1, [place(1, 0), place(1, 1)])
+    cache.active.set_locations(1, [place(1, 0), place(1, 1)])
     cache.swap()
     cache.active.put(1, 0, b"again")
-    assert cache.misplaced(1, lives) == {1: b"1:1"}
+    assert cache.with_lost_locations(1, lives) == {1: b"1:1"}
 
 
 def test_the_half_into_which_an_entry_was_just_put_is_found_in_either():

@@ -5,7 +5,7 @@ import socket
 
 from bookie_server.api import connection as frame_connection
 from bookie_server.api.connection import FrameConnection
-from bookie_server.api.frames import HEAD_BYTES, FrameReader, Kind, pack_head
+from bookie_server.api.frames import HEAD_BYTES, FrameKind, FrameReader, pack_head
 
 PATIENCE_S = 20
 
@@ -105,7 +105,7 @@ def test_nothing_arrives_after_the_end_though_it_came_in_the_same_piece():
             ends.frames.append(frame),
             ends.connection.close(),
         )
-        ends.other.send(pack_head(Kind.CANCEL, 1) + pack_head(Kind.CANCEL, 2))
+        ends.other.send(pack_head(FrameKind.CANCEL, 1) + pack_head(FrameKind.CANCEL, 2))
         await ends.ended.wait()
         assert [frame.head.call for frame in ends.frames] == [1]
 

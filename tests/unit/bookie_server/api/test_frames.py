@@ -12,9 +12,9 @@ from bookie_server.api.frames import (
     RECOVERY,
     SCRATCH_BYTES,
     BadFrame,
+    FrameKind,
     FrameReader,
     Head,
-    Kind,
     pack_head,
     pack_wait,
     unpack_head,
@@ -27,7 +27,7 @@ BODY_BYTES_MAX = 1 << 20
 
 
 def call(number, body, method="Add"):
-    return pack_head(Kind.CALL, number, len(body), METHOD_NUMBERS[method]) + body
+    return pack_head(FrameKind.CALL, number, len(body), METHOD_NUMBERS[method]) + body
 
 
 def feed(reader, data, piece_bytes):
@@ -47,8 +47,8 @@ def reader(admit=lambda head: True):
 
 
 def test_a_head_has_these_bytes():
-    assert pack_head(Kind.CALL, 7, 1001, METHOD_NUMBERS["Add"], RECOVERY) == GOLDEN
-    assert unpack_head(GOLDEN, 0, BODY_BYTES_MAX) == Head(Kind.CALL, 7, 1001, 1, 1)
+    assert pack_head(FrameKind.CALL, 7, 1001, METHOD_NUMBERS["Add"], RECOVERY) == GOLDEN
+    assert unpack_head(GOLDEN, 0, BODY_BYTES_MAX) == Head(FrameKind.CALL, 7, 1001, 1, 1)
 
 
 def test_the_time_to_wait_has_these_bytes():
@@ -77,7 +77,7 @@ def test_a_damaged_head_is_no_frame(at, damage):
         feed(reader(), damaged, lambda: HEAD_BYTES)
 
 
-@pytest.mark.parametrize("kind", [Kind.HELLO, Kind.CANCEL, Kind.END])
+@pytest.mark.parametrize("kind", [FrameKind.HELLO, FrameKind.CANCEL, FrameKind.END])
 def test_what_has_no_body_announces_none(kind):
     with pytest.raises(BadFrame):
         unpack_head(pack_head(kind, 1, 1), 0, BODY_BYTES_MAX)
@@ -86,7 +86,7 @@ def test_what_has_no_body_announces_none(kind):
 def test_a_body_beyond_the_most_is_no_frame_and_no_buffer_is_made_for_it():
     admitted = []
     with pytest.raises(BadFrame, match="is the most"):
-        feed(reader(admitted.append), pack_head(Kind.CALL, 1, BODY_BYTES_MAX + 1), lambda: 99)
+        feed(reader(admitted.append), pack_head(FrameKind.CALL, 1, BODY_BYTES_MAX + 1), lambda: 99)
     assert admitted == []
 
 

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from bookie_server.api.frames import HEAD_BYTES, Kind, pack_head, unpack_head
+from bookie_server.api.frames import HEAD_BYTES, FrameKind, pack_head, unpack_head
 from spark_ledger.bookies import frame_network
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
 
 PATIENCE_S = 20
 NOBODY = "127.0.0.1:1"
-HELLO = pack_head(Kind.HELLO)
+HELLO = pack_head(FrameKind.HELLO)
 HTTP2_SETTINGS = bytes.fromhex("00000c040000000000000300004000000400400000")
 """What an HTTP/2 server begins with: its SETTINGS, here two of them."""
 
@@ -87,8 +87,8 @@ async def test_a_request_of_several_buffers_arrives_as_one_and_its_answer_comes_
     async with Peer() as peer:
         call = calling(network, peer.address)
         head, body = await peer.hears(1)
-        assert (head.kind, body) == (Kind.CALL, b"how are you")
-        peer.say(Kind.ANSWER, head.call, b"well")
+        assert (head.kind, body) == (FrameKind.CALL, b"how are you")
+        peer.say(FrameKind.ANSWER, head.call, b"well")
         assert bytes(await call) == b"well"
 
 
@@ -106,17 +106,17 @@ async def test_a_call_that_is_too_late_is_given_up_at_the_bookie(network):
         other = calling(network, peer.address)
         head, _ = await peer.hears(1)
         await peer.hears(2)
-        peer.say(Kind.ANSWER, peer.heard[1][0].call)
+        peer.say(FrameKind.ANSWER, peer.heard[1][0].call)
         await other  # heard meanwhile, so the connection is alive
         with pytest.raises(TooLate):
             await call
         given_up, _ = await peer.hears(3)
-        assert (given_up.kind, given_up.call) == (Kind.CANCEL, head.call)
+        assert (given_up.kind, given_up.call) == (FrameKind.CANCEL, head.call)
         assert len(peer.writers) == 1
-        peer.say(Kind.ANSWER, head.call, bytes(100_000))  # nobody waits for it any more
+        peer.say(FrameKind.ANSWER, head.call, bytes(100_000))  # nobody waits for it any more
         call = calling(network, peer.address)
         head, _ = await peer.hears(4)
-        peer.say(Kind.ANSWER, head.call, b"well")
+        peer.say(FrameKind.ANSWER, head.call, b"well")
         assert bytes(await call) == b"well"
 
 
@@ -131,7 +131,7 @@ async def test_a_connection_on_which_nothing_is_heard_is_made_anew(network):
         call = calling(network, peer.address)
         head, _ = await peer.hears(3)
         assert len(peer.writers) == 2
-        peer.say(Kind.ANSWER, head.call, b"well")
+        peer.say(FrameKind.ANSWER, head.call, b"well")
         assert bytes(await call) == b"well"
 
 
@@ -158,7 +158,7 @@ async def test_what_a_bookie_never_says_ends_the_connection(network):
     async with Peer() as peer:
         call = calling(network, peer.address)
         head, _ = await peer.hears(1)
-        peer.say(Kind.CALL, head.call)
+        peer.say(FrameKind.CALL, head.call)
         with pytest.raises(CallFailed):
             await call
 
@@ -190,7 +190,7 @@ async def _a_bookie_that_says_no_hello():
 
         answered = asyncio.ensure_future(again())
         head, _ = await peer.hears(1)
-        peer.say(Kind.ANSWER, head.call, b"back")
+        peer.say(FrameKind.ANSWER, head.call, b"back")
         assert bytes(await answered) == b"back"
     await network.close()
 
@@ -225,7 +225,7 @@ async def _a_bookie_that_came_back(network):
     async with peer:
         call = calling(network, peer.address)
         head, _ = await peer.hears(1)
-        peer.say(Kind.ANSWER, head.call, b"back")
+        peer.say(FrameKind.ANSWER, head.call, b"back")
         assert bytes(await call) == b"back"
 
 
@@ -238,7 +238,7 @@ async def test_a_call_that_its_caller_cancels_is_cancelled_and_given_up_at_the_b
         with pytest.raises(asyncio.CancelledError):
             await call
         given_up, _ = await peer.hears(2)
-        assert (given_up.kind, given_up.call) == (Kind.CANCEL, head.call)
+        assert (given_up.kind, given_up.call) == (FrameKind.CANCEL, head.call)
 
 
 @real

@@ -28,7 +28,7 @@ from spark_ledger.bookies.network import CallFailed
 from spark_ledger.config import ClientConfig
 from spark_ledger.errors import ClientClosed
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.range_fetch import Chunk, RangeFetch
+from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk
 from tests.kit.processes import eventually
 
 BOOKIE, OTHER = "6d0f0b0c-0000-4000-8000-000000000001", "6d0f0b0c-0000-4000-8000-000000000002"
@@ -365,7 +365,7 @@ def test_a_reader_asks_for_locations_only_if_its_setting_says_so(tmp_path, local
     async def test(rig: Rig) -> None:
         cluster = SimpleNamespace(bookies=rig.client, config=ClientConfig(local_reads=local))
         fetch = RangeFetch(cluster, Quorum(1, 1, 1), LEDGER, b"", lambda lac: None)
-        chunk = Chunk(range(2), (BOOKIE,), 0, 1 << 20)
+        chunk = ReadChunk(range(2), (BOOKIE,), 0, 1 << 20)
         await fetch.fill(chunk)
         assert sorted(chunk.entries) == [0, 1]
         assert rig.bookie.asked == [local]

@@ -8,7 +8,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
 from spark_ledger.bookies.network import CallFailed
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.metadata.ledger_record import derive
 from tests.simulation.loop import current
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
@@ -307,7 +307,7 @@ async def test_a_record_older_than_the_one_known_is_not_taken():
     newest = await ledgers.record(writer.ledger_id, fresh=True)
     old = await other.record(writer.ledger_id)
     assert old.version < newest.version  # what this session would say
-    reader = LedgerReader(other._cluster, newest, derive(b""))
+    reader = AsyncLedgerReader(other._cluster, newest, derive(b""))
     await reader._view.reread()
     assert (reader.version, reader.is_closed) == (newest.version, True)
 

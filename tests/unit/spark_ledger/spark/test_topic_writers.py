@@ -245,11 +245,11 @@ def test_an_abort_reaches_every_topic_and_closes_ledgers_for_the_worker_ends():
 
 
 def test_what_is_kept_is_forgotten_after_its_time_and_when_there_is_too_much(monkeypatch):
-    from spark_ledger.spark.worker import kept
+    from spark_ledger.spark.worker import ttl_cache
 
     now = [0.0]
-    monkeypatch.setattr(kept.time, "monotonic", lambda: now[0])
-    held = kept.Kept[str, int](10.0, entries_max=2)
+    monkeypatch.setattr(ttl_cache.time, "monotonic", lambda: now[0])
+    held = ttl_cache.TtlCache[str, int](10.0, entries_max=2)
     held.put("a", 1)
     now[0] = 9.0
     assert held.get("a") == 1

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.ledger.read.reader import LedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.topic.log.actions import Append, Replace, Trim
 from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.plan import ReadTask, plan_read, segments_in
@@ -48,13 +48,13 @@ async def read(client, task, after_first=None, **options):
 @pytest.fixture
 def asked(monkeypatch):
     """How often each entry was asked for."""
-    count, read_entries = Counter(), LedgerReader.read_entries
+    count, read_entries = Counter(), AsyncLedgerReader.read_entries
 
     def counting(reader, ids, **options):
         count.update((reader.ledger_id, entry_id) for entry_id in ids)
         return read_entries(reader, ids, **options)
 
-    monkeypatch.setattr(LedgerReader, "read_entries", counting)
+    monkeypatch.setattr(AsyncLedgerReader, "read_entries", counting)
     return count
 
 

@@ -15,7 +15,7 @@ V = TypeVar("V")
 ENTRIES_MAX = 2048  # of about a KiB each
 
 
-class Kept(Generic[K, V]):
+class TtlCache(Generic[K, V]):
     """Each value for `seconds` since it was put. For one thread."""
 
     def __init__(self, seconds: float, entries_max: int = ENTRIES_MAX) -> None:

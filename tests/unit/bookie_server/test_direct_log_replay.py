@@ -10,7 +10,7 @@ from bookie_server.journal.format import Record
 from bookie_server.logs.entry_log import BLOCK_BYTES, FOLDER, log_path, record_end
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, Location
 from bookie_server.logs.log_map import read_map
-from bookie_server.start.direct_log_replay import replay_placed
+from bookie_server.start.direct_log_replay import replay_direct_logs
 from bookie_server.start.replayed import Replayed
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
 from bookie_server.storage.storage import LedgerStorage
@@ -31,7 +31,7 @@ def large(ledger_id: int, entry_id: int) -> bytes:
 async def put(storage: LedgerStorage, ledger_id: int, *entry_ids: int) -> list[Location]:
     """One write, if nothing else is written."""
     entries = [(ledger_id, each, large(ledger_id, each)) for each in entry_ids]
-    return await storage.stores[0].placed_log.put(ledger_id, entries)
+    return await storage.stores[0].direct_log.put(ledger_id, entries)
 
 
 async def written(disk: SimDisk, *writes: tuple[int, ...]) -> list[list[Location]]:
@@ -56,7 +56,7 @@ async def started(
         storage.set_state(LedgerState(EVERY_LEDGER, limbo=every))
     replayed = Replayed(storage)
     await replayed.apply(records)
-    await replay_placed(storage, replayed)
+    await replay_direct_logs(storage, replayed)
     await replayed.end()
     return storage
 
@@ -240,7 +240,7 @@ async def ended(disk: SimDisk) -> list[list[Location]]:
     """A log with a footer that is marked; nothing of it was flushed."""
     storage = await opened(disk)
     places = [await put(storage, 1, e) for e in range(5)]
-    await storage.stores[0].placed_log.close()
+    await storage.stores[0].direct_log.close()
     found = await read_map(storage.stores[0].logs, disk, 1)
     assert found is not None and found.has_footer
     crash(storage, disk)
@@ -473,7 +473,7 @@ def test_a_directory_whose_logs_cannot_be_read_is_dropped_and_serves_all_when_it
         unreadable(storage)
         replayed = Replayed(storage)
         await replayed.apply(KNOWN)
-        await replay_placed(storage, replayed)
+        await replay_direct_logs(storage, replayed)
         assert list(storage.failures) == ["ledger-1"]
         assert storage.limbo(1) == "lost"
         await finished(storage)
@@ -482,7 +482,7 @@ def test_a_directory_whose_logs_cannot_be_read_is_dropped_and_serves_all_when_it
         storage = await two(disks)
         replayed = Replayed(storage)
         await replayed.apply(KNOWN)
-        await replay_placed(storage, replayed)
+        await replay_direct_logs(storage, replayed)
         await finished(storage)
         await served(storage, 1, 0)
         assert storage.limbo(1) == ""
@@ -497,6 +497,6 @@ def test_without_another_directory_a_start_fails():
         storage = await opened(disk)
         unreadable(storage)
         with pytest.raises(DiskFailed, match="cannot be read"):
-            await replay_placed(storage, Replayed(storage))
+            await replay_direct_logs(storage, Replayed(storage))
 
     run(scenario())

@@ -7,13 +7,12 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.lanes import Lane
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from tests.simulation.loop import current
-from tests.unit.bookie_server.node import ID, KIB, entry
-from tests.unit.bookie_server.placing_node import (
+from tests.unit.bookie_server.direct_write_node import (
     BUSY,
     JOURNALED,
     LARGE,
@@ -24,6 +23,7 @@ from tests.unit.bookie_server.placing_node import (
     slow,
     small,
 )
+from tests.unit.bookie_server.node import ID, KIB, entry
 
 # -- the way ------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ def test_a_barrier_waits_for_every_large_entry_under_way():
         adds = [node.in_background(large(i, 1)) for i in (1, 2)]
         await asyncio.sleep(0.1)
         await node.storage.append([])
-        assert node.storage._placing.pending_bytes == 0
+        assert node.storage._direct_writes.pending_bytes == 0
         assert [await each for each in adds] == [[OK], [OK]]
 
     on_a_node(test)
@@ -163,7 +163,7 @@ def test_a_fence_does_not_wait_for_the_large_entries_of_other_ledgers():
         await asyncio.sleep(0.1)
         before = current().time()
         assert await node.fence(1) is OK
-        assert own.done() or node.storage._placing.pending_bytes < 28 * LARGE
+        assert own.done() or node.storage._direct_writes.pending_bytes < 28 * LARGE
         assert current().time() - before < 4.1
         assert sum(each.done() for each in bulk) <= 14
         await asyncio.gather(*bulk)
@@ -217,7 +217,9 @@ def test_bytes_on_the_way_count_until_they_are_acknowledged_and_beyond_the_budge
             node.ledgers["d0"].fill_up(4 * KIB)
         assert [await each for each in adds] == [[OK]] * 8
         assert node.storage.pending_bytes == 0
-        assert not node.storage._placing._stores and not node.storage._placing._under_way
+        assert (
+            not node.storage._direct_writes._stores and not node.storage._direct_writes._under_way
+        )
         node.ledgers["d0"].empty_out()
         assert await node.add(large(2, 1)) == [OK]
 
@@ -250,7 +252,9 @@ def test_a_large_entry_is_acknowledged_after_the_record_that_names_its_directory
         before = current().time()
         add = node.in_background(large(1, 1))
         await asyncio.sleep(1)
-        assert node.storage.cached(1, 1) and not node.storage._placing._stores, "it is written"
+        assert node.storage.cached(1, 1) and not node.storage._direct_writes._stores, (
+            "it is written"
+        )
         assert not add.done()
         assert await add == [OK]
         assert current().time() - before > 2.9
@@ -335,18 +339,18 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
 def test_an_append_waits_for_what_came_before_it_whichever_way_that_went():
     async def test(node):
         slow(node.ledgers["d0"], 1.0)
-        placing, journals = node.storage._placing, node.storage._journals
+        writes, journals = node.storage._direct_writes, node.storage._journals
         order: list[str] = []
         node.storage.put_all(1, {1: large(1, 1)})
         node.storage.put_all(1, {2: large(1, 2)})
         for name, records, lane, after in (
-            ("large", [Record(Kind.ENTRY, 1, 1, large(1, 1), 0)], Lane.BULK, ()),
+            ("large", [Record(RecordKind.ENTRY, 1, 1, large(1, 1), 0)], Lane.BULK, ()),
             ("after", [], Lane.BULK, (1,)),
-            ("next", [Record(Kind.ENTRY, 1, 2, large(1, 2), 0)], Lane.BULK, ()),
+            ("next", [Record(RecordKind.ENTRY, 1, 2, large(1, 2), 0)], Lane.BULK, ()),
             ("barrier", [], Lane.BULK, ()),
-            ("fence", [Record(Kind.FENCE, 1, -1, b"", 0)], Lane.RECOVERY, ()),
+            ("fence", [Record(RecordKind.FENCE, 1, -1, b"", 0)], Lane.RECOVERY, ()),
         ):
-            done = placing.append(journals, records, lane, after)
+            done = writes.append(journals, records, lane, after)
             done.add_done_callback(lambda _, name=name: order.append(name))
         await done
         await asyncio.sleep(0.1)

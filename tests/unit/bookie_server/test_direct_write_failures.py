@@ -6,9 +6,8 @@ import pytest
 
 from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
-from bookie_server.journal.format import Kind
-from tests.unit.bookie_server.node import KIB, entry
-from tests.unit.bookie_server.placing_node import (
+from bookie_server.journal.format import RecordKind
+from tests.unit.bookie_server.direct_write_node import (
     ABSENT,
     JOURNALED,
     LARGE,
@@ -22,6 +21,7 @@ from tests.unit.bookie_server.placing_node import (
     slow,
     small,
 )
+from tests.unit.bookie_server.node import KIB, entry
 
 # -- directories that fail ----------------------------------------------------------------------
 
@@ -93,14 +93,14 @@ def test_what_was_placed_in_a_directory_that_is_dropped_goes_to_another_from_mem
 
 def test_a_directory_dropped_in_the_moment_in_which_it_tells_a_place_leaves_it_to_the_journal():
     async def test(node):
-        placed_log = node.storage.stores[0].placed_log
-        tell = placed_log._tell
+        direct_log = node.storage.stores[0].direct_log
+        tell = direct_log._tell
 
         def tells_and_goes(put, told):
             tell(put, told)
             node.storage.drop("d0", DiskFailed("gone"))
 
-        placed_log._tell = tells_and_goes
+        direct_log._tell = tells_and_goes
         assert await node.add(large(1, 1)) == [OK]
         assert (await node.ways(1))[1] == JOURNALED
         node.out = ["d0"]
@@ -418,7 +418,7 @@ def test_without_a_journal_a_large_entry_is_not_acknowledged(seconds):
         slow(node.journals["j0"], 0.5)
         node.journals["j0"].faults.sync_fails = 1
         assert await node.add(large(1, 1)) == [Status.IO_ERROR]
-        assert node.storage._placing.pending_bytes == 0
+        assert node.storage._direct_writes.pending_bytes == 0
 
     on_a_node(test)
 
@@ -462,7 +462,7 @@ def test_who_clears_a_ledger_that_is_in_memory_alone_has_the_journal_take_it_fir
 async def journaled_entries(node: Wide) -> dict[int, bytes]:
     """Of ledger 1, by id; what would survive the worst crash is in it, and no more: all is synced
     at once."""
-    records = [r for r in await node.journaled() if r.kind is Kind.ENTRY and r.ledger_id == 1]
+    records = [r for r in await node.journaled() if r.kind is RecordKind.ENTRY and r.ledger_id == 1]
     return {r.entry_id: r.body for r in records}
 
 

@@ -18,19 +18,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.journals import Journals, gathered
 from bookie_server.journal.writer import retrieve
 from bookie_server.lanes import Lane
 from bookie_server.logs.index import LedgerState, Location
 from bookie_server.storage.directories import DirectoryStore
-from bookie_server.storage.write_cache import CacheHalf, Place, WriteCache
+from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
 
 Appended = asyncio.Future[None]
 
 
 class Owner(Protocol):
-    """What placing asks the engine."""
+    """What direct writes ask the engine."""
 
     def state(self, ledger_id: int) -> LedgerState | None: ...
     def record(self, ledger_id: int) -> Record | None: ...
@@ -53,7 +53,7 @@ class _Large(NamedTuple):
     done: Appended
 
 
-class Placing:
+class DirectWrites:
     """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
 
     def __init__(self, owner: Owner, cache: WriteCache, bytes_min: int) -> None:
@@ -77,18 +77,18 @@ class Placing:
             return journals.append(records, lane, after)
         waiting = self._before(records, lane, after)
         begun = [self._begin(journals, *each) for each in large.items()]
-        placed = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
-        rest = [r for r in records if not (r.ledger_id in placed and self._is_large(r))]
+        direct = {ledger_id: done for ledger_id, done in zip(large, begun, strict=True) if done}
+        rest = [r for r in records if not (r.ledger_id in direct and self._is_large(r))]
         if rest or after or not records:
             waiting.append(journals.append(rest, lane, after))
-        for ledger_id, done in placed.items():
+        for ledger_id, done in direct.items():
             self._follow(ledger_id, done)
-        return gathered([*waiting, *placed.values()])
+        return gathered([*waiting, *direct.values()])
 
     @property
     def wait_s(self) -> float:
         """Seconds until there should be room again in what is under way here."""
-        return max([store.placed_log.wait_s for store in self._stores], default=0.0)
+        return max([store.direct_log.wait_s for store in self._stores], default=0.0)
 
     def forget(self, ledger_id: int) -> None:
         """Nothing is known of the ledger any more."""
@@ -97,7 +97,7 @@ class Placing:
     # -- on the way --
 
     def _is_large(self, record: Record) -> bool:
-        return record.kind is Kind.ENTRY and len(record.body) >= self._bytes_min
+        return record.kind is RecordKind.ENTRY and len(record.body) >= self._bytes_min
 
     def _large(self, records: Sequence[Record]) -> dict[int, list[Record]]:
         """By ledger, those of the records that are large entries."""
@@ -150,11 +150,11 @@ class Placing:
         self.pending_bytes += size
         self._stores[store] = self._stores.get(store, 0) + 1
         entries = [(ledger_id, record.entry_id, record.body) for record in records]
-        written = store.placed_log.put(ledger_id, entries)
-        placing: Appended = loop.create_future()
-        half.placing[placing] = None
-        self._unwritten.setdefault(ledger_id, {})[placing] = large
-        written.add_done_callback(partial(self._written, large, placing))
+        written = store.direct_log.put(ledger_id, entries)
+        under_way: Appended = loop.create_future()
+        half.direct_writes[under_way] = None
+        self._unwritten.setdefault(ledger_id, {})[under_way] = large
+        written.add_done_callback(partial(self._written, large, under_way))
         return done
 
     def _tell(self, journals: Journals, ledger_id: int, store: DirectoryStore) -> Appended | None:
@@ -191,29 +191,29 @@ class Placing:
             self._journal(large, Lane.RECOVERY)
 
     def _written(
-        self, large: _Large, placing: Appended, written: asyncio.Future[list[Location]]
+        self, large: _Large, under_way: Appended, written: asyncio.Future[list[Location]]
     ) -> None:
         """They are in the directory; if it could not take them, the journal is to have them."""
         store, ledger_id = large.store, large.ledger_id
         left = self._stores.pop(store) - 1
         if left:
             self._stores[store] = left
-        del large.half.placing[placing]
-        places: list[Location] = []
+        del large.half.direct_writes[under_way]
+        locations: list[Location] = []
         if not written.cancelled() and written.exception() is None and self._is_kept(large):
-            places = written.result()
-        large.half.place_all(ledger_id, [Place(store.id, each) for each in places])
+            locations = written.result()
+        large.half.set_locations(ledger_id, [DirectLocation(store.id, each) for each in locations])
         unwritten = self._unwritten.get(ledger_id, {})
-        if unwritten.pop(placing, None) is not None:  # else the journal took it over
+        if unwritten.pop(under_way, None) is not None:  # else the journal took it over
             if not unwritten:
                 del self._unwritten[ledger_id]
-            if places:
-                self._placed(large)
+            if locations:
+                self._acknowledge(large)
             else:
                 self._journal(large, Lane.BULK)
-        placing.set_result(None)
+        under_way.set_result(None)
 
-    def _placed(self, large: _Large) -> None:
+    def _acknowledge(self, large: _Large) -> None:
         self.pending_bytes -= large.bytes
         if large.told is not None:
             large.told.add_done_callback(partial(_pass_on, large.done))

@@ -1,11 +1,11 @@
-"""A node of several directories that places large entries, for tests of placing."""
+"""A node of several directories that places large entries, for tests of direct writes."""
 
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 
 from bookie_server.api.status import Status
-from bookie_server.journal.format import Kind, Record
+from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.writer import Replay
 from bookie_server.logs.entry_log import log_path
 from bookie_server.logs.index import decode_ledger_state
@@ -78,7 +78,7 @@ class Wide(Clustered):
     async def ways(self, ledger_id: int, name: str = "j0") -> dict[int, str]:
         """By entry, where a start would find it that was not flushed: in the journal, or else in
         the direct log of a directory that lives."""
-        records = [r for r in await self.journaled(name) if r.kind is Kind.ENTRY]
+        records = [r for r in await self.journaled(name) if r.kind is RecordKind.ENTRY]
         journaled = [r.entry_id for r in records if r.ledger_id == ledger_id]
         placed = [e for i, e in await self.all_placed() if i == ledger_id]
         return {**dict.fromkeys(placed, PLACED), **dict.fromkeys(journaled, JOURNALED)}
@@ -95,7 +95,7 @@ class Wide(Clustered):
 
     async def told(self, ledger_id: int, directory: str, name: str = "j0") -> int:
         """How many records of the journal say that the directory has entries of the ledger."""
-        records = [r for r in await self.journaled(name) if r.kind is Kind.LEDGER]
+        records = [r for r in await self.journaled(name) if r.kind is RecordKind.LEDGER]
         states = [decode_ledger_state(r.body) for r in records if r.ledger_id == ledger_id]
         return sum(directory in state.directories for state in states)
 

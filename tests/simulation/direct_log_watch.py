@@ -39,7 +39,7 @@ class _Unread(NamedTuple):
     synced: bool
 
 
-class PlacedWatch:
+class DirectLogWatch:
     """Of one identity, across its runs."""
 
     def __init__(self, ghost: Ghost) -> None:
@@ -60,9 +60,9 @@ class PlacedWatch:
 
     def crashes(self) -> None:
         for store in self._storage.stores if self._storage is not None else ():
-            if store.placed_log._writing:
+            if store.direct_log._writing:
                 self._ghost.meet("crashed while large entries were written")
-            if store.placed_log._written:
+            if store.direct_log._written:
                 self._ghost.meet("crashed between a large entry's ack and its flush")
         self._storage = None
 
@@ -126,17 +126,17 @@ class PlacedWatch:
         self._storage = storage
         self._away = dict.fromkeys(storage.failures)
         self._away.update(storage.absent()["ledger"])
-        self._watch_placing(storage._placing)
+        self._watch_writes(storage._direct_writes)
         self._watch_flushes(storage)
         for store in storage.stores:
             self._watch_logs(store)
 
-    def _watch_placing(self, placing: Any) -> None:
-        plain_take, plain_written = placing._take_over, placing._written
-        plain_placed = placing._placed
+    def _watch_writes(self, writes: Any) -> None:
+        plain_take, plain_written = writes._take_over, writes._written
+        plain_acknowledge = writes._acknowledge
 
         def take_over(ledger_id: int) -> None:
-            if placing._unwritten.get(ledger_id):
+            if writes._unwritten.get(ledger_id):
                 self._ghost.meet("large entry on its way taken over by the journal")
             plain_take(ledger_id)
 
@@ -153,13 +153,13 @@ class PlacedWatch:
                 self._ghost.meet("large entry acknowledged where it was placed")
 
         def placed(large: Any) -> None:
-            if large.ledger_id in placing._telling:
+            if large.ledger_id in writes._telling:
                 self._ghost.meet("large entry waited for the record of its ledger")
-            plain_placed(large)
+            plain_acknowledge(large)
             large.done.add_done_callback(acknowledged)
 
-        placing._take_over, placing._written = take_over, written
-        placing._placed = placed
+        writes._take_over, writes._written = take_over, written
+        writes._acknowledge = placed
 
     def _watch_flushes(self, storage: Any) -> None:
         plain_begin, plain_rescue = storage.begin_flush, storage.rescue
@@ -167,16 +167,16 @@ class PlacedWatch:
         def begin_flush() -> None:
             plain_begin()
             half = storage._flush_begun.half
-            if half.placing:
+            if half.direct_writes:
                 self._ghost.meet("flush waited for large entries")
-            plain_unplace = half.unplace
+            plain_drop_locations = half.drop_locations
 
-            def unplace(lives: Any) -> None:
-                if any(half.misplaced(ledger_id, lives) for ledger_id in half.places):
+            def drop_locations(lives: Any) -> None:
+                if any(half.with_lost_locations(ledger_id, lives) for ledger_id in half.locations):
                     self._ghost.meet("large entry flushed elsewhere, its directory was lost")
-                plain_unplace(lives)
+                plain_drop_locations(lives)
 
-            half.unplace = unplace
+            half.drop_locations = drop_locations
 
         def rescue(ledger_id: int) -> list["asyncio.Future[None]"]:
             rescued: list[asyncio.Future[None]] = plain_rescue(ledger_id)
@@ -187,7 +187,7 @@ class PlacedWatch:
         storage.begin_flush, storage.rescue = begin_flush, rescue
 
     def _watch_logs(self, store: DirectoryStore) -> None:
-        log, logs = store.placed_log, store.logs
+        log, logs = store.direct_log, store.logs
         plain_seal, plain_finish, plain_begin = logs.seal, logs.finish_copy, logs.begin
 
         async def begin() -> Any:

@@ -1,13 +1,11 @@
-"""Bugs of large entries that are written once: what an ack waits for, what a start reads of placed
+"""Bugs of large entries that are written once: what an ack waits for, what a start reads of direct
 logs, and how far their marks may go."""
 
 from typing import Any
 
-from bookie_server.logs import direct_log as placed_log
-from bookie_server.logs import entry_log
-from bookie_server.start import direct_log_replay as placed_replay
-from bookie_server.start import replay
-from bookie_server.storage import placing
+from bookie_server.logs import direct_log, entry_log
+from bookie_server.start import direct_log_replay, replay
+from bookie_server.storage import direct_writes
 from bookie_server.storage import storage as ledger_storage
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.write_cache import CacheHalf
@@ -109,16 +107,16 @@ def tells_nobody(tell: Any) -> Any:
     return lambda self, journals, ledger_id, store: None
 
 
-def reads_no_placed_log(replay_placed: Any) -> Any:
+def reads_no_direct_log(replay_direct_logs: Any) -> Any:
     async def nothing(storage: Any, replayed: Any) -> None:
         return
 
     return nothing
 
 
-def forgets_marks_at_once(replay_placed: Any) -> Any:
+def forgets_marks_at_once(replay_direct_logs: Any) -> Any:
     async def placed(storage: Any, replayed: Any) -> None:
-        await replay_placed(storage, replayed)
+        await replay_direct_logs(storage, replayed)
         await storage.forget_replayed_logs()
 
     return placed
@@ -128,7 +126,7 @@ def marks_as_of_now(write: Any) -> Any:
     async def written(
         self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
     ) -> None:
-        await write(self, entries, changes, placed, self.placed_log.puts)
+        await write(self, entries, changes, placed, self.direct_log.puts)
 
     return written
 
@@ -164,7 +162,7 @@ def waits_for_no_place(init: Any) -> Any:
 
     def made(self: Any) -> None:
         init(self)
-        self.placing = _Unseen()
+        self.direct_writes = _Unseen()
 
     return made
 
@@ -174,8 +172,8 @@ def waits_for_nothing(before: Any) -> Any:
 
 
 SYNC = "BP-46 (15)"
-P, L = placing.Placing, placed_log.PlacedLog
-G, C = entry_log.GrowingLog, placed_replay.Coverage
+P, L = direct_writes.DirectWrites, direct_log.DirectLog
+G, C = entry_log.GrowingLog, direct_log_replay.Coverage
 S = ledger_storage.LedgerStorage
 MUTANTS = (
     Mutant("data of a place not synced", SYNC, G, "append", no_sync_of_the_data, PLACED),
@@ -186,15 +184,15 @@ MUTANTS = (
         "direct logs not read at a start",
         "BP-46, 2",
         replay,
-        "replay_placed",
-        reads_no_placed_log,
+        "replay_direct_logs",
+        reads_no_direct_log,
         PLACED,
     ),
     Mutant(
         "marks forgotten before the flush of a start",
-        "placing",
+        "direct writes",
         replay,
-        "replay_placed",
+        "replay_direct_logs",
         forgets_marks_at_once,
         PLACED,
     ),
@@ -206,17 +204,19 @@ MUTANTS = (
         marks_as_of_now,
         PLACED,
     ),
-    Mutant("mark gone when its log is full", "placing", L, "_end", mark_gone_when_full, FULL),
+    Mutant("mark gone when its log is full", "direct writes", L, "_end", mark_gone_when_full, FULL),
     Mutant("damage taken for a torn place", "limbo", C, "judge", damage_is_torn, ROTTEN),
     Mutant("torn place taken for damage", "limbo", C, "judge", torn_is_damage, ROTTEN),
-    Mutant("nothing rescued from memory", "placing", S, "rescue", rescues_nothing, BEREFT),
+    Mutant("nothing rescued from memory", "direct writes", S, "rescue", rescues_nothing, BEREFT),
     Mutant(
         "flush does not wait for places",
-        "placing",
+        "direct writes",
         CacheHalf,
         "__init__",
         waits_for_no_place,
         ROLLED,
     ),
-    Mutant("nobody waits for large entries", "placing", P, "_before", waits_for_nothing, AGAIN),
+    Mutant(
+        "nobody waits for large entries", "direct writes", P, "_before", waits_for_nothing, AGAIN
+    ),
 )

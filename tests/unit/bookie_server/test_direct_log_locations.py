@@ -12,7 +12,7 @@ from bookie_server.logs.entry_log import (
     record_end,
 )
 from bookie_server.logs.index import Location
-from bookie_server.logs.scan import Chunk, parse
+from bookie_server.logs.scan import Scanned, parse
 from bookie_server.start.direct_log_replay import Coverage, Hole
 from tests.unit.bookie_server.node import entry
 
@@ -59,7 +59,7 @@ def judged(
     position, end, wanted = start, len(data), piece
     while position < end:
         parsed = parse(data[position : position + wanted], position, end, LOG_ID)
-        coverage.take(Chunk(parsed.records, parsed.damage, parsed.position - position))
+        coverage.take(Scanned(parsed.records, parsed.damage, parsed.position - position))
         position, wanted = parsed.position, max(piece, parsed.wanted)
     return coverage.judge(end, synced)
 

@@ -72,7 +72,7 @@ async def bytes_of(stage: Stage, ledger_id: int, entry_id: int) -> bytes:
     return bytes(found.entry)
 
 
-def placed_log(disk: SimDisk, entry: bytes) -> tuple[str, int]:
+def direct_log(disk: SimDisk, entry: bytes) -> tuple[str, int]:
     """The log that has the entry, and where the entry begins in it."""
     path = next(each for each in disk.paths() if entry in disk.content(each))
     return path, disk.content(path).index(entry)
@@ -371,7 +371,7 @@ async def a_log_without_footer_rots(stage: Stage, entry_id: int) -> LogMap:
     await stage.flushed()
     (store,) = stage.rig.bookie._storage.stores
     (place,) = await store.index.range(1, entry_id, entry_id, 1)
-    path, _ = placed_log(stage.rig.ledger_disks[0], entry_of(1, entry_id, 0, entry_id - 1, 60))
+    path, _ = direct_log(stage.rig.ledger_disks[0], entry_of(1, entry_id, 0, entry_id - 1, 60))
     stage.rig.ledger_disks[0].truncate(path, 2 * BLOCK_BYTES)
     stage.rig.ledger_disks[0].flip_bit(path, 8 * place.position + 40)
     return (await scan_for_map(store.logs, store.index, place.log_id, Pace(1 << 30))).map
@@ -460,7 +460,7 @@ async def what_was_synced_rots(stage: Stage, where: str) -> None:
         await stage.add(1, [entry_id])
     stage.rig.crash("none")
     disk = stage.rig.ledger_disks[0]
-    path, at = placed_log(disk, entry_of(1, 1, 0, 0, 900))
+    path, at = direct_log(disk, entry_of(1, 1, 0, 0, 900))
     if where == "header":
         disk.flip_bit(path, 8 * (at - 20))
     elif where == "payload":
@@ -487,7 +487,7 @@ async def a_marked_log_is_gone(stage: Stage) -> None:
     await stage.add(1, range(4))
     stage.rig.crash("none")
     disk = stage.rig.ledger_disks[0]
-    path, _ = placed_log(disk, entry_of(1, 1, 0, 0, 900))
+    path, _ = direct_log(disk, entry_of(1, 1, 0, 0, 900))
     await disk.remove(path)
     await disk.sync_dir("entrylog")
     stage.model.unknown_allowed = True

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bookie_server.disk.interface import DiskFailed, DiskFull
-from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import BadEntryLog, EntryLogs, log_path, record_end
 from bookie_server.logs.index import LedgerState, Location, encode_log_mark, log_key
 from bookie_server.logs.log_map import read_map
@@ -44,27 +44,27 @@ class Rig:
         self.disk.faults.sync_s = (1.0, 1.0)
         self.logs: EntryLogs
         self.index: SimIndex
-        self.placed: PlacedLog
+        self.direct_log: DirectLog
         self.store: DirectoryStore
         self.failures: list[DiskFailed] = []
 
     async def start(self) -> "Rig":
         self.logs = await EntryLogs.open(self.disk, SETTINGS)
         self.index = await SimIndex.open(self.disk)
-        self.placed = PlacedLog(self.disk, self.logs, self.index, SETTINGS)
-        self.placed.on_failure = self.failures.append
+        self.direct_log = DirectLog(self.disk, self.logs, self.index, SETTINGS)
+        self.direct_log.on_failure = self.failures.append
         directory = LedgerDirectory("d0", self.disk, self.index)
-        self.store = DirectoryStore(directory, self.logs, self.placed)
+        self.store = DirectoryStore(directory, self.logs, self.direct_log)
         return self
 
     async def crash(self) -> None:
-        self.placed.abandon()
+        self.direct_log.abandon()
         self.disk.crash("none")
         await self.start()
 
     async def flush(self, places: list[Location], puts: int | None = None) -> None:
         """As a flush that began after so many puts, by default after all."""
-        count = self.placed.puts if puts is None else puts
+        count = self.direct_log.puts if puts is None else puts
         await self.store.write(iter(()), Changes([], []), places, count)
 
     async def marks(self) -> dict[int, int]:
@@ -78,7 +78,7 @@ class Rig:
         return any(record in each for each in durable)
 
     def put(self, ledger_id: int, *entry_ids: int) -> "asyncio.Future[list[Location]]":
-        return self.placed.put(ledger_id, some(ledger_id, *entry_ids))
+        return self.direct_log.put(ledger_id, some(ledger_id, *entry_ids))
 
     async def found(self, places: list[Location]) -> list[tuple[int, int]]:
         """Which entries lie there, each as it was put."""
@@ -102,11 +102,11 @@ def with_a_log(test: Callable[[Rig], Awaitable[None]]) -> None:
 def test_what_was_told_is_there_after_the_worst_crash():
     async def test(rig: Rig) -> None:
         places = [*await rig.put(1, 0, 1), *await rig.put(2, 5)]
-        rig.placed.abandon()
+        rig.direct_log.abandon()
         rig.disk.crash("none")
         await rig.start()
         assert await rig.found(places) == [(1, 0), (1, 1), (2, 5)]
-        assert rig.placed.pending_bytes == 0
+        assert rig.direct_log.pending_bytes == 0
 
     with_a_log(test)
 
@@ -181,21 +181,21 @@ def test_bytes_put_are_pending_until_they_are_told_and_say_how_long_that_takes()
     async def test(rig: Rig) -> None:
         await rig.put(1, 9)  # so a log is there
         await asyncio.sleep(0)
-        assert rig.placed.wait_s == 0
+        assert rig.direct_log.wait_s == 0
         first = rig.put(1, 0)
-        pending = rig.placed.pending_bytes
+        pending = rig.direct_log.pending_bytes
         assert pending == len(text(1, 0)) + 48
         await asyncio.sleep(0.1)
         second = rig.put(1, 1, 2)
-        assert rig.placed.pending_bytes == 3 * pending
+        assert rig.direct_log.pending_bytes == 3 * pending
         await first
-        assert rig.placed.pending_bytes == 2 * pending
+        assert rig.direct_log.pending_bytes == 2 * pending
         await asyncio.sleep(0.1)
-        assert 0.5 < rig.placed.wait_s < 10
+        assert 0.5 < rig.direct_log.wait_s < 10
         await second
-        assert rig.placed.pending_bytes == 0
+        assert rig.direct_log.pending_bytes == 0
         await asyncio.sleep(0)
-        assert rig.placed.wait_s == 0
+        assert rig.direct_log.wait_s == 0
 
     with_a_log(test)
 
@@ -210,7 +210,7 @@ def test_while_a_log_is_being_made_it_is_said_how_long_that_takes():
         rig.disk.empty_out()
         told = rig.put(1, 1)
         await asyncio.sleep(0.5)
-        assert rig.placed.wait_s > 0.1
+        assert rig.direct_log.wait_s > 0.1
         await told
 
     with_a_log(test)
@@ -220,7 +220,7 @@ def test_nothing_that_was_written_is_kept_in_memory():
     async def test(rig: Rig) -> None:
         await rig.put(1, 0)
         await asyncio.sleep(0)
-        assert not rig.placed._writing and not rig.placed._waiting
+        assert not rig.direct_log._writing and not rig.placed._waiting
 
     with_a_log(test)
 
@@ -233,7 +233,7 @@ def test_without_space_those_who_wait_are_told_and_the_next_goes_to_a_new_log():
         for each in refused:
             with pytest.raises(DiskFull):
                 await each
-        assert rig.placed.pending_bytes == 0 and not rig.failures
+        assert rig.direct_log.pending_bytes == 0 and not rig.failures
         rig.disk.empty_out()
         after = await rig.put(1, 1)
         assert {place.log_id for place in before} == {1}
@@ -271,7 +271,7 @@ def test_a_failure_is_the_directorys_and_everybody_who_waits_is_told_after_it(fa
             with pytest.raises(DiskFailed):
                 await each
         await asyncio.sleep(0)
-        assert heard == [1, 1] and rig.placed.pending_bytes == 0
+        assert heard == [1, 1] and rig.direct_log.pending_bytes == 0
 
     with_a_log(test)
 
@@ -284,10 +284,10 @@ def test_who_waits_for_a_directory_that_is_lost_is_told_at_once_though_a_write_h
         await asyncio.sleep(5)
         waiting.append(rig.put(2, 1))
         error = DiskFailed("it was unmounted")
-        rig.placed.fail(error)
+        rig.direct_log.fail(error)
         assert [each.exception() for each in waiting] == [error] * 3
         assert rig.put(3, 0).exception() is error
-        assert rig.placed.pending_bytes == 0
+        assert rig.direct_log.pending_bytes == 0
         rig.disk.crash()
 
     with_a_log(test)
@@ -298,10 +298,10 @@ def test_a_write_that_ends_after_the_directory_was_lost_tells_nobody_again():
         waiting = [rig.put(1, 0)]
         await asyncio.sleep(0.1)
         waiting.append(rig.put(1, 1))
-        rig.placed.fail(DiskFailed("gone"))
+        rig.direct_log.fail(DiskFailed("gone"))
         await asyncio.sleep(10)
         assert all(isinstance(each.exception(), DiskFailed) for each in waiting)
-        assert rig.placed.pending_bytes == 0
+        assert rig.direct_log.pending_bytes == 0
 
     with_a_log(test)
 
@@ -348,7 +348,7 @@ def test_a_full_log_ends_with_a_footer_whose_map_is_right():
 def test_the_mark_moves_past_what_was_put_before_the_flush_and_not_past_what_came_later():
     async def test(rig: Rig) -> None:
         first = await rig.put(1, 0, 1)
-        begun = rig.placed.puts
+        begun = rig.direct_log.puts
         later = await rig.put(1, 2)
         assert await rig.marks() == {1: FIRST}
         await rig.flush(first, begun)
@@ -365,7 +365,7 @@ def test_of_puts_that_one_write_brought_the_mark_passes_those_of_before_the_flus
         await rig.put(1, 0)
         rig.put(1, 1)
         await asyncio.sleep(0.1)
-        before, begun = rig.put(2, 0), rig.placed.puts
+        before, begun = rig.put(2, 0), rig.direct_log.puts
         after = rig.put(2, 1)
         places = [*await before, *await after]
         await rig.flush(places[:1], begun)
@@ -397,7 +397,7 @@ def test_a_mark_that_has_moved_after_a_crash_passes_only_what_the_index_has(seco
         flushing = asyncio.ensure_future(rig.flush(places))
         await asyncio.sleep(seconds)
         assert flushing.done() == (seconds > 2)
-        rig.placed.abandon()
+        rig.direct_log.abandon()
         rig.disk.crash(keep)
         await rig.start()
         (mark,) = (await rig.marks()).values()
@@ -425,7 +425,7 @@ def test_marks_are_written_after_all_that_the_index_needs_of_what_lies_before_th
         for name in ("put", "put_ledgers", "mark_logs", "sync"):
             monitored(rig.index, name, wrote)
         changes = Changes([LedgerState(1)], [])
-        await rig.store.write(iter(()), changes, places, rig.placed.puts)
+        await rig.store.write(iter(()), changes, places, rig.direct_log.puts)
         assert wrote == ["put_ledgers", "put", "mark_logs", "sync"]
 
     with_a_log(test)
@@ -463,7 +463,7 @@ def test_a_log_is_not_sealed_by_a_flush_whose_sync_fails():
 def test_a_full_log_keeps_its_mark_while_a_later_flush_has_need_of_it():
     async def test(rig: Rig) -> None:
         first = await rig.put(1, 0)
-        begun = rig.placed.puts
+        begun = rig.direct_log.puts
         *places, other = await fill(rig, first=1)
         await rig.flush(first, begun)
         assert await rig.marks() == {1: record_end(first[0]), 2: FIRST}
@@ -493,7 +493,7 @@ def test_what_a_mark_passed_is_kept_in_memory_no_longer():
     async def test(rig: Rig) -> None:
         places = await fill(rig)
         await rig.flush(places)
-        assert not rig.placed._written and not rig.placed._ended
+        assert not rig.direct_log._written and not rig.placed._ended
 
     with_a_log(test)
 
@@ -519,10 +519,10 @@ def test_a_log_whose_footer_fails_was_told_before_and_keeps_what_was_told():
 
 def test_a_log_that_is_closed_has_its_footer_and_an_empty_one_makes_none():
     async def test(rig: Rig) -> None:
-        await rig.placed.close()
+        await rig.direct_log.close()
         assert not rig.log_files
         waited_for = rig.put(1, 0)
-        await rig.placed.close()
+        await rig.direct_log.close()
         assert waited_for.done()
         log_map = await read_map(rig.logs, rig.disk, 1)
         assert log_map is not None and log_map.has_footer and log_map.entries == 1
@@ -537,7 +537,7 @@ def test_a_log_that_is_closed_keeps_its_mark_only_if_the_index_lacks_something_o
         await rig.flush(first)
         if not flushed:
             await rig.put(1, 1)
-        await rig.placed.close()
+        await rig.direct_log.close()
         rig.disk.crash("none")
         await rig.start()
         assert await rig.marks() == ({} if flushed else {1: record_end(first[0])})
@@ -563,7 +563,7 @@ def test_what_a_crash_cut_off_is_no_entry_and_what_was_told_is_read_beside_it():
         places = await rig.put(1, 0)
         rig.put(1, 1, 2)
         await asyncio.sleep(0.5)
-        rig.placed.abandon()
+        rig.direct_log.abandon()
         rig.disk.crash("torn")
         await rig.start()
         assert await rig.found(places) == [(1, 0)]

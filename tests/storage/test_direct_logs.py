@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from bookie_server.logs.direct_log import PlacedLog
+from bookie_server.logs.direct_log import DirectLog
 from bookie_server.logs.entry_log import GrowingLog
-from bookie_server.logs.scan import Chunk
+from bookie_server.logs.scan import Scanned
 from bookie_server.start import replay
 from bookie_server.start.direct_log_replay import Coverage
 from bookie_server.start.replayed import Replayed
+from bookie_server.storage.direct_writes import DirectWrites
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.flush import Stores
-from bookie_server.storage.placing import Placing
 from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.simulation.mutants import Mutant
-from tests.storage import placed
+from tests.storage import direct_logs
 from tests.storage.deeds import DEEDS
 from tests.storage.points import PointFailed, enumerate_points
 from tests.storage.rig import Shape
@@ -45,97 +45,101 @@ def staged(shape: Shape, scenario: Scenario, *more: Any, **named: Any) -> None:
 
 @pytest.mark.parametrize("keep", ["none", "random", "all"])
 def test_a_placed_entry_that_was_acknowledged_is_there_after_a_crash(keep: Keep):
-    staged(placed.ONE, placed.an_entry_is_placed, keep)
+    staged(direct_logs.ONE, direct_logs.an_entry_is_placed, keep)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_logs_that_ended_are_replayed_and_put_nothing_in_doubt(stopped: bool):
-    staged(placed.SMALL_LOGS, placed.a_log_is_full, stopped=stopped)
+    staged(direct_logs.SMALL_LOGS, direct_logs.a_log_is_full, stopped=stopped)
 
 
 def test_nothing_counts_before_the_journal_durably_tells_of_its_ledger():
-    staged(placed.ONE, placed.the_journal_fails_beside_it)
+    staged(direct_logs.ONE, direct_logs.the_journal_fails_beside_it)
 
 
 def test_what_is_placed_in_a_new_home_before_any_flush_is_there_after_a_crash():
-    staged(placed.TWO, placed.the_home_changes)
+    staged(direct_logs.TWO, direct_logs.the_home_changes)
 
 
 def test_a_flush_moves_no_mark_past_what_was_placed_after_it_began():
-    staged(placed.TWO, placed.a_flush_waits)
+    staged(direct_logs.TWO, direct_logs.a_flush_waits)
 
 
 def test_a_flush_moves_no_mark_past_what_no_index_was_told():
-    staged(placed.TWO, placed.no_directory_has_space)
+    staged(direct_logs.TWO, direct_logs.no_directory_has_space)
 
 
 @pytest.mark.parametrize("when", ["full", "flushing", "flushed"])
-def test_a_placed_log_is_not_compacted_before_the_index_knows_all_of_it(when: str):
-    staged(placed.SMALL_LOGS, placed.a_log_is_compacted, when)
+def test_a_direct_log_is_not_compacted_before_the_index_knows_all_of_it(when: str):
+    staged(direct_logs.SMALL_LOGS, direct_logs.a_log_is_compacted, when)
 
 
 @pytest.mark.parametrize("keep", ["none", "all"])
 def test_what_was_placed_in_a_directory_that_one_start_missed_is_served_when_it_is_back(keep: Keep):
-    staged(placed.TWO, placed.a_directory_is_missing_at_one_start, keep)
+    staged(direct_logs.TWO, direct_logs.a_directory_is_missing_at_one_start, keep)
 
 
 @pytest.mark.parametrize("flushed", [False, True])
 def test_what_a_directory_brings_back_replaces_nothing_that_was_taken_since(flushed: bool):
-    staged(placed.TWO, placed.another_is_taken_while_the_directory_is_away, flushed=flushed)
+    staged(
+        direct_logs.TWO, direct_logs.another_is_taken_while_the_directory_is_away, flushed=flushed
+    )
 
 
-@pytest.mark.parametrize("shape", [placed.ONE, placed.TWO_JOURNALS], ids=["one", "two journals"])
+@pytest.mark.parametrize(
+    "shape", [direct_logs.ONE, direct_logs.TWO_JOURNALS], ids=["one", "two journals"]
+)
 def test_what_recovery_brought_for_a_placed_copy_that_rotted_is_not_replaced_at_replay(
     shape: Shape,
 ):
-    staged(shape, placed.a_copy_rots_and_is_replaced)
+    staged(shape, direct_logs.a_copy_rots_and_is_replaced)
 
 
 @pytest.mark.parametrize("when", ["under way", "after", "after, at once", *FLUSHING])
 def test_a_directory_dropped_beside_placed_entries_takes_none_of_them_along(when: str):
-    staged(placed.TWO, placed.a_directory_is_dropped, when)
+    staged(direct_logs.TWO, direct_logs.a_directory_is_dropped, when)
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_what_was_placed_in_a_directory_that_was_given_up_is_served(back: bool):
-    staged(placed.TWO, placed.a_directory_is_given_up, back)
+    staged(direct_logs.TWO, direct_logs.a_directory_is_given_up, back)
 
 
 def test_what_was_placed_after_a_directory_was_given_up_is_served_when_that_one_is_back():
-    staged(placed.TWO, placed.another_is_taken_after_the_directory_was_given_up)
+    staged(direct_logs.TWO, direct_logs.another_is_taken_after_the_directory_was_given_up)
 
 
-def test_a_stop_retires_the_journals_though_a_placed_log_ends_meanwhile():
-    staged(placed.SMALL_LOGS_TWO_JOURNALS, placed.a_log_ends_while_the_node_stops)
+def test_a_stop_retires_the_journals_though_a_direct_log_ends_meanwhile():
+    staged(direct_logs.SMALL_LOGS_TWO_JOURNALS, direct_logs.a_log_ends_while_the_node_stops)
 
 
 @pytest.mark.parametrize("entry_id", range(3))
 def test_a_log_of_a_flush_in_which_a_header_rotted_gets_no_map(entry_id: int):
-    assert not run(placed.a_log_without_footer_rots(Stage(placed.ONE), entry_id)).whole
+    assert not run(direct_logs.a_log_without_footer_rots(Stage(direct_logs.ONE), entry_id)).whole
 
 
 def test_what_was_placed_of_a_ledger_is_served_though_its_journal_is_missing():
-    staged(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start)
+    staged(direct_logs.TWO_JOURNALS, direct_logs.a_journal_is_missing_at_one_start)
 
 
 @pytest.mark.parametrize("keep", ["none", "torn", "random"])
 @pytest.mark.parametrize("with_states", [False, True])
-def test_an_index_is_rebuilt_from_placed_logs_that_a_crash_cut_off(keep: Keep, with_states: bool):
-    staged(placed.ONE, placed.the_index_is_rebuilt, keep, with_states=with_states)
+def test_an_index_is_rebuilt_from_direct_logs_that_a_crash_cut_off(keep: Keep, with_states: bool):
+    staged(direct_logs.ONE, direct_logs.the_index_is_rebuilt, keep, with_states=with_states)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_torn_write_costs_nothing_that_was_acknowledged_and_the_node_goes_on(seed: int):
-    staged(placed.ONE, placed.the_last_write_is_torn, seed)
+    staged(direct_logs.ONE, direct_logs.the_last_write_is_torn, seed)
 
 
 @pytest.mark.parametrize("where", ["header", "payload", "zeros", "block"])
 def test_what_rotted_below_what_was_synced_is_told_from_a_torn_write(where: str):
-    staged(placed.ONE, placed.what_was_synced_rots, where)
+    staged(direct_logs.ONE, direct_logs.what_was_synced_rots, where)
 
 
 def test_a_marked_log_that_is_gone_puts_every_ledger_in_limbo():
-    staged(placed.ONE, placed.a_marked_log_is_gone)
+    staged(direct_logs.ONE, direct_logs.a_marked_log_is_gone)
 
 
 # -- the bugs -----------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def unmarked_before_the_index(write: Any) -> Any:
     async def written(
         self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
     ) -> None:
-        await self.index.mark_logs(self.placed_log.marks(puts))
+        await self.index.mark_logs(self.direct_log.marks(puts))
         await self.index.sync()
         await write(self, entries, changes, placed, puts)
 
@@ -188,7 +192,7 @@ def past_all_that_was_put(write: Any) -> Any:
     async def written(
         self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
     ) -> None:
-        await write(self, entries, changes, placed, self.placed_log.puts if puts else 0)
+        await write(self, entries, changes, placed, self.direct_log.puts if puts else 0)
 
     return written
 
@@ -197,7 +201,7 @@ def past_what_found_no_space(write: Any) -> Any:
     async def written(
         self: Any, entries: Any, changes: Any, placed: Any = (), puts: int = 0
     ) -> None:
-        await write(self, entries, changes, placed, puts or self.placed_log.puts)
+        await write(self, entries, changes, placed, puts or self.direct_log.puts)
 
     return written
 
@@ -231,9 +235,9 @@ def synced_later(append: Any) -> Any:
     return appended
 
 
-def forgotten_at_once(replay_placed: Any) -> Any:
+def forgotten_at_once(replay_direct_logs: Any) -> Any:
     async def replayed(storage: Any, *more: Any) -> None:
-        await replay_placed(storage, *more)
+        await replay_direct_logs(storage, *more)
         await storage.forget_replayed_logs()
 
     return replayed
@@ -253,10 +257,10 @@ def nothing_is_known(stored: Any) -> Any:
 
 
 def gaps_are_filler(take: Any) -> Any:
-    def taken(self: Any, chunk: Chunk) -> None:
+    def taken(self: Any, chunk: Scanned) -> None:
         for record in chunk.records:
             self._next = record.location.position
-            take(self, Chunk([record], [], 0))
+            take(self, Scanned([record], [], 0))
 
     return taken
 
@@ -293,79 +297,83 @@ Bug = tuple[Any, str, Callable[[Any], Any]]
 BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
     "a direct log is not synced": (
         (GrowingLog, "append", synced_later),
-        *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
+        *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "none"}),
     ),
     "direct logs are not replayed": (
-        (replay, "replay_placed", nothing_is_done),
-        *(placed.ONE, placed.an_entry_is_placed, {"keep": "all"}),
+        (replay, "replay_direct_logs", nothing_is_done),
+        *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "all"}),
     ),
     "a direct log is acknowledged from before its mark is durable": (
-        (PlacedLog, "_begin", not_marked),
-        *(placed.ONE, placed.an_entry_is_placed, {"keep": "none"}),
+        (DirectLog, "_begin", not_marked),
+        *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "none"}),
     ),
     "no ledger record before the first place": (
-        (Placing, "_tell", told_at_once),
-        *(placed.TWO, placed.the_home_changes, {}),
+        (DirectWrites, "_tell", told_at_once),
+        *(direct_logs.TWO, direct_logs.the_home_changes, {}),
     ),
     "nobody waits for the ledger record": (
-        (Placing, "_placed", whatever_the_journal_says),
-        *(placed.ONE, placed.the_journal_fails_beside_it, {}),
+        (DirectWrites, "_acknowledge", whatever_the_journal_says),
+        *(direct_logs.ONE, direct_logs.the_journal_fails_beside_it, {}),
     ),
     "a log is sealed when it ended": (
-        (PlacedLog, "_end", sealed_when_it_ended),
-        *(placed.SMALL_LOGS, placed.a_log_is_compacted, {"when": "full"}),
+        (DirectLog, "_end", sealed_when_it_ended),
+        *(direct_logs.SMALL_LOGS, direct_logs.a_log_is_compacted, {"when": "full"}),
     ),
     "the mark goes when the log ended": (
-        (PlacedLog, "_end", unmarked_when_it_ended),
-        *(placed.SMALL_LOGS, placed.a_log_is_full, {"stopped": False}),
+        (DirectLog, "_end", unmarked_when_it_ended),
+        *(direct_logs.SMALL_LOGS, direct_logs.a_log_is_full, {"stopped": False}),
     ),
     "the mark moves past all that was put": (
         (DirectoryStore, "write", past_all_that_was_put),
-        *(placed.TWO, placed.a_flush_waits, {}),
+        *(direct_logs.TWO, direct_logs.a_flush_waits, {}),
     ),
     "the mark moves past what found no space": (
         (DirectoryStore, "write", past_what_found_no_space),
-        *(placed.TWO, placed.no_directory_has_space, {}),
+        *(direct_logs.TWO, direct_logs.no_directory_has_space, {}),
     ),
     "a place counts whatever is stored": (
         (Replayed, "_stored", nothing_is_known),
-        *(placed.TWO, placed.another_is_taken_while_the_directory_is_away, {"flushed": False}),
+        *(
+            direct_logs.TWO,
+            direct_logs.another_is_taken_while_the_directory_is_away,
+            {"flushed": False},
+        ),
     ),
     "places of ledgers that no journal tells of are forgotten": (
-        (Replayed, "place", only_of_ledgers_that_are_known),
-        *(placed.TWO_JOURNALS, placed.a_journal_is_missing_at_one_start, {}),
+        (Replayed, "add_locations", only_of_ledgers_that_are_known),
+        *(direct_logs.TWO_JOURNALS, direct_logs.a_journal_is_missing_at_one_start, {}),
     ),
     "nothing is rescued from memory": (
         (LedgerStorage, "rescue", says([])),
-        *(placed.TWO, placed.a_directory_is_given_up, {"back": False}),
+        *(direct_logs.TWO, direct_logs.a_directory_is_given_up, {"back": False}),
     ),
     "a directory lost beside the flush of its places": (
-        (Stores, "_misplaced", says(False)),
-        *(placed.TWO, placed.a_directory_is_dropped, {"when": "flushing, full"}),
+        (Stores, "_has_lost_locations", says(False)),
+        *(direct_logs.TWO, direct_logs.a_directory_is_dropped, {"when": "flushing, full"}),
     ),
     "a directory lost before the flush of its places": (
         (LedgerStorage, "_directory_dropped", says(None)),
-        *(placed.TWO, placed.a_directory_is_dropped, {"when": "after"}),
+        *(direct_logs.TWO, direct_logs.a_directory_is_dropped, {"when": "after"}),
     ),
     "a directory lost beside a write": (
-        (PlacedLog, "fail", says(None)),
-        *(placed.TWO, placed.a_directory_is_dropped, {"when": "under way"}),
+        (DirectLog, "fail", says(None)),
+        *(direct_logs.TWO, direct_logs.a_directory_is_dropped, {"when": "under way"}),
     ),
     "damage is taken for a torn write": (
         (Coverage, "judge", all_is_torn),
-        *(placed.ONE, placed.what_was_synced_rots, {"where": "payload"}),
+        *(direct_logs.ONE, direct_logs.what_was_synced_rots, {"where": "payload"}),
     ),
     "a torn write is taken for damage": (
         (Coverage, "judge", all_is_damage),
-        *(placed.ONE, placed.the_last_write_is_torn, {"seed": 0}),
+        *(direct_logs.ONE, direct_logs.the_last_write_is_torn, {"seed": 0}),
     ),
     "damage is overlooked": (
         (Coverage, "judge", says(([], []))),
-        *(placed.ONE, placed.what_was_synced_rots, {"where": "header"}),
+        *(direct_logs.ONE, direct_logs.what_was_synced_rots, {"where": "header"}),
     ),
     "zeros are taken for filler": (
         (Coverage, "take", gaps_are_filler),
-        *(placed.ONE, placed.what_was_synced_rots, {"where": "zeros"}),
+        *(direct_logs.ONE, direct_logs.what_was_synced_rots, {"where": "zeros"}),
     ),
 }
 
@@ -388,7 +396,7 @@ BUGS_AT_POINTS: dict[str, tuple[Bug, str]] = {
         "end of a direct log",
     ),
     "marks are forgotten before what was replayed is flushed": (
-        (replay, "replay_placed", forgotten_at_once),
+        (replay, "replay_direct_logs", forgotten_at_once),
         "replay of places",
     ),
 }
