@@ -99,6 +99,42 @@ admin.create_topic("flights-json", partitions=4)
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ## Small tables first
+# MAGIC Planes, airports and the weather of the airports. A topic that is not there is made by the
+# MAGIC first write. `valueFormat` `arrow` keeps the columns as columns, with their types. A read
+# MAGIC has them again.
+
+# COMMAND ----------
+
+from spark_ledger.demo.flights import read_table
+
+for topic in ("planes", "airports", "weather"):
+    (
+        spark.createDataFrame(read_table(topic))
+        .write.format("ledger")
+        .option("serviceUrl", SERVICE_URL)
+        .option("valueFormat", "arrow")
+        .mode("append")
+        .save(topic)
+    )
+
+rows = {topic: admin.describe(topic).rows for topic in ("planes", "airports", "weather")}
+print(rows)
+assert rows == {"planes": 3_322, "airports": 1_458, "weather": 26_115}
+
+# COMMAND ----------
+
+planes = (
+    spark.read.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("valueFormat", "arrow")
+    .load("planes")
+)
+display(planes.groupBy("manufacturer").count().orderBy("count", ascending=False).limit(5))
+
+# COMMAND ----------
+
+# MAGIC %md
 # MAGIC ## The flights
 # MAGIC Flights that left New York in 2013, in the order in which they were to leave.
 
@@ -116,8 +152,8 @@ display(flights.limit(5))
 
 # MAGIC %md
 # MAGIC ## Write typed rows
-# MAGIC `valueFormat` `arrow` keeps the twelve columns as columns. The first write registers them
-# MAGIC as the topic's schema. `__key` is the key: flights of a carrier stay in order.
+# MAGIC The first write registers the twelve columns as the topic's schema; later ones are checked
+# MAGIC against it. `__key` is the key: flights of a carrier stay in order.
 
 # COMMAND ----------
 
@@ -207,7 +243,8 @@ assert typed_sums == json_sums == sums, (typed_sums, json_sums, sums)
 
 # MAGIC %md
 # MAGIC ## What a topic has
-# MAGIC `metadata` reads a listing instead of rows. JSON takes several times the bytes.
+# MAGIC `metadata` reads a listing instead of rows. JSON takes more bytes: names and commas, in
+# MAGIC every row.
 
 # COMMAND ----------
 
@@ -284,31 +321,6 @@ for _ in range(2):
 counting.processAllAvailable()
 assert spark.table("by_carrier").agg(F.sum("count")).first()[0] == ROWS + LATER
 counting.stop()
-
-# COMMAND ----------
-
-# MAGIC %md
-# MAGIC ## The other tables
-# MAGIC Planes, airports and the weather are topics, too. A topic that is not there is made by the
-# MAGIC first write.
-
-# COMMAND ----------
-
-from spark_ledger.demo.flights import read_table
-
-for topic in ("planes", "airports", "weather"):
-    (
-        spark.createDataFrame(read_table(topic))
-        .write.format("ledger")
-        .option("serviceUrl", SERVICE_URL)
-        .option("valueFormat", "arrow")
-        .mode("append")
-        .save(topic)
-    )
-
-rows = {topic: admin.describe(topic).rows for topic in ("planes", "airports", "weather")}
-print(rows)
-assert rows == {"planes": 3_322, "airports": 1_458, "weather": 26_115}
 
 # COMMAND ----------
 
