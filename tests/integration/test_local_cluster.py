@@ -97,6 +97,22 @@ def test_a_data_dir_is_taken_up_again_with_the_same_bookies(tmp_path: Path, fres
     assert tmp_path.exists()
 
 
+def test_one_cluster_at_a_time_has_a_data_dir(tmp_path: Path, fresh_cluster):
+    first = fresh_cluster(bookies=1, data_dir=tmp_path)
+    for _ in range(2):
+        with pytest.raises(BadConfig, match=f"{tmp_path} is in use by another cluster"):
+            LocalCluster(bookies=1, data_dir=tmp_path)
+    assert first.bookies[0].running
+    first.stop()
+    fresh_cluster(bookies=1, data_dir=tmp_path)
+
+
+def test_a_data_dir_that_cannot_be_written_is_one_clear_error(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadConfig, match="cannot be used: Not a directory"):
+        LocalCluster(bookies=1, data_dir=tmp_path / "file" / "below")
+
+
 def test_a_cluster_without_a_data_dir_leaves_nothing(fresh_cluster):
     cluster = fresh_cluster(bookies=1)
     folder, children = cluster.data_dir, descendants(os.getpid())

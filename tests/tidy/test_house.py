@@ -28,6 +28,7 @@ FLOORS = {
         api
     """,
     "spark_ledger": """
+        notebook
         cli
         demo
         local

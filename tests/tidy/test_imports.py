@@ -16,7 +16,10 @@ ONE_PLACE = {
     "pyspark": ("spark_ledger/spark/", "pyspark_ledger/", "spark_ledger/demo/"),
     "delta": ("spark_ledger/demo/",),
     "matplotlib": ("spark_ledger/demo/",),
-    "typer": ("spark_ledger/cli/",),
+    "typer": ("spark_ledger/cli/", "spark_ledger/notebook/__main__.py"),
+    "IPython": ("spark_ledger/notebook/outputs.py",),
+    "markdown_it": ("spark_ledger/notebook/page.py",),
+    "pygments": ("spark_ledger/notebook/page.py",),
 }
 MEASURES_THE_ENGINE = "benchmarks/replay.py"  # alone, without a bookie around it
 

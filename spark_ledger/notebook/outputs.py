@@ -1,0 +1,198 @@
+"""`display` and `displayHTML` outside of Databricks.
+
+Always true: a figure that is displayed again is redrawn in its place. In Jupyter that place is in
+the cell's output; elsewhere a picture is a PNG file in the folder that widget `folder` names, and
+its path is printed.
+"""
+
+import html
+import io
+import re
+import sys
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_ledger.notebook.widgets import WIDGETS
+
+ROWS_MAX = 20
+TEXT_WIDTH_MAX = 40
+DPI = 80
+FOLDER = "notebook-output"
+
+
+@dataclass
+class Output:
+    """A piece of what a cell shows: text, or HTML, or a PNG picture."""
+
+    kind: str
+    text: str = ""
+    png: bytes = b""
+
+
+@dataclass
+class Picture:
+    """Where a figure is shown: a file and the page, or Jupyter's handle."""
+
+    path: Path | None = None
+    output: Output | None = None
+    handle: Any = None
+
+
+class Shown:
+    """What cells displayed outside of Jupyter; the runner takes it cell by cell for its page."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.pictures: list[Path] = []
+
+    def text(self, text: str) -> None:
+        if self.outputs and self.outputs[-1].kind == "text":
+            self.outputs[-1].text += text
+        else:
+            self.outputs.append(Output("text", text))
+
+    def begin(self) -> None:
+        """A notebook starts."""
+        self.outputs, self.pictures = [], []
+
+    def take(self) -> list[Output]:
+        taken, self.outputs = self.outputs, []
+        return taken
+
+
+SHOWN = Shown()
+_places: "weakref.WeakKeyDictionary[Any, Picture]" = weakref.WeakKeyDictionary()
+
+
+def display(value: Any) -> None:
+    """Show a DataFrame (its first 20 rows), a matplotlib figure, or any other value.
+
+    Raises TypeError for a streaming DataFrame: start a query, and display what it writes.
+    """
+    if hasattr(value, "savefig"):
+        _show_figure(value)
+    elif hasattr(value, "isStreaming"):
+        _show_rows(value)
+    elif _in_jupyter():
+        _jupyter().display(value)
+    elif hasattr(value, "_repr_html_"):
+        _show_html(value._repr_html_(), str(value))
+    else:
+        print(value)
+
+
+def display_html(source: str) -> None:
+    """Show HTML. Where there is only text, that is its words."""
+    if _in_jupyter():
+        _jupyter().display(_jupyter().HTML(source))
+    else:
+        words = html.unescape(re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", source, flags=re.S))
+        _show_html(source, " ".join(words.split()))
+
+
+def _in_jupyter() -> bool:
+    """A kernel shows pictures; IPython in a terminal does not."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def _jupyter() -> Any:
+    import IPython.display
+
+    return IPython.display
+
+
+def _show_html(source: str, text: str) -> None:
+    print_without_page(text)
+    SHOWN.outputs.append(Output("html", source))
+
+
+def print_without_page(text: str) -> None:
+    """On the terminal only: the page of a run has it in another form."""
+    stream = getattr(sys.stdout, "terminal", sys.stdout)
+    print(text, file=stream, flush=True)
+
+
+def _show_figure(figure: Any) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight")
+    png, place = buffer.getvalue(), _places.setdefault(figure, Picture())
+    _forget_in_pyplot(figure)
+    if _in_jupyter():
+        image = _jupyter().Image(png)
+        if place.handle is None:
+            place.handle = _jupyter().display(image, display_id=True)
+        else:
+            place.handle.update(image)
+        return
+    if place.path is None:
+        place.path = _new_path()
+        print_without_page(f"picture: {place.path}")
+    place.path.write_bytes(png)
+    if place.output is None:
+        place.output = Output("picture")
+        SHOWN.outputs.append(place.output)
+    place.output.png = png
+
+
+def _forget_in_pyplot(figure: Any) -> None:
+    """Else Jupyter shows it once more at the end of the cell, and pyplot keeps it for ever."""
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:
+        pyplot.close(figure)
+
+
+def _new_path() -> Path:
+    main = Path(getattr(sys.modules["__main__"], "__file__", None) or "notebook")
+    folder = Path(WIDGETS.value("folder", f"{FOLDER}/{main.stem}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"picture-{len(SHOWN.pictures) + 1}.png"
+    SHOWN.pictures.append(path)
+    return path
+
+
+def _show_rows(rows: Any) -> None:
+    if rows.isStreaming:
+        raise TypeError("display shows no stream: start a query, and display what it writes")
+    found = rows.limit(ROWS_MAX + 1).collect()
+    more = len(found) > ROWS_MAX
+    cells = [[_cell(value) for value in row] for row in found[:ROWS_MAX]]
+    table = _html_table(rows.columns, cells, more)
+    if _in_jupyter():
+        _jupyter().display(_jupyter().HTML(table))
+    else:
+        _show_html(table, _text_table(rows.columns, cells, more))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode(errors="replace")
+    return "null" if value is None else str(value)
+
+
+def _html_table(names: list[str], rows: list[list[str]], more: bool) -> str:
+    def line(kind: str, cells: list[str]) -> str:
+        return "<tr>" + "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    note = f"<p>the first {ROWS_MAX} rows</p>" if more else ""
+    return f"<table><thead>{line('th', names)}</thead><tbody>{body}</tbody></table>{note}"
+
+
+def _text_table(names: list[str], rows: list[list[str]], more: bool) -> str:
+    lines = [[_shortened(cell) for cell in row] for row in [names, *rows]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    return "\n".join([*texts, f"the first {ROWS_MAX} rows"] if more else texts)
+
+
+def _shortened(cell: str) -> str:
+    cell = " ".join(cell.split())
+    return cell if len(cell) <= TEXT_WIDTH_MAX else cell[: TEXT_WIDTH_MAX - 1] + "…"

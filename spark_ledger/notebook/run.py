@@ -1,0 +1,153 @@
+"""Runs a notebook as a program: cell after cell, with progress, and leaves an HTML page.
+
+Always true: what can be checked (Java, the parameters, the folder, the packages) is checked before
+the first cell runs. The page is written whether the notebook ends or fails.
+"""
+
+import importlib.metadata
+import linecache
+import os
+import re
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+from spark_ledger.errors import BadConfig, LedgerError
+from spark_ledger.local.java import find_java
+from spark_ledger.notebook.outputs import FOLDER, SHOWN, Output
+from spark_ledger.notebook.page import page
+from spark_ledger.notebook.source import Cell, Notebook
+from spark_ledger.notebook.widgets import WIDGETS
+
+INSTALL = "pip install 'spark-ledger[demo]'"
+REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+class CellFailed(Exception):
+    """The text names the cell and the error, in one line."""
+
+
+class _Tee:
+    """Standard output, kept for the page as well."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self.terminal = terminal
+
+    def write(self, text: str) -> int:
+        SHOWN.text(text)
+        return self.terminal.write(text)
+
+    def flush(self) -> None:
+        self.terminal.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.terminal, name)
+
+
+def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
+    """Runs it with these parameters; returns the path of its page.
+
+    Raises errors.BadConfig before the first cell, CellFailed when one fails.
+    """
+    known = notebook.parameters()
+    for name in given:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
+    find_java()
+    WIDGETS.begin(given)
+    SHOWN.begin()
+    folder = _folder(notebook, given, known)
+    path = folder / f"{notebook.name}.html"
+    results: list[tuple[Cell, list[Output]]] = []
+    module = ModuleType("__main__")
+    module.__file__ = str(notebook.path)
+    before, sys.modules["__main__"] = sys.modules["__main__"], module
+    try:
+        _run_cells(notebook, module, results)
+    finally:
+        sys.modules["__main__"] = before
+        path.write_text(page(notebook, results), encoding="utf-8")
+    return path
+
+
+def _folder(notebook: Notebook, given: Mapping[str, str], known: Mapping[str, str]) -> Path:
+    default = known.get("folder") or f"{FOLDER}/{notebook.name}"
+    folder = Path(given.get("folder") or os.environ.get("FOLDER") or default)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".written").touch()
+        (folder / ".written").unlink()
+    except OSError as error:
+        raise BadConfig(
+            f"folder {folder} cannot be written: {error.strerror}",
+            "Give another with --param folder=FOLDER.",
+        ) from None
+    return folder
+
+
+def _run_cells(
+    notebook: Notebook, module: ModuleType, results: list[tuple[Cell, list[Output]]]
+) -> None:
+    number, count = 0, sum(cell.kind != "md" for cell in notebook.cells)
+    for cell in notebook.cells:
+        number += cell.kind != "md"
+        results.append((cell, []))
+        if cell.kind == "md":
+            continue
+        print(f"[{number}/{count}] {cell.heading}", flush=True)
+        if cell.kind == "pip":
+            _check_packages(cell)
+            print("  %pip is left out: all of it is installed", flush=True)
+            continue
+        started = time.monotonic()
+        try:
+            with redirect_stdout(_Tee(sys.stdout)):
+                _execute(notebook, cell, module)
+        except Exception as error:
+            told = _told(notebook, error)
+            SHOWN.outputs.append(Output("error", told))
+            raise CellFailed(f"cell {number} of {count} ({cell.heading}) failed: {told}") from error
+        finally:
+            results[-1] = (cell, SHOWN.take())
+        print(f"  {time.monotonic() - started:.1f} s", flush=True)
+
+
+def _execute(notebook: Notebook, cell: Cell, module: ModuleType) -> None:
+    linecache.checkcache(str(notebook.path))
+    code = compile("\n" * (cell.line - 1) + cell.text, str(notebook.path), "exec")
+    exec(code, vars(module))
+
+
+def _check_packages(cell: Cell) -> None:
+    """Raises errors.BadConfig if what the cell would install is not installed."""
+    for word in cell.text.replace('"', " ").replace("'", " ").split():
+        name = REQUIREMENT.match(word)
+        if name is None or word in ("install", "pip") or word.startswith((".", "-", "/")):
+            continue
+        try:
+            importlib.metadata.version(name.group())
+        except importlib.metadata.PackageNotFoundError:
+            raise BadConfig(
+                f"package {name.group()} is not installed here", f"Run: {INSTALL}"
+            ) from None
+
+
+def _told(notebook: Notebook, error: Exception) -> str:
+    """The error in one line: where it came up, and what it says first."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if frame.filename == str(notebook.path)]
+    where = f" ({notebook.path}:{ours[-1].lineno})" if ours else ""
+    text = " ".join(str(error).strip().split("\n", 1)[0].split())
+    if not text and ours:
+        text = str(ours[-1].line)  # an assert without words
+    if isinstance(error, ModuleNotFoundError):
+        text += f". Run: {INSTALL}"
+    if not isinstance(error, LedgerError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text + where

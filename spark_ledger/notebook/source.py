@@ -1,0 +1,126 @@
+"""A notebook's file in Databricks' source form, as cells.
+
+    # Databricks notebook source          the first line
+    # COMMAND ----------                  between cells
+    # MAGIC %md                           a cell of text: each line begins so
+    # MAGIC %pip install ...              a cell of packages
+
+Always true: every other cell is Python, and the file as a whole is Python too.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_ledger.errors import BadConfig
+
+FIRST_LINE = "# Databricks notebook source"
+BREAK = "# COMMAND ----------"
+MAGIC = re.compile(r"# MAGIC ?")
+MAKERS = ("text", "dropdown", "combobox", "multiselect")
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    """`md`, `pip` or `python`."""
+    text: str
+    """Without comment marks; of `md` without its `%md`."""
+    line: int
+    """Of the file, where it begins; the first is 1."""
+    heading: str
+    """Of this cell's text, else the last one before it."""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    path: Path
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def title(self) -> str:
+        return self.cells[0].heading or self.name
+
+    def parameters(self) -> dict[str, str]:
+        """The widgets that its cells make, with their defaults, in order."""
+        calls = [
+            node
+            for cell in self.cells
+            if cell.kind == "python"
+            for node in ast.walk(ast.parse(cell.text))
+            if isinstance(node, ast.Call)
+        ]
+        return dict(filter(None, map(_widget, calls)))
+
+
+def read_notebook(path: str | Path) -> Notebook:
+    """Raises errors.BadConfig if there is no such file, or if it is no notebook."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise BadConfig(
+            f"notebook {path} cannot be read: {reason}", "Give the path of a notebook."
+        ) from None
+    lines = text.split("\n")
+    if lines[0].rstrip() != FIRST_LINE:
+        raise BadConfig(
+            f"{path} is no notebook", f"Its first line has to be {FIRST_LINE!r}; see notebooks/."
+        )
+    cells = list(_cells(lines))
+    for cell in cells:
+        if cell.kind == "python":
+            _check(path, cell)
+    return Notebook(path, tuple(cells))
+
+
+def _cells(lines: list[str]) -> Iterator[Cell]:
+    starts = [1, *(number + 1 for number, line in enumerate(lines) if line.rstrip() == BREAK)]
+    heading = ""
+    for start, end in zip(starts, [*(start - 1 for start in starts[1:]), len(lines)], strict=True):
+        body = lines[start:end]
+        while body and not body[0].strip():
+            body, start = body[1:], start + 1
+        text = "\n".join(body).rstrip()
+        if not text:
+            continue
+        kind = "python"
+        if all(line.startswith("# MAGIC") for line in text.split("\n")):
+            text = "\n".join(MAGIC.sub("", line, count=1) for line in text.split("\n"))
+            kind = "pip" if text.startswith("%pip") else "md"
+            text = text.removeprefix("%md").lstrip("\n") if kind == "md" else text
+        headings = re.findall(r"^#+ +(.+)$", text, re.M) if kind == "md" else []
+        heading = headings[-1] if headings else heading
+        yield Cell(kind, text, start + 1, heading)
+
+
+def _check(path: Path, cell: Cell) -> None:
+    try:
+        ast.parse(cell.text)
+    except SyntaxError as error:
+        line = cell.line + (error.lineno or 1) - 1
+        raise BadConfig(f"{path}:{line} is no Python: {error.msg}", "Correct the cell.") from None
+
+
+def _widget(call: ast.Call) -> tuple[str, str] | None:
+    function, arguments = call.func, [ast.unparse(word) for word in call.args[:2]]
+    if not isinstance(function, ast.Attribute) or function.attr not in MAKERS or not arguments:
+        return None
+    if ast.unparse(function.value) != "dbutils.widgets":
+        return None
+    name, default = (*map(_literal, arguments), "")[:2]
+    return name, default
+
+
+def _literal(text: str) -> str:
+    try:
+        return str(ast.literal_eval(text))
+    except ValueError:
+        return ""

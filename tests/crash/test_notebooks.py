@@ -1,0 +1,123 @@
+"""Notebooks as a user runs them: twice at once, killed and run again, in Jupyter, and as Databricks
+runs them. (Each of them, on few rows: tests/spark/test_notebooks.py.)"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.notebook.source import read_notebook
+from tests.crash.test_demo import assert_nothing_left
+from tests.kit import jvm
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+RUN = ("-m", "spark_ledger.notebook", "run")
+ROWS, TIMEOUT_S = "2000", 480
+
+
+def start(folder: Path, *command: str | Path) -> subprocess.Popen[str]:
+    """Every process that it starts is marked with the folder."""
+    environment = dict(os.environ, DEMO_MARK=str(folder), SPARK_SUBMIT_OPTS=jvm.options("delta"))
+    for name in ("LEDGER_SERVICE_URL", "SERVICE_URL", "FOLDER"):
+        environment.pop(name, None)
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "ROWS": ROWS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(folder: Path, *command: str | Path) -> str:
+    """What it said."""
+    process = start(folder, *command)
+    try:
+        said, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, f"{said[-2000:]}\n{errors[-3000:]}"
+    return said
+
+
+def test_a_notebook_that_was_killed_runs_again_and_a_second_one_is_refused(tmp_path):
+    first = start(tmp_path, *RUN, NOTEBOOKS / "01_bronze.py")
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("zk://"):
+            break
+    second = start(tmp_path, *RUN, NOTEBOOKS / "01_bronze.py")
+    _, errors = second.communicate(timeout=TIMEOUT_S)
+    assert second.returncode == 1 and "01_bronze/cluster is in use by another cluster" in errors
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    assert_nothing_left(tmp_path)
+
+    assert "picture-1.png\n" in run(tmp_path, *RUN, NOTEBOOKS / "01_bronze.py")
+    assert_nothing_left(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"notebook-output", "spark-warehouse"}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ["00_setup_and_producer", "01_bronze", "02_silver", "03_gold"])
+def test_a_notebook_uses_what_databricks_gives_it(cluster, tmp_path, name):
+    path = NOTEBOOKS / f"{name}.py"
+    said = run(tmp_path, "-m", "tests.crash.as_databricks", path, "out", cluster.service_url, ROWS)
+    assert cluster.service_url in said
+
+
+@pytest.mark.chaos
+def test_a_notebook_runs_in_jupyter(tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    from spark_ledger.notebook.export import export
+
+    export(read_notebook(NOTEBOOKS / "00_setup_and_producer.py"), tmp_path / "00.ipynb")
+    notebook = nbformat.read(tmp_path / "00.ipynb", 4)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+    monkeypatch.setenv("ROWS", ROWS)
+    where = {"metadata": {"path": tmp_path}}
+    for _ in range(2):
+        nbclient.NotebookClient(notebook, timeout=TIMEOUT_S, resources=where).execute()
+        kinds = [
+            kind
+            for cell in notebook.cells
+            for each in cell.get("outputs", ())
+            for kind in each.get("data", ())
+        ]
+        assert "image/png" in kinds and "text/html" in kinds
+
+
+DELTA_SINK = """
+import sys
+from pathlib import Path
+from spark_ledger import cause_of
+from spark_ledger.demo import session
+
+folder, url = sys.argv[1:]
+spark = session.start("into Delta", Path(folder) / "spark", cores=2, delta=True)
+ours = {"serviceUrl": url, "valueFormat": "arrow"}
+rows = spark.sql("SELECT 5000000000 AS number")
+rows.write.format("ledger").options(**ours).mode("append").save("too-large-for-an-int")
+read = spark.readStream.format("ledger").options(**ours, startingOffsets="earliest")
+read = read.schema("number INT").load("too-large-for-an-int")
+into = read.writeStream.format("delta").option("checkpointLocation", f"{folder}/checkpoint")
+try:
+    into.trigger(availableNow=True).start(f"{folder}/table").awaitTermination()
+except Exception as error:
+    print("LEDGER" in str(error), cause_of(error))
+"""
+
+
+def test_what_delta_says_that_a_task_failed_of_is_found_by_its_cause(cluster, tmp_path):
+    said = run(tmp_path, "-c", DELTA_SINK, str(tmp_path), cluster.service_url)
+    (told,) = [line for line in said.splitlines() if "LEDGER" in line]
+    assert told.startswith("False [LEDGER_SCHEMA") and "5000000000" in told

@@ -1,0 +1,52 @@
+"""Runs notebooks one after the other in one process, as a test does; a JVM serves them all.
+
+python -m tests.spark.notebooks FOLDER SERVICE_URL NAME:PARAMETER=VALUE,... ...
+
+It prints a line of JSON for each: its error if it failed, its output, and how many rows each topic
+of the cluster has after it. The session has Delta Lake, as Databricks' has; a notebook that starts
+a cluster of its own (SERVICE_URL is not for it) ends the session, too, and so has to come last.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from spark_ledger import Admin
+from spark_ledger.demo import session
+from spark_ledger.errors import LedgerError
+from spark_ledger.notebook.run import CellFailed, run
+from spark_ledger.notebook.source import read_notebook
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def result(name: str, given: dict[str, str]) -> dict[str, str]:
+    said, error = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(said):
+            run(read_notebook(ROOT / "notebooks" / f"{name}.py"), given)
+    except (CellFailed, LedgerError) as failure:
+        error = str(failure)
+    return {"error": error, "said": said.getvalue()}
+
+
+def main() -> None:
+    folder, service_url, *wanted = sys.argv[1:]
+    scratch = Path(folder) / "spark"
+    session.start("notebooks", scratch, cores=2, delta=True, task_failures_max=4)
+    for each in wanted:
+        name, _, rest = each.partition(":")
+        given = dict(word.split("=", 1) for word in rest.split(",") if word)
+        given.setdefault("folder", f"{folder}/{name}")
+        found = result(name, given)
+        with Admin(service_url) as admin:
+            rows = {
+                str(topic.name): admin.describe(str(topic.name)).rows for topic in admin.topics()
+            }
+        print(json.dumps({"name": name, "rows": rows, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

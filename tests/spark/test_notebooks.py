@@ -1,0 +1,109 @@
+"""Each notebook runs on few rows, checks itself, and leaves in its topics what it says.
+
+One process runs them all, for the start of Spark is most of what a short run costs.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_ledger.local import LocalCluster
+from spark_ledger.notebook.source import read_notebook
+from tests.kit import jvm
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.py"))
+ROWS = 2_000
+TIMEOUT_S = 900
+TOPICS = {
+    "00_setup_and_producer": {
+        "flights": ROWS + 100,
+        "flights-json": ROWS,
+        "planes": 3_322,
+        "airports": 1_458,
+        "weather": 26_115,
+    },
+    "01_bronze": {"flights": ROWS + ROWS // 10},
+    "02_silver": {"flights-raw": ROWS + ROWS // 25 + 20, "flights-clean": 1_911, "flights-bad": 89},
+    "03_gold": {"flights": ROWS, "flights-weather": 1_988},
+}
+"""By notebook how many rows its topics have when it has ended, of the first 2,000 flights."""
+OWN_CLUSTER = tuple(name for name in NOTEBOOKS if name.startswith(("04", "08")))
+"""These end bookies: they start a cluster of their own."""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """By notebook what came of its run. The first one runs twice, to find what it left."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    first = [name for name in NOTEBOOKS if name not in OWN_CLUSTER]
+    with LocalCluster(bookies=3) as cluster:
+        wanted = [
+            *(f"{name}:rows={ROWS},service_url={cluster.service_url}" for name in first),
+            f"01_bronze:rows={ROWS},service_url={cluster.service_url}",
+            *(f"{name}:rows={ROWS}" for name in OWN_CLUSTER),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.spark.notebooks", folder, cluster.service_url, *wanted],
+            cwd=folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+                "SPARK_SUBMIT_OPTS": jvm.options("delta"),
+                "MPLBACKEND": "agg",
+            },
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert done.returncode == 0 and len(lines) == len(wanted), done.stderr[-3000:]
+    found: dict[str, list[dict]] = {}
+    for line in lines:
+        found.setdefault(line["name"], []).append({**line, "folder": folder / line["name"]})
+    return found
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_checks_itself_and_leaves_what_it_says(results, name):
+    for result in results[name]:
+        assert not result["error"], f"{result['error']}\n{result['said'][-2000:]}"
+        rows = TOPICS.get(name, {})
+        assert {topic: result["rows"].get(topic) for topic in rows} == rows
+        page = (result["folder"] / f"{name}.html").read_text()
+        assert "data:image/png" in page and 'class="error"' not in page
+
+
+def test_a_notebook_runs_again_on_what_it_left(results):
+    assert len(results["01_bronze"]) == 2
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_cell_is_text_or_packages_or_python_that_can_stand_alone(name):
+    for cell in read_notebook(ROOT / "notebooks" / f"{name}.py").cells:
+        if cell.kind == "python":
+            assert not any(line.startswith("# MAGIC") for line in cell.text.splitlines())
+            assert ast.parse(cell.text).body
+        else:
+            assert cell.kind == "pip" or cell.text.startswith("#"), "a text begins with a heading"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_has_the_parameters_that_all_have(name):
+    parameters = read_notebook(ROOT / "notebooks" / f"{name}.py").parameters()
+    assert {"service_url", "folder", "rows"} <= set(parameters)
+    assert parameters["service_url"] == ""
+    assert parameters["folder"] == f"notebook-output/{name}"
+
+
+def test_the_page_of_notebooks_shows_each_with_a_small_picture():
+    page = (ROOT / "notebooks" / "README.md").read_text()
+    for name in NOTEBOOKS:
+        picture = ROOT / "notebooks" / "pictures" / f"{name}.png"
+        assert f"({name}.py)" in page and f"(pictures/{picture.name})" in page
+        assert picture.stat().st_size <= 40_000
