@@ -127,17 +127,20 @@ display(weather.limit(5))
 # MAGIC %md
 # MAGIC ## One topic to another
 # MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
-# MAGIC exactly once.
+# MAGIC exactly once. The topics are empty yet, so `schema` says which columns will come.
 
 # COMMAND ----------
+
+FLIGHT = "carrier STRING, origin STRING, dest STRING, dep_delay BIGINT, "
+FLIGHT += "month BIGINT, day BIGINT, hour BIGINT"
 
 enriching = (
     spark.readStream.format("ledger")
     .option("serviceUrl", SERVICE_URL)
     .option("valueFormat", "arrow")
     .option("startingOffsets", "earliest")
+    .schema(FLIGHT)
     .load("flights")
-    .select("carrier", "origin", "dest", "month", "day", "hour", "dep_delay")
     .join(weather, ["origin", "month", "day", "hour"])
     .join(airports, "dest", "left")
     .selectExpr("origin AS __key", "carrier", "origin", "to", "miles", "dep_delay")
