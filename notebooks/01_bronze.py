@@ -246,8 +246,11 @@ assert kept == written + later
 
 # COMMAND ----------
 
+from delta.tables import DeltaTable
+
 history = (
-    spark.sql(f"DESCRIBE HISTORY delta.`{BRONZE}`")
+    DeltaTable.forPath(spark, BRONZE)
+    .history()
     .where("operation = 'STREAMING UPDATE'")
     .selectExpr("version", "BIGINT(operationMetrics['numOutputRows']) AS rows")
     .orderBy("version")

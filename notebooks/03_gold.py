@@ -127,17 +127,20 @@ display(weather.limit(5))
 # MAGIC %md
 # MAGIC ## One topic to another
 # MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
-# MAGIC exactly once.
+# MAGIC exactly once. The topics are empty yet, so `schema` says which columns will come.
 
 # COMMAND ----------
+
+FLIGHT = "carrier STRING, origin STRING, dest STRING, dep_delay BIGINT, "
+FLIGHT += "month BIGINT, day BIGINT, hour BIGINT"
 
 enriching = (
     spark.readStream.format("ledger")
     .option("serviceUrl", SERVICE_URL)
     .option("valueFormat", "arrow")
     .option("startingOffsets", "earliest")
+    .schema(FLIGHT)
     .load("flights")
-    .select("carrier", "origin", "dest", "month", "day", "hour", "dep_delay")
     .join(weather, ["origin", "month", "day", "hour"])
     .join(airports, "dest", "left")
     .selectExpr("origin AS __key", "carrier", "origin", "to", "miles", "dep_delay")
@@ -158,7 +161,8 @@ enriching = (
 # COMMAND ----------
 
 GOLD = f"{FOLDER}/run/delays"
-spark.sql(f"CREATE TABLE delta.`{GOLD}` (miles INT, flights BIGINT, minutes BIGINT) USING delta")
+empty = spark.createDataFrame([], "miles INT, flights BIGINT, minutes BIGINT")
+empty.write.format("delta").save(GOLD)
 
 # COMMAND ----------
 
@@ -170,15 +174,17 @@ spark.sql(f"CREATE TABLE delta.`{GOLD}` (miles INT, flights BIGINT, minutes BIGI
 
 # COMMAND ----------
 
+from delta.tables import DeltaTable
+
 
 def merge(changed, batch_id):
-    changed.createOrReplaceTempView("changed")
-    changed.sparkSession.sql(
-        f"""
-        MERGE INTO delta.`{GOLD}` AS gold USING changed ON gold.miles = changed.miles
-        WHEN MATCHED THEN UPDATE SET *
-        WHEN NOT MATCHED THEN INSERT *
-        """
+    (
+        DeltaTable.forPath(changed.sparkSession, GOLD)
+        .alias("gold")
+        .merge(changed.alias("changed"), "gold.miles = changed.miles")
+        .whenMatchedUpdateAll()
+        .whenNotMatchedInsertAll()
+        .execute()
     )
 
 
@@ -203,7 +209,7 @@ merging = (
 
 # MAGIC %md
 # MAGIC ## A live dashboard
-# MAGIC Flights come in six parts. After each the picture shows the table as it is then. Displayed
+# MAGIC Flights come in five parts. After each the picture shows the table as it is then. Displayed
 # MAGIC again, it is drawn in its place (on Databricks: below the one before).
 
 # COMMAND ----------
@@ -211,7 +217,7 @@ merging = (
 import matplotlib.pyplot as plt
 
 table = read_flights(ROWS)
-ROWS, PARTS = table.num_rows, 6
+ROWS, PARTS = table.num_rows, 5
 figure, axes = plt.subplots(figsize=(8, 3.2))
 
 for part in range(PARTS):
@@ -232,6 +238,7 @@ for part in range(PARTS):
     axes.clear()
     bars = axes.bar([row.miles for row in gold], [row.minutes / row.flights for row in gold])
     axes.bar_label(bars, [f"{row.flights:,}" for row in gold], fontsize=8)
+    axes.set_xticks(range(11))
     axes.set_xlabel("miles of sight (above a bar: how many flights)")
     axes.set_ylabel("mean delay, minutes")
     axes.set_title(f"after {end:,} of {ROWS:,} flights")

@@ -1,9 +1,10 @@
 """Runs a notebook as a program: cell after cell, with progress, and leaves an HTML page.
 
-Always true: what can be checked (Java, the parameters, the folder, the packages) is checked before
-the first cell runs. The page is written whether the notebook ends or fails.
+Always true: Java, the parameters and the folder are checked before the first cell runs. One run at
+a time has a folder. The page is written whether the notebook ends or fails.
 """
 
+import fcntl
 import importlib.metadata
 import linecache
 import os
@@ -17,7 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from spark_ledger.errors import BadConfig, LedgerError
+import spark_ledger
+from spark_ledger.errors import BadConfig
 from spark_ledger.local.java import find_java
 from spark_ledger.notebook.outputs import FOLDER, SHOWN, Output
 from spark_ledger.notebook.page import page
@@ -63,6 +65,7 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     WIDGETS.begin(given)
     SHOWN.begin()
     folder = _folder(notebook, given, known)
+    lock = _hold(folder)
     path = folder / f"{notebook.name}.html"
     results: list[tuple[Cell, list[Output]]] = []
     module = ModuleType("__main__")
@@ -72,6 +75,8 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
         _run_cells(notebook, module, results)
     finally:
         sys.modules["__main__"] = before
+        os.close(lock)
+        folder.mkdir(parents=True, exist_ok=True)  # a cell may have removed it
         path.write_text(page(notebook, results), encoding="utf-8")
     return path
 
@@ -89,6 +94,20 @@ def _folder(notebook: Notebook, given: Mapping[str, str], known: Mapping[str, st
             "Give another with --param folder=FOLDER.",
         ) from None
     return folder
+
+
+def _hold(folder: Path) -> int:
+    """The descriptor whose lock says that a run has the folder."""
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise BadConfig(
+            f"a notebook runs in folder {folder} already",
+            "Wait for its end, or give another with --param folder=FOLDER.",
+        ) from None
+    return lock
 
 
 def _run_cells(
@@ -111,7 +130,7 @@ def _run_cells(
                 _execute(notebook, cell, module)
         except Exception as error:
             told = _told(notebook, error)
-            SHOWN.outputs.append(Output("error", told))
+            SHOWN.outputs.append(Output("error", "".join(traceback.format_exception(error))))
             raise CellFailed(f"cell {number} of {count} ({cell.heading}) failed: {told}") from error
         finally:
             results[-1] = (cell, SHOWN.take())
@@ -143,11 +162,12 @@ def _told(notebook: Notebook, error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename == str(notebook.path)]
     where = f" ({notebook.path}:{ours[-1].lineno})" if ours else ""
-    text = " ".join(str(error).strip().split("\n", 1)[0].split())
+    ledgers = spark_ledger.cause_of(error)
+    text = " ".join((ledgers or str(error)).strip().split("\n", 1)[0].split())
     if not text and ours:
         text = str(ours[-1].line)  # an assert without words
     if isinstance(error, ModuleNotFoundError):
         text += f". Run: {INSTALL}"
-    if not isinstance(error, LedgerError):
+    if not ledgers:
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return text + where

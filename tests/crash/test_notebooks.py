@@ -55,7 +55,10 @@ def test_a_notebook_that_was_killed_runs_again_and_a_second_one_is_refused(tmp_p
             break
     second = start(tmp_path, *RUN, NOTEBOOKS / "01_bronze.py")
     _, errors = second.communicate(timeout=TIMEOUT_S)
-    assert second.returncode == 1 and "01_bronze/cluster is in use by another cluster" in errors
+    assert (
+        second.returncode == 1
+        and "a notebook runs in folder notebook-output/01_bronze already" in errors
+    )
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     assert_nothing_left(tmp_path)

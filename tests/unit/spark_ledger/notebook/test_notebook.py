@@ -13,6 +13,7 @@ from spark_ledger.notebook.export import export
 from spark_ledger.notebook.source import read_notebook
 
 ROOT = Path(__file__).resolve().parents[4]
+HERE = {"PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
 BREAK = "\n# COMMAND ----------\n\n"
 TITLE = "# MAGIC %md\n# MAGIC # A try\n# MAGIC\n# MAGIC Text, *and more*.\n"
 NAMES = "from spark_ledger.notebook import dbutils, display, displayHTML\n"
@@ -52,7 +53,7 @@ def run(folder: Path, *arguments: str | Path, **environment: str):
     return subprocess.run(
         [*map(str, command)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", **environment},
+        env={**os.environ, **HERE, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -167,6 +168,18 @@ def test_a_folder_that_cannot_be_written_is_refused_before_it_runs(notebook, tmp
     path = notebook(TITLE, NAMES + WIDGETS)
     done = run(tmp_path, "run", path, "--param", "folder=file/below")
     assert "folder file/below cannot be written: Not a directory" in one_line(done)
+
+
+def test_a_second_run_in_the_same_folder_is_refused(notebook, tmp_path):
+    first = notebook(TITLE, NAMES + WIDGETS, "print('it runs', flush=True)\ninput()\n")
+    command = [sys.executable, "-m", "spark_ledger.notebook", "run", first]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **HERE}, **pipes) as running:
+        assert "it runs\n" in iter(running.stdout.readline, "")
+        second = run(tmp_path, "run", notebook(TITLE, NAMES + WIDGETS, name="second.py"))
+        assert "a notebook runs in folder out already" in one_line(second)
+        running.communicate("\n")
+    assert running.returncode == 0
 
 
 def test_without_java_nothing_runs(notebook, tmp_path):
