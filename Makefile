@@ -50,12 +50,13 @@ chaos: ; $(HAVE_PYTHON)
 	@$(MAKE) spark41 ARGS=
 
 bench: ; $(HAVE_PYTHON)
-	@$(PYTHON) scripts/setup.py bench
+	@$(PYTHON) scripts/setup.py bench demo
 	@$(VENV_PYTHON) benchmarks/bookie.py $(BOOKIE_ARGS)
 	@$(VENV_PYTHON) benchmarks/topic_log.py
 	@$(VENV_PYTHON) benchmarks/scaling.py
 	@$(VENV_PYTHON) benchmarks/partitions.py
 	@$(VENV_PYTHON) benchmarks/many_topics.py
+	@$(VENV_PYTHON) benchmarks/port.py
 	@$(VENV_PYTHON) benchmarks/spark.py $(ARGS)
 
 lint: ; $(HAVE_PYTHON)

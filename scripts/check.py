@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
-SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks"]
+SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks", "examples"]
 PYTEST = ["-m", "pytest", "-q", "-p", "tests.kit.skip_list", "--durations=5"]
 ENVIRONMENT = {
     **os.environ,

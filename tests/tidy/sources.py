@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bookie_server", "spark_ledger", "pyspark_ledger")
-OTHERS = ("tests", "benchmarks", "scripts", "notebooks")
+OTHERS = ("tests", "benchmarks", "scripts", "notebooks", "examples")
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,15 @@ KAFKAS: Mapping[str, str] = {
 }
 """Options of Spark's Kafka source and sink that have another name here or none, and what to do
 without; one that ends with a dot is every option that begins so."""
+KAFKAS_TOO = (
+    *("subscribe", "subscribePattern", "assign", "topic", "includeHeaders", "failOnDataLoss"),
+    *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *("startingOffsetsByTimestampStrategy", "minPartitions", "maxRecordsPerPartition"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+)
+"""Options of Spark's Kafka source and sink that have the same name here. With KAFKAS it is all of
+them; docs/from-kafka.md says how each differs."""
 
 
 class Use(Enum):

@@ -30,7 +30,9 @@ from spark_ledger.spark.options.start_positions import (
 )
 from spark_ledger.spark.options.table import READ_OPTIONS, WRITE_OPTIONS, Use, options_for
 
-PAGE = Path(__file__).parents[4] / "docs" / "spark.md"
+DOCS = Path(__file__).parents[4] / "docs"
+PAGE = DOCS / "spark.md"
+FROM_KAFKA = DOCS / "from-kafka.md"
 PARSERS = {
     Use.BATCH_READ: options.batch_read_options,
     Use.STREAM_READ: options.stream_read_options,
@@ -252,6 +254,30 @@ def test_what_is_an_option_here_is_not_refused_as_one_of_kafka():
     for remedy in option_table.KAFKAS.values():
         for name in re.findall(r"Here it is (\w+)", remedy):
             assert name.lower() in taken, f"{remedy} names an option that there is"
+
+
+def kafkas_options_on_the_page() -> dict[str, str]:
+    """What the page says of each option of Kafka's, by the name that the code has for it."""
+    text = FROM_KAFKA.read_text()
+    rows = text.partition("| Kafka's | here |")[2].partition("\n\n")[0]
+    found = re.findall(r"^\| `([\w.]+)\*?`(?:, any other)? \| (.+) \|$", rows, re.M)
+    assert len(found) == len(dict(found)) == rows.count("\n") - 1, "a line each, none twice"
+    return dict(found)
+
+
+def test_from_kafka_says_of_each_option_of_kafkas_what_its_error_says():
+    page = kafkas_options_on_the_page()
+    assert set(page) == {*option_table.KAFKAS, *option_table.KAFKAS_TOO}
+    for name, remedy in option_table.KAFKAS.items():
+        assert page[name] == remedy
+
+
+def test_an_option_that_has_kafkas_name_is_taken_and_from_kafka_calls_it_the_same():
+    page = kafkas_options_on_the_page()
+    taken = {one.name for one in (*READ_OPTIONS, *WRITE_OPTIONS)}
+    for name in option_table.KAFKAS_TOO:
+        assert name in taken
+        assert page[name].startswith("The same")
 
 
 def test_where_no_topic_is_named_it_is_said_how_sql_names_one():
