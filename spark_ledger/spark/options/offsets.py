@@ -48,6 +48,7 @@ GO_ON = (
     " checkpoint."
 )
 
+OF_THE_DRIVER = "The time says no zone and is in the driver's: option timeZone names another."
 GO_ON_WITHOUT = (
     "Set failOnDataLoss to false to go on without it (named again later, it is read from its"
     " beginning), or name it in subscribe again."
@@ -281,7 +282,8 @@ def _missing(place: AtTime, topic: str, partition: int, ends: TopicEnds, millis:
                 "Say where to begin there: startingOffsetsByTimestampStrategy=latest or earliest.",
             )
         raise TimestampNotFound(
-            f"{where} {partition} of topic {topic!r}, which has no row committed then or later"
+            f"{where} {partition} of topic {topic!r}, which has no row committed then or later",
+            f"{OF_THE_DRIVER} {TimestampNotFound.remedy}" if place.zoneless else None,
         )
     return (ends.starts if place.missing == "earliest" else ends.ends)[partition]
 

@@ -42,16 +42,20 @@ def says_no_zone(value: object) -> bool:
         return False
 
 
-def check_zone(zoneless: Iterable[tuple[str, int]], session: str | None) -> None:
+def check_zone(
+    zoneless: Iterable[tuple[str, int]], session: str | None, *, in_checkpoint: bool = False
+) -> None:
     """`zoneless` are texts that say no zone and the milliseconds that they were taken for in the
-    driver. Raises OptionInvalid if they are others in the zone that the session was given."""
+    driver; `in_checkpoint`: a query's checkpoint begins there already. Raises OptionInvalid if they
+    are others in the zone that the session was given."""
     zone = None if session is None else _zone(session)
+    begun = ", and start with a new checkpoint: this one begins there" if in_checkpoint else ""
     for text, millis in zoneless if zone is not None else ():
         if millis_of(text, zone) != millis:
             raise OptionInvalid(
                 f"the time {text!r} says no zone, and was taken for {as_text(millis)}: Spark does"
                 f" not tell a source that the session's is {session}",
-                f"Add option timeZone, {session!r}, or say the zone in the text.",
+                f"Add option timeZone, {session!r}, or say the zone in the text{begun}.",
             )
 
 

@@ -33,7 +33,7 @@ SESSION_ZONE = "spark.sql.session.timeZone"
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A task as it goes to its executor. `values` is for rows whose payload is columns, `zoneless`
-    are times that the plan goes by and that say no zone (see timestamps.check_zone)."""
+    are times that a query begins by and that say no zone (see timestamps.check_zone)."""
 
     task: ReadTask
     values: "ValueReader | None"
@@ -58,7 +58,7 @@ def read_rows(
     if planned is None:
         return
     if planned.zoneless:
-        check_zone(planned.zoneless)
+        check_zone(planned.zoneless, in_checkpoint=True)
     from spark_ledger.spark.rows import columns  # not loaded where tasks are only planned
 
     task, values, keys = planned.task, planned.values, options.key_filter
@@ -75,9 +75,9 @@ def read_rows(
             yield made
 
 
-def check_zone(zoneless: tuple[tuple[str, int], ...]) -> None:
+def check_zone(zoneless: tuple[tuple[str, int], ...], *, in_checkpoint: bool = False) -> None:
     """As timestamps.check_zone, in a task of the session."""
-    timestamps.check_zone(zoneless, session_zone())
+    timestamps.check_zone(zoneless, session_zone(), in_checkpoint=in_checkpoint)
 
 
 def session_zone() -> str | None:

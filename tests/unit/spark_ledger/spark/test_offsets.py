@@ -194,6 +194,15 @@ def test_a_partition_without_such_a_row_is_an_error_that_says_when_and_where():
         offsets.resolve(place, T, {"t": {0: 7}})
 
 
+@pytest.mark.parametrize(("text", "told"), [("2024-05-01", True), ("2024-05-01T00:00Z", False)])
+def test_a_time_too_late_that_says_no_zone_names_the_option_for_it(text, told):
+    place = parse_time(text, "startingTimestamp", "error")
+    with pytest.raises(TimestampNotFound) as raised:
+        offsets.resolve(place, T, {"t": {0: 7}})
+    assert ("option timeZone" in str(raised.value)) is told
+    assert str(raised.value).endswith(TimestampNotFound.remedy)
+
+
 def test_of_a_partition_without_any_row_it_is_said_that_no_time_can_help():
     place = parse_time("2024-05-01", "startingTimestamp", "error")
     empty = {"t": TopicEnds("id", (0, 3), (9, 3))}

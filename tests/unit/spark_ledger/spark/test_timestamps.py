@@ -36,6 +36,15 @@ def test_a_time_without_a_zone_is_refused_where_the_session_was_given_another():
         timestamps.check_zone([("2024-05-01T12:00", taken)], "Asia/Kolkata")
 
 
+def test_a_query_that_began_in_another_zone_is_told_to_begin_anew():
+    taken = timestamps.millis_of("2024-05-01T12:00", datetime.UTC)
+    zoneless = [("2024-05-01T12:00", taken)]
+    for in_checkpoint in (True, False):
+        with pytest.raises(OptionInvalid) as raised:
+            timestamps.check_zone(zoneless, "Asia/Kolkata", in_checkpoint=in_checkpoint)
+        assert ("start with a new checkpoint" in str(raised.value)) is in_checkpoint
+
+
 def test_each_partition_starts_at_its_first_row_of_that_time_or_later():
     state = committed((0, 10, 100), (1, 5, 100), (0, 10, 200))
     assert timestamps.look_up(state, {0: 100, 1: 100}) == {0: 0, 1: 0}
