@@ -586,17 +586,3 @@ def test_what_spark_itself_is_told_of_a_stream_is_left_alone_there_and_refused_i
 def test_a_path_that_is_a_list_is_a_wrong_value():
     with pytest.raises(OptionInvalid, match="is a list"):
         options.batch_read_options({"paths": '["a","b"]'})
-
-
-@pytest.mark.parametrize("own", [{"maxOffsetsPerTrigger": "5"}, {"subscription": "s"}])
-def test_what_is_wrong_with_a_streams_options_is_told_of_a_stream_when_columns_are_asked_for(own):
-    wrong = {"topic": "t", "valueFormat": "arrow", "startingOffsets": "newest", **own}
-    with pytest.raises(LedgerError, match="newest"):
-        options.either_read_options(wrong)
-
-
-def test_options_that_only_a_batch_has_are_taken_when_columns_are_asked_for():
-    made = options.either_read_options({"topic": "t", "endingOffsets": "latest"})
-    assert made.ending == Named("endingOffsets", LATEST)
-    with pytest.raises(LedgerError, match="newest"):
-        options.either_read_options({"topic": "t", "endingOffsets": "newest"})

@@ -1,0 +1,21 @@
+"""The options of a read whose kind Spark has not said yet: it asks for columns first."""
+
+import pytest
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.spark.options import options
+from spark_ledger.spark.options.start_positions import LATEST, Named
+
+
+@pytest.mark.parametrize("own", [{"maxOffsetsPerTrigger": "5"}, {"subscription": "s"}])
+def test_what_is_wrong_with_a_streams_options_is_told_of_a_stream_when_columns_are_asked_for(own):
+    wrong = {"topic": "t", "valueFormat": "arrow", "startingOffsets": "newest", **own}
+    with pytest.raises(LedgerError, match="newest"):
+        options.either_read_options(wrong)
+
+
+def test_options_that_only_a_batch_has_are_taken_when_columns_are_asked_for():
+    made = options.either_read_options({"topic": "t", "endingOffsets": "latest"})
+    assert made.ending == Named("endingOffsets", LATEST)
+    with pytest.raises(LedgerError, match="newest"):
+        options.either_read_options({"topic": "t", "endingOffsets": "newest"})
