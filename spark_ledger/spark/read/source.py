@@ -30,6 +30,8 @@ from spark_ledger.spark.spark_version import ReadLimit, SupportsTriggerAvailable
 from spark_ledger.topic.subscription.lag import spark_metrics
 
 FIRST = "_first"
+ZONELESS = "_zoneless"
+"""In the end of batch 0: times that say no zone, and the milliseconds they were taken for."""
 LAG_AGAIN_S = 1.0
 
 
@@ -95,6 +97,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         given = offsets.encode(end, known)
         if start == self._initial:
             given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
+            if self.options.zoneless:
+                given[ZONELESS] = [list(time) for time in self.options.zoneless]
         return self._cursor.signed(given)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -126,8 +130,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._opened()
         self._cursor.at(topics, end, first)
         tasks = topics.plan(first, last)
-        zoneless = self.options.zoneless if FIRST in end else ()  # a checkpoint needs no time
-        return read_tasks.partitions_of(tasks, topics.values(self.schema), zoneless)
+        return read_tasks.partitions_of(tasks, topics.values(self.schema), self._zoneless(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_tasks.read_rows(self.options, planned(partition), self.schema)
@@ -141,6 +144,16 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cursor.release()
         if self._topics is not None:
             self._topics.close()
+
+    def _zoneless(self, end: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+        """The times that the batch's plan went by: those of the run that planned batch 0, whatever
+        options this run has. Later batches need no time."""
+        if FIRST not in end:
+            return ()
+        planned_by = end.get(ZONELESS)
+        if planned_by is None:
+            return self.options.zoneless
+        return tuple((text, millis) for text, millis in planned_by)
 
     # -- offsets --------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """What the streaming source answers the driver, with topics that live in the test."""
 
 import dataclasses
+import json
 
 import pytest
 from pyspark.sql.datasource import InputPartition
@@ -251,3 +252,18 @@ def test_only_the_tasks_of_batch_0_compare_a_time_that_says_no_zone_with_the_ses
     assert planned.value.zoneless == (("2024-05-01", 5),)
     (planned,) = polled.partitions(first, offset(5, 7))
     assert planned.value.zoneless == ()
+
+
+def test_batch_0_is_compared_by_the_times_it_was_planned_by_whatever_is_said_after_a_restart():
+    topics = TopicsInATest(5, 7)
+    polled = reader(topics, startingOffsets="earliest")
+    time = ("2024-05-01", 1_714_521_600_000)
+    start = polled.initialOffset()
+    polled.options = dataclasses.replace(
+        polled.options, starting=AtTime("x", "earliest", 5, zoneless=(time,))
+    )
+    end = json.loads(json.dumps(polled.latestOffset(start, ReadAllAvailable())))
+    again = reader(topics, startingOffsets="earliest")  # timeZone was added
+    (planned, *_) = again.partitions(again.initialOffset(), end)
+    assert planned.value.zoneless == (time,)
+    assert again.latestOffset(end, ReadAllAvailable()) is not None
