@@ -1,9 +1,10 @@
-"""Which bookies are chosen last, because they lately gave no answer or a slow one.
+"""Which bookies are chosen last, because they lately gave no response or a slow one.
 
-Always true: nobody is excluded here, only put last; a bookie is *in doubt* from an unanswered call
-until DOUBT_S later or its next answer, whichever is first; it is *in quarantine* once enough calls
-failed or were slow within the window, and an answer in between does not end that. Calls that fail
-together (all frames under way to a bookie that dies) count once. Memory: a few numbers a bookie.
+Always true: nobody is excluded here, only put last; a bookie is *in doubt* from a call without
+response until DOUBT_S later or its next response, whichever is first; it is *in quarantine* once
+enough calls failed or were slow within the window, and a response in between does not end that.
+Calls that fail together (all frames under way to a bookie that dies) count once. Memory: a few
+numbers a bookie.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ APART_S = 1.0  # failures closer than this to the one before are the same troubl
 class Standing:
     """What is held against one bookie. Times are seconds of the loop's clock."""
 
-    unanswered_at: float | None = None
+    doubted_at: float | None = None
     troubles: deque[float] = field(default_factory=deque)
     quarantined_until: float = 0.0
 
@@ -42,24 +43,24 @@ class Quarantine:
     # -- what happened ------------------------------------------------------------------------
 
     def failed(self, bookie_id: str) -> None:
-        """A call got no answer."""
+        """A call got no response."""
         standing = self._trouble(bookie_id)
-        standing.unanswered_at = self._clock()
+        standing.doubted_at = self._clock()
 
     def slow(self, bookie_id: str) -> None:
-        """An answer came, but took too long."""
-        self._trouble(bookie_id).unanswered_at = None
+        """A response came, but took too long."""
+        self._trouble(bookie_id).doubted_at = None
 
     def overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, answered it sooner. A doubt
+        """A read was given up, because another bookie, asked later, delivered it sooner. A doubt
         for now, no failure: it may only have had more to do."""
-        self._standings.setdefault(bookie_id, Standing()).unanswered_at = self._clock()
+        self._standings.setdefault(bookie_id, Standing()).doubted_at = self._clock()
 
-    def answered(self, bookie_id: str) -> None:
-        """An answer came in good time, whatever it says."""
+    def responded(self, bookie_id: str) -> None:
+        """A response came in good time, whatever it says."""
         standing = self._standings.get(bookie_id)
         if standing is not None:
-            standing.unanswered_at = None
+            standing.doubted_at = None
 
     # -- who is chosen last -------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ class Quarantine:
         return [bookie for bookie in sorted(self._standings) if self.why(bookie)]
 
     def in_doubt(self) -> list[str]:
-        """Bookies that lately gave no answer and have given none since, by id."""
+        """Bookies that lately gave no response and have given none since, by id."""
         return [bookie for bookie in sorted(self._standings) if self._doubted(bookie)]
 
     def why(self, bookie_id: str) -> str:
@@ -82,7 +83,7 @@ class Quarantine:
         return "gave no answer lately" if self._doubted(bookie_id) else ""
 
     def _doubted(self, bookie_id: str) -> bool:
-        at = self._standings[bookie_id].unanswered_at
+        at = self._standings[bookie_id].doubted_at
         return at is not None and self._clock() - at < DOUBT_S
 
     def _trouble(self, bookie_id: str) -> Standing:

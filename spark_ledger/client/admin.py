@@ -49,7 +49,7 @@ with its time zone, or ISO text, UTC if no offset is said), or an offset for eac
 class Admin:
     """The topics of one cluster; `service_url` None: as LEDGER_SERVICE_URL or the default say.
 
-    Raises errors.BadConfig for a malformed URL, errors.Unavailable when nobody answers there.
+    Raises errors.BadConfig for a malformed URL, errors.Unavailable when nobody responds there.
     Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
     `close`, and, where the topic is not there and not said otherwise, errors.TopicNotFound.
     """

@@ -53,7 +53,7 @@ class LedgerClient:
     """The ledgers of one cluster. `service_url` None: that of `config` if one was given there,
     else LEDGER_SERVICE_URL, else the default. `config`: see spark_ledger.config.client_config.
 
-    Raises BadConfig for a malformed URL, Unavailable when nobody answers there. Here and below, an
+    Raises BadConfig for a malformed URL, Unavailable when nobody responds there. Here and below, an
     argument of a wrong kind is a TypeError, one out of range a ValueError; nothing was done then.
     """
 
@@ -337,7 +337,7 @@ class LedgerReader:
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
         """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
         at least one, some megabytes at most. It takes `timeout_s` at most; [] means that nothing
-        could be had by then (nothing is confirmed, or bookies do not answer), or that the ledger
+        could be had by then (nothing is confirmed, or bookies do not respond), or that the ledger
         has ended (`is_closed`). `after` -1: from the first entry on.
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
