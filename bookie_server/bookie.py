@@ -1,12 +1,13 @@
-"""One storage node: what it promises, in which order, and what it answers.
+"""One storage node: what it promises, in which order, and what it responds.
 
 Always true (docs/protocol.md has the reasons):
-- an add is answered OK only after the sync that covers it (page-cache ledgers: the write); an equal
-  one again is OK, another entry under the same id is refused, and nothing of a fenced ledger is
-  taken but recovery's adds;
-- a request that fences is answered only after the fence is durable, whatever the answer says;
+- an add gets OK only after the sync that covers it (page-cache ledgers: the write); an equal one
+  again is OK, another entry under the same id is refused, and nothing of a fenced ledger is taken
+  but recovery's adds;
+- a request that fences gets its response only after the fence is durable, whatever the response
+  says;
 - an entry that exists, or may have existed, and cannot be delivered is never "no such entry";
-- every limit is in bytes; beyond it the answer is BUSY, at once; recovery has a reserve;
+- every limit is in bytes; beyond it the response is BUSY, at once; recovery has a reserve;
 - the first failure of the journal or the storage is final: `failed` is set, nothing is
   acknowledged any more.
 """
@@ -42,9 +43,9 @@ from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
-RESULTS_MAX = 16384  # statuses in one reply of Read, whatever the range
+RESULTS_MAX = 16384  # statuses in one response of Read, whatever the range
 WAIT_MS_MAX = 60_000
-LONG_POLLS_MAX = 8192  # a few KiB each; beyond it the answer is BUSY
+LONG_POLLS_MAX = 8192  # a few KiB each; beyond it the response is BUSY
 
 
 class Bookie:
@@ -75,9 +76,9 @@ class Bookie:
         self._idle.set()
         self._stopping = False
         self.received = Budget(config.receive_bytes_max, config.recovery_reserve_bytes)
-        """Requests that came and are not answered."""
-        self.replies = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
-        """Answers that are being read from disk, or sent."""
+        """Requests that came and are not responded."""
+        self.responses = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
+        """Responses that are being read from disk, or sent."""
         self.long_polls = 0
         """How many wait for news of a last add confirmed; each is an object, none a thread."""
         self._storage_task = asyncio.ensure_future(storage.run())
@@ -188,7 +189,7 @@ class Bookie:
                 self._idle.set()
 
     def drain(self) -> None:
-        """Take nothing new; what is under way gets its answer, long polls at once, and nothing
+        """Take nothing new; what is under way gets its response, long polls at once, and nothing
         waits for disk space any more."""
         self._stopping = True
         self.phase = "draining"
@@ -210,7 +211,7 @@ class Bookie:
         await self._storage.close()
 
     def abandon(self) -> None:
-        """End at once, as a crash would: nothing is flushed, nobody is answered."""
+        """End at once, as a crash would: nothing is flushed, no response is sent."""
         self._stopping = True
         self._reclaiming.cancel()
         self._doubting.cancel()
@@ -246,7 +247,7 @@ class Bookie:
         if isinstance(request, m.WriteLacRequest):
             return await self._write_lac(request)
         if isinstance(request, m.ClearLimboRequest):
-            return await self._limbo.answer(request)
+            return await self._limbo.respond(request)
         return await self._info()
 
     # -- read --
@@ -265,9 +266,9 @@ class Bookie:
             await self._fence(handle)
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
-        if not self.replies.has_room(bytes_max, recovery=request.fence, caller=caller):
+        if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
             return m.ReadResponse(Status.BUSY, retry_after_ms=self._config.retry_after_ms)
-        self.replies.take(bytes_max, caller)  # nobody knows better before it is read
+        self.responses.take(bytes_max, caller)  # nobody knows better before it is read
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
             locate = request.locations and not request.fence
@@ -277,8 +278,8 @@ class Bookie:
                 return response
             ahead = ids_in(request.ahead, RESULTS_MAX)
             return response._replace(ahead=await self._storage.locations(request.ledger_id, ahead))
-        finally:  # handler.reply_to counts its own bytes, with no await in between
-            self.replies.give_back(bytes_max, caller)
+        finally:  # handler.encoded_response counts its own bytes, with no await in between
+            self.responses.give_back(bytes_max, caller)
 
     async def _look(self, ledger_id: int, ids: EntryIds, max_bytes: int, *, locate: bool) -> Range:
         """What is stored. A limbo that was cleared meanwhile says nothing of what was looked up
@@ -316,7 +317,8 @@ class Bookie:
         )
 
     def _absence(self, handle: LedgerHandle) -> Status:
-        """What an entry that is not stored is answered with: the node must know to say no."""
+        """What an entry that is not stored gets: a node responds *no such entry* only if it is
+        certain."""
         return absence(self._storage.limbo(handle.ledger_id))
 
     # -- fence, last add confirmed --

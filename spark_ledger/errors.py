@@ -40,7 +40,7 @@ class Unavailable(LedgerError):
 
 
 class NotEnoughBookies(LedgerError):
-    """Fewer bookies answer than the quorum needs. Nothing was acknowledged."""
+    """Fewer bookies respond than the quorum needs. Nothing was acknowledged."""
 
     error_class = "LEDGER_WRITE.NOT_ENOUGH_BOOKIES"
     sql_state = "53000"
@@ -151,7 +151,7 @@ class NoSuchEntry(LedgerError):
 
 
 class DataUnavailable(LedgerError):
-    """A confirmed entry cannot be read now: its bookies are down or answer 'unknown'."""
+    """A confirmed entry cannot be read now: its bookies are unreachable or respond *unknown*."""
 
     error_class = "LEDGER_UNAVAILABLE"
     sql_state = "08001"

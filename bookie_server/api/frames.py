@@ -12,7 +12,7 @@ a head that is none makes the connection useless, since nobody knows where the n
 
 All integers are little-endian and unsigned. The bookie sends a HELLO first; then the caller sends
 CALLs, each with a number of his choice that none of his calls under way has, and the bookie one
-ANSWER to each, in any order. CANCEL gives a call or a stream up: no answer is owed any more. A
+ANSWER to each, in any order. CANCEL gives a call or a stream up: no response is owed any more. A
 stream is begun by its first STREAM; either side's END ends it. Instead of an ANSWER (or a STREAM)
 a BUSY may come: the request was not looked at, its body is the time to wait in ms (4 bytes); or a
 REFUSED, whose body is a text: as if nobody had listened.

@@ -1,8 +1,8 @@
-"""What a bookie's answer means. Always true: only NO_SUCH_ENTRY and NO_SUCH_LEDGER are negatives.
+"""What a bookie's response means. Always true: only NO_SUCH_ENTRY and NO_SUCH_LEDGER are negatives.
 
-The safety of recovery rests on never mixing three classes of answer (docs/protocol.md):
+The safety of recovery rests on never mixing three classes of response (docs/protocol.md):
 a *positive* carries data with a valid digest; a *negative* says "I never acknowledged it";
-everything else is *unknown*. A bookie that might have had the entry answers unknown. One kind of
+everything else is *unknown*. A bookie that might have had the entry responds *unknown*. One kind of
 unknown, LIMBO_TORN, has a meaning of its own to recovery's reads (`testimony`).
 """
 
@@ -33,7 +33,7 @@ class Status(IntEnum):
 
 
 class Meaning(Enum):
-    """The class of an answer, as recovery and readers see it."""
+    """The class of a response, as recovery and readers see it."""
 
     POSITIVE = "positive"
     NEGATIVE = "negative"

@@ -1,4 +1,4 @@
-"""Ledgers of which this node may have lost something: what it answers, which it lists, when each
+"""Ledgers of which this node may have lost something: what it responds, which it lists, when each
 is cleared.
 
     EVERY_LEDGER in limbo -> walk the cluster's ledgers: those concerned get it themselves
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 def absence(limbo: LimboReason) -> Status:
-    """What an entry that is not stored is answered with."""
+    """The status of an entry that is not stored."""
     if limbo == LimboReason.LOST:
         return Status.LIMBO
     return Status.LIMBO_TORN if limbo == LimboReason.TORN else Status.NO_SUCH_ENTRY
@@ -110,7 +110,7 @@ class Limbo:
 
     def damaged(self, ledger_id: int) -> None:
         """Damage was found in what is stored of the ledger: a comparison that began before may have
-        seen it whole, so the next answer is of a new revision."""
+        seen it whole, so the next response is of a new revision."""
         self._told.pop(ledger_id, None)
 
     async def run(self) -> None:
@@ -259,7 +259,7 @@ class Limbo:
 
     # -- ClearLimbo ----------------------------------------------------------------------------
 
-    async def answer(self, request: ClearLimboRequest) -> ClearLimboResponse:
+    async def respond(self, request: ClearLimboRequest) -> ClearLimboResponse:
         """Say how the ledger stands or clear it; durable when it returns OK.
 
         Raises Refused, JournalFailed.

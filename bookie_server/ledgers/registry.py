@@ -44,7 +44,7 @@ METADATA_WAIT_S = 2.0  # well below a caller's time-out: it joins a contact that
 
 
 class Refused(Exception):
-    """First contact did not come about; `status` is what the caller answers."""
+    """First contact did not come about; `status` is that of the response."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)

@@ -60,7 +60,7 @@ class Scanned(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """`parse`'s answer: go on at `position`, with at least `wanted` bytes."""
+    """What `parse` returns: go on at `position`, with at least `wanted` bytes."""
 
     records: list[Record]
     damage: list[Damage]

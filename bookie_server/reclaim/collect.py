@@ -250,7 +250,7 @@ async def _delete(
     is_still: Callable[[int], bool],
     going: Callable[[int], AbstractContextManager[None]],
 ) -> dict[int, None]:
-    """Returns those that were kept. No flush brings anything between the question and the end."""
+    """Returns those that were kept. No flush brings anything between the request and the end."""
     kept: dict[int, None] = {}
     async with store.index_lock:
         for ledger_id in ledger_ids:

@@ -1,8 +1,8 @@
 """The bookie on the network: frames in, bytes of bookie.proto to the handler.
 
-Always true: the same handler answers as for gRPC; the bytes of a request are counted in
+Always true: the same handler serves as for gRPC; the bytes of a request are counted in
 `bookie.received` before a buffer is made for them, and one for which there is no room is passed
-over and answered BUSY; the bytes of an answer count until the kernel has them; a call whose caller
+over and get BUSY; the bytes of a response count until the kernel has them; a call whose caller
 gave it up, or whose connection is lost, is cancelled; before the bookie is ready, Info says so and
 everything else is refused as if nobody listened; a connection costs no thread.
 """
@@ -36,13 +36,13 @@ from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
 from bookie_server.lanes import calling
 from bookie_server.serve.gateway import CannotListen
-from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, answer_counted
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted
 from bookie_server.serve.read_stream import serve_stream
 
-CALLS_MAX = 10_000  # under way on one connection; beyond it the answer is BUSY
+CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
 CREDITS_MAX = 100  # messages of one stream that nobody has looked at yet
 SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
-UNSENT_BYTES_MAX = 8 << 20  # answers that one caller does not take, before he is heard no more
+UNSENT_BYTES_MAX = 8 << 20  # responses that one caller does not take, before he is heard no more
 BACKLOG = 256
 ACCEPT_AGAIN_S = 1.0
 _NUMBERS = {
@@ -93,7 +93,7 @@ class FrameService:
         self.bookie = bookie
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls; those under way get `grace_s` to end and to be answered."""
+        """Take no new calls; those under way get `grace_s` to end and to get their responses."""
         self.stopping = True
         if self._listening is not None:
             asyncio.get_running_loop().remove_reader(self._listening)
@@ -147,7 +147,7 @@ class _Caller:
         self._send(FrameKind.HELLO, 0)
 
     async def ended(self) -> None:
-        """Return when nothing is under way any more and all answers are sent."""
+        """Return when nothing is under way any more and all responses are sent."""
         for requests in self._requests.values():
             requests.end()
         while self._calls:
@@ -249,21 +249,24 @@ class _Caller:
         method = METHOD_NAMES[head.method]
         calling.set(self._name)
         try:
-            reply = await answer_counted(bookie, method, body)
+            response = await respond_counted(bookie, method, body)
         except Exception:
             log.exception("%s failed", method)
             self._send(FrameKind.REFUSED, head.call, b"a defect of the bookie; its log has where")
             return
-        buffers = (pack_head(FrameKind.ANSWER, head.call, reply.size), *reply.buffers)
-        self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
+        buffers = (pack_head(FrameKind.ANSWER, head.call, response.size), *response.buffers)
+        self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
 
     async def _stream(self, bookie: Bookie, head: Head, requests: "_Requests") -> None:
         calling.set(self._name)
         try:
-            async with aclosing(serve_stream(bookie, requests)) as replies:
-                async for _, reply in replies:
-                    buffers = (pack_head(FrameKind.STREAM, head.call, reply.size), *reply.buffers)
-                    self.connection.send(buffers, HEAD_BYTES + reply.size, reply.sent)
+            async with aclosing(serve_stream(bookie, requests)) as responses:
+                async for _, response in responses:
+                    buffers = (
+                        pack_head(FrameKind.STREAM, head.call, response.size),
+                        *response.buffers,
+                    )
+                    self.connection.send(buffers, HEAD_BYTES + response.size, response.sent)
                     await self.connection.drained()
         except Exception:
             log.exception("ReadStream failed")

@@ -3,7 +3,7 @@
 Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
 the methods take and give bytes; reflection tells anybody what the messages are; before the bookie
 is ready, Info says so and everything else meets what it would if nobody listened: UNAVAILABLE.
-A call's context is in a cycle of grpc's own, so nothing it refers to holds a reply's bytes.
+A call's context is in a cycle of grpc's own, so nothing it refers to holds a response's bytes.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from bookie_server.api.messages import METHODS
 from bookie_server.api.status import Status
 from bookie_server.bookie import LONG_POLLS_MAX, Bookie
 from bookie_server.lanes import calling
-from bookie_server.serve.handler import answer
+from bookie_server.serve.handler import respond
 from bookie_server.serve.read_stream import serve_stream
 
 LARGE_MESSAGES = (
@@ -35,7 +35,7 @@ LARGE_MESSAGES = (
 )
 """A megabyte arrives in a few pieces instead of sixty-four: 4 % of a bookie's time."""
 CALLS_MAX = 2 * LONG_POLLS_MAX
-"""Under way in gRPC, of all connections; beyond it the answer is RESOURCE_EXHAUSTED, at once."""
+"""Under way in gRPC, of all connections; beyond it the response is RESOURCE_EXHAUSTED, at once."""
 SERVICE: str = bookie_pb2.DESCRIPTOR.services_by_name["Bookie"].full_name
 log = logging.getLogger(__name__)
 
@@ -104,11 +104,11 @@ class BookieService:
             bookie = self._ready_bookie or await _refuse(context)
             calling.set(context.peer())
             try:
-                reply = await answer(bookie, method, request)
+                response = await respond(bookie, method, request)
             except Exception:
                 log.exception("%s failed", method)
                 raise
-            data, sent = reply.data, reply.sent
+            data, sent = response.data, response.sent
             context.add_done_callback(lambda _: sent())  # sent, or the caller is gone
             return data
 
@@ -119,12 +119,12 @@ class BookieService:
         calling.set(context.peer())
         try:
             heard = _until(self._stopping, requests)
-            async with aclosing(heard), aclosing(serve_stream(bookie, heard)) as replies:
-                async for _, reply in replies:
+            async with aclosing(heard), aclosing(serve_stream(bookie, heard)) as responses:
+                async for _, response in responses:
                     try:
-                        await context.write(reply.data)
+                        await context.write(response.data)
                     finally:
-                        reply.sent()
+                        response.sent()
         except Exception:
             log.exception("ReadStream failed")
             raise

@@ -1,7 +1,7 @@
 """Bytes in, bytes out: what both services and the simulated network call.
 
-Always true: the bytes of a request count from its arrival to its answer, those of an answer until
-it is sent; a request beyond the budget is answered BUSY before its entries are decoded, but for
+Always true: the bytes of a request count from its arrival to its response, those of a response
+until it is sent; a request beyond the budget gets BUSY before its entries are decoded, but for
 recovery's, which have a reserve.
 """
 
@@ -18,7 +18,7 @@ from bookie_server.lanes import calling
 REQUEST_OVERHEAD_BYTES = 2048  # what Python and gRPC keep for a call, however small
 
 
-class Reply(NamedTuple):
+class EncodedResponse(NamedTuple):
     """The `size` bytes of a response; call `sent` once, when they have left or never will."""
 
     buffers: Sequence[Buffer]
@@ -31,42 +31,42 @@ class Reply(NamedTuple):
         return b"".join(self.buffers)
 
 
-async def answer(bookie: Bookie, method: str, request: Buffer) -> Reply:
-    """Carry out the request of bookie.proto's `method`; the bytes of the reply, its response, count
+async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
+    """Carry out the request of bookie.proto's `method`; the bytes of the response count
     as under way until they are `sent`.
 
-    Bytes that are no such request answer BAD_REQUEST (to Add: no results at all). Raises
+    Bytes that are no such request get BAD_REQUEST (to Add: no results at all). Raises
     ValueError when there is no such method.
     """
     size = len(request) + REQUEST_OVERHEAD_BYTES
     bookie.received.take(size)
     try:
-        return await answer_counted(bookie, method, request)
+        return await respond_counted(bookie, method, request)
     finally:
         bookie.received.give_back(size)
 
 
-async def answer_counted(bookie: Bookie, method: str, request: Buffer) -> Reply:
-    """`answer` for whoever has counted the request in `bookie.received`, with its overhead, before
+async def respond_counted(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
+    """`respond` for whoever has counted the request in `bookie.received`, with its overhead, before
     its bytes came."""
     if method not in m.METHODS:
         raise ValueError(f"bookie.proto has no method {method!r}")
     try:
         refusal = _refusal(bookie, method, request, len(request) + REQUEST_OVERHEAD_BYTES)
         if refusal is not None:
-            return reply_to(bookie, refusal)
-        return reply_to(bookie, await bookie.handle(codec.decode_request(method, request)))
+            return encoded_response(bookie, refusal)
+        return encoded_response(bookie, await bookie.handle(codec.decode_request(method, request)))
     except codec.BadMessage as error:
-        return reply_to(bookie, _bad_request(method, str(error)))
+        return encoded_response(bookie, _bad_request(method, str(error)))
 
 
-def reply_to(bookie: Bookie, response: m.Response) -> Reply:
+def encoded_response(bookie: Bookie, response: m.Response) -> EncodedResponse:
     """Make the response ready to be sent: its bytes count until they are."""
     buffers = codec.encode_buffers(response)
     size = sum(map(len, buffers))
     caller = calling.get()
-    bookie.replies.take(size, caller)
-    return Reply(buffers, size, lambda: bookie.replies.give_back(size, caller))
+    bookie.responses.take(size, caller)
+    return EncodedResponse(buffers, size, lambda: bookie.responses.give_back(size, caller))
 
 
 def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Response | None:

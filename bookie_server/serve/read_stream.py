@@ -4,7 +4,7 @@ Always true:
 - each response is one of `Bookie.handle` to a read that begins where the one before stopped, so
   whatever holds for Read (who may read, what is unknown, budgets, BUSY) holds here;
 - bytes are sent only on credit; at most one response is read ahead of the one being sent, and
-  counts in the budget for replies from the moment it is there;
+  counts in the budget for responses from the moment it is there;
 - nothing follows the response that ends the range or is not OK; the stream itself is ended by the
   caller: one that ended while he sends more credit would look to him as if it had broken.
 
@@ -19,34 +19,35 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer
 from bookie_server.api.status import Status, StopReason
 from bookie_server.bookie import Bookie
-from bookie_server.serve.handler import Reply, reply_to
+from bookie_server.serve.handler import EncodedResponse, encoded_response
 
 
 async def serve_stream(
     bookie: Bookie, requests: AsyncIterator[Buffer]
-) -> AsyncGenerator[tuple[m.ReadRequest, Reply], None]:
-    """What to send in answer to the messages of a ReadStream, each with the read that it answers.
+) -> AsyncGenerator[tuple[m.ReadRequest, EncodedResponse], None]:
+    """What to send in response to the messages of a ReadStream, each with the read that it
+    belongs to.
 
-    Call `sent` of each reply when it has left, or never will; close the generator to give up.
+    Call `sent` of each response when it has left, or never will; close the generator to give up.
     """
     credit = _Credit(requests)
-    reading: asyncio.Task[_Answer] | None = None
+    reading: asyncio.Task[_StreamResponse] | None = None
     try:
         request = await credit.first()
         refusal = _refusal(request)
         if request is None or refusal:
             bad = m.ReadResponse(Status.BAD_REQUEST, reason=refusal)
-            yield request or m.ReadRequest("", 0, 0, 0, 0), reply_to(bookie, bad)
+            yield request or m.ReadRequest("", 0, 0, 0, 0), encoded_response(bookie, bad)
             await credit.ended()
             return
         while await credit.wait():
-            answer = await (reading or _read(bookie, request, credit))
+            response = await (reading or _read(bookie, request, credit))
             reading = None
-            credit.use(answer.reply.size)
-            following = answer.following
+            credit.use(response.encoded.size)
+            following = response.following
             if following is not None and credit.left > 0:
                 reading = asyncio.ensure_future(_read(bookie, following, credit))
-            yield answer.request, answer.reply
+            yield response.request, response.encoded
             if following is None:
                 await credit.ended()
                 return
@@ -57,12 +58,14 @@ async def serve_stream(
             await _drop(reading)
 
 
-class _Answer:
+class _StreamResponse:
     """A response made ready to be sent; `following` reads on, None: there is nothing more."""
 
-    def __init__(self, request: m.ReadRequest, response: m.ReadResponse, made: Reply) -> None:
+    def __init__(
+        self, request: m.ReadRequest, response: m.ReadResponse, made: EncodedResponse
+    ) -> None:
         self.request = request
-        self.reply = made
+        self.encoded = made
         self.following: m.ReadRequest | None = None
         stopped = response.status is Status.OK and response.stop is StopReason.BYTE_LIMIT
         if stopped and response.results:
@@ -70,19 +73,19 @@ class _Answer:
             self.following = request._replace(first_entry=first)
 
 
-async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _Answer:
+async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _StreamResponse:
     limited = request._replace(max_bytes=min(request.max_bytes or credit.left, credit.left))
     response = await bookie.handle(limited)
     assert isinstance(response, m.ReadResponse)
-    return _Answer(request, response, reply_to(bookie, response))
+    return _StreamResponse(request, response, encoded_response(bookie, response))
 
 
-async def _drop(reading: "asyncio.Task[_Answer]") -> None:
-    """Nobody wants the answer: give back what it holds."""
+async def _drop(reading: "asyncio.Task[_StreamResponse]") -> None:
+    """Nobody wants the response: give back what it holds."""
     reading.cancel()
-    (answer,) = await asyncio.gather(reading, return_exceptions=True)
-    if isinstance(answer, _Answer):
-        answer.reply.sent()
+    (response,) = await asyncio.gather(reading, return_exceptions=True)
+    if isinstance(response, _StreamResponse):
+        response.encoded.sent()
 
 
 def _refusal(request: m.ReadRequest | None) -> str:

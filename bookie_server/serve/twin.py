@@ -2,8 +2,9 @@
 on the directories themselves is ours.
 
 Always true: who registered under our id is asked, by frames, before anybody is refused; one who
-does not answer, or answers as somebody else, is a dead predecessor. One that registered no frames,
-as an earlier version could, cannot be asked: it counts as running until its registration goes.
+does not respond, or responds with another identity, is a dead predecessor. One that registered no
+frames, as an earlier version could, cannot be asked: it counts as running until its registration
+goes.
 """
 
 import asyncio

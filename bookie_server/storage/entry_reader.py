@@ -4,7 +4,7 @@ Always true:
 - an entry is taken from where it is newest: the active half of the write cache, the flushing one,
   the read cache, then the logs by the index; a flush under way can never hide it;
 - what comes from a disk is checked whole (header, digest, location) before anybody sees it. What is
-  bad is told to `quarantine` and answered as Undeliverable, never as absent; the other entries of
+  bad goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries of
   the same read are served;
 - an entry is called undeliverable only when no copy of it here now delivers it: one whose log
   went while it was read may have been compacted, and is looked up once more; one that lies in
@@ -15,9 +15,9 @@ Always true:
   only where it is reading just what the request needs. What it finds bad it leaves to who asks for
   it: damage that no comparison asks for, beyond a ledger's end say, must not void each of them.
 
-What is under way is bounded: for requests by the callers (Bookie counts replies), ahead of them by
-AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the read
-cache and counts there.
+What is under way is bounded: for requests by the callers (Bookie counts responses), ahead of them
+by AHEAD_RUNS runs for each of the ledgers that read_ahead.py allows; what has arrived lies in the
+read cache and counts there.
 """
 
 import asyncio
@@ -146,13 +146,13 @@ class EntryReader:
             await ahead.arrives(entry_ids[0])
         while True:
             moves = self._moves
-            answer = await self._read(ledger_id, entry_ids, max_bytes, locate)
+            response = await self._read(ledger_id, entry_ids, max_bytes, locate)
             if moves == self._moves:
                 break
-        located = any(isinstance(entry, EntryLocation) for entry in answer.entries.values())
+        located = any(isinstance(entry, EntryLocation) for entry in response.entries.values())
         if isinstance(entry_ids, range) and not located:
-            self._go_ahead(ledger_id, entry_ids[0], answer.known_through)
-        return answer
+            self._go_ahead(ledger_id, entry_ids[0], response.known_through)
+        return response
 
     async def _read(
         self, ledger_id: int, entry_ids: EntryIds, max_bytes: int, locate: bool
@@ -189,7 +189,7 @@ class EntryReader:
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:
-        """Headers of those of the entries that are stored. An answer taken while a flush ended
+        """Headers of those of the entries that are stored. A response taken while a flush ended
         may miss an entry that moved. Raises DiskFailed when an index cannot be read."""
         found: dict[int, Delivered] = {}
         for entry_id in dict.fromkeys(entry_ids):
@@ -231,7 +231,7 @@ class EntryReader:
     # -- ahead of readers ---------------------------------------------------------------------
 
     def _go_ahead(self, ledger_id: int, first_entry: int, through: int) -> None:
-        """A read was answered: bring what its reader is going to ask for."""
+        """A read has its response: bring what its reader is going to ask for."""
         if not self._ahead_bytes or in_recovery():
             return
         ahead = self._ahead.was_read(ledger_id, first_entry, through)

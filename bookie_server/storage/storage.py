@@ -407,7 +407,7 @@ class LedgerStorage:
     async def headers(
         self, ledger_id: int, entry_ids: Sequence[int]
     ) -> dict[int, EntryHeader | Undeliverable]:
-        """See EntryReader.headers. An answer taken while `flushes` moved on may miss an entry
+        """See EntryReader.headers. A response taken while `flushes` moved on may miss an entry
         that moved."""
         return await self._reader.headers(ledger_id, entry_ids)
 

@@ -3,8 +3,8 @@
 Always true: adds leave in the order they came; no timer delays one. When the wire to the bookie
 is free, all that waits leaves as one frame (up to `frame_bytes_max`); while frames are under way
 another leaves only if it is worth one of its own (a sixteenth of `frame_bytes_max`), since a
-message costs the same whatever its size. When a frame gets no answer, what waits behind it is
-answered the same: the bookie does not answer. What waits is bounded by the in-flight bytes of the
+message costs the same whatever its size. When a frame gets no response, what waits behind it is
+given up with it: the bookie does not respond. What waits is bounded by the in-flight bytes of the
 writers.
 """
 
@@ -33,24 +33,24 @@ Done = Callable[[Sequence[Any], Sequence[AddResult]], object]
 SendFrame = Callable[[list[Sequence[Buffer]]], Awaitable[Sequence[AddResult]]]
 
 
-class NoAnswer(Exception):
-    """A frame got no answer, or none that makes sense; says nothing about what was stored."""
+class Unreachable(Exception):
+    """A frame got no response, or a malformed one; what was stored is unknown."""
 
 
-def unanswered(reason: str) -> AddResult:
-    """The value of class *unknown* that stands for an answer that did not come."""
+def unknown_result(reason: str) -> AddResult:
+    """The value of class *unknown* that stands for a response that did not come."""
     return AddResult(Status.IO_ERROR, 0, reason)
 
 
 class _Run(NamedTuple):
-    """Adds that follow each other in the lane and whose answers `done` takes at once."""
+    """Adds that follow each other in the lane and whose responses `done` takes at once."""
 
     done: Done
     adds: list[Packed]
 
 
 class AddLane:
-    """`send` carries a frame to the bookie and raises NoAnswer if it does not answer."""
+    """`send` carries a frame to the bookie and raises Unreachable if it does not respond."""
 
     def __init__(self, send: SendFrame, frame_bytes_max: int, frames_in_flight: int) -> None:
         self._send = send
@@ -64,7 +64,7 @@ class AddLane:
 
     def submit(self, add: Packed, done: Done) -> None:
         """Send `add`. `done` is called once with it, never from inside this call, and with the
-        bookie's answer or an unknown in its place; adds that were submitted one after the other
+        bookie's response or an unknown in its place; adds that were submitted one after the other
         with the same `done`, and left in one frame, are handed to it together."""
         waiting = self._waiting
         if waiting and waiting[-1].done is done:
@@ -78,7 +78,7 @@ class AddLane:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def close(self) -> None:
-        """Give up frames under way and all that waits; nobody is answered any more."""
+        """Give up frames under way and all that waits; no `done` is called any more."""
         self._take_all()
         for task in list(self._frames):
             task.cancel()
@@ -133,9 +133,9 @@ class AddLane:
     async def _carry(self, frame: list[_Run]) -> None:
         try:
             results = await self._send([add.packed for run in frame for add in run.adds])
-        except NoAnswer as failure:
+        except Unreachable as failure:
             frame += self._take_all()
-            results = [unanswered(str(failure))] * sum([len(run.adds) for run in frame])
+            results = [unknown_result(str(failure))] * sum([len(run.adds) for run in frame])
         at = 0
         for done, adds in frame:
             done(adds, results[at : at + len(adds)])

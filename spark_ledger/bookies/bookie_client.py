@@ -1,10 +1,10 @@
-"""Questions to bookies, answered with values.
+"""Requests to bookies; each outcome is a value.
 
-Always true: whatever goes wrong on the way (no address, no answer, bytes that are no answer)
+Always true: whatever goes wrong on the way (no address, no response, bytes that are no response)
 comes back as a status of class *unknown* with its reason, never as a negative and never as an
-exception; only a question to a client that was closed, before it or meanwhile, raises ClientClosed.
+exception; only a request to a client that was closed, before it or meanwhile, raises ClientClosed.
 "Busy" is asked again, of the same bookie, until the request's time is over. Every outcome is told
-to `quarantine`, which says whom to choose last; "busy" is an answer.
+to `quarantine`, which says whom to choose last; "busy" is a response.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from bookie_server.api.messages import (
     WriteLacResponse,
 )
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import AddLane, NoAnswer
+from spark_ledger.bookies.add_lane import AddLane, Unreachable
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.bookies.local_files import HostFiles
 from spark_ledger.bookies.local_reads import LocalReads, Locations
@@ -95,16 +95,16 @@ class BookieClient:
         return lane
 
     async def add(self, bookie_id: str, add: Add) -> AddResult:
-        """Send one add and wait for its answer. BUSY is returned, not retried."""
-        answer: asyncio.Future[AddResult] = asyncio.get_running_loop().create_future()
+        """Send one add and wait for its response. BUSY is returned, not retried."""
+        response: asyncio.Future[AddResult] = asyncio.get_running_loop().create_future()
 
-        def answered(_: Sequence[_OneAdd], results: Sequence[AddResult]) -> None:
-            if not answer.done():
-                answer.set_result(results[0])
+        def responded(_: Sequence[_OneAdd], results: Sequence[AddResult]) -> None:
+            if not response.done():
+                response.set_result(results[0])
 
         one = _OneAdd(codec.encode_add(add), sum(map(len, add.entry)))
-        self.lane(bookie_id, recovery=add.recovery).submit(one, answered)
-        return await answer
+        self.lane(bookie_id, recovery=add.recovery).submit(one, responded)
+        return await response
 
     def _new_lane(self, bookie_id: str) -> AddLane:
         async def send(adds: list[Sequence[Buffer]]) -> Sequence[AddResult]:
@@ -112,12 +112,12 @@ class BookieClient:
             response = await self._call(bookie_id, "Add", request, self._config.replica_timeout_s)
             results = cast(AddResponse, response).results
             if len(results) != len(adds):
-                raise NoAnswer(f"{len(results)} answers to {len(adds)} adds")
+                raise Unreachable(f"{len(results)} answers to {len(adds)} adds")
             return results
 
         return AddLane(send, self._config.frame_bytes_max, self._config.frames_in_flight)
 
-    # -- questions ----------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------
 
     async def read(
         self,
@@ -166,7 +166,7 @@ class BookieClient:
         token: bytes = b"",
     ) -> ReadStream:
         """Begin a stream of the entries; each response has `max_bytes` at most, all that come
-        before more credit is granted `credit_bytes`. Raises NoAnswer when it cannot begin."""
+        before more credit is granted `credit_bytes`. Raises Unreachable when it cannot begin."""
         address = await self._address(bookie_id)
         request = ReadRequest(bookie_id, ledger_id, first_entry, last_entry, max_bytes, token=token)
         try:
@@ -176,12 +176,12 @@ class BookieClient:
             await stream.begin(request, credit_bytes)
         except CallFailed as failure:
             self.quarantine.failed(bookie_id)
-            raise NoAnswer(f"no answer from {address}: {failure}") from failure
+            raise Unreachable(f"no answer from {address}: {failure}") from failure
         return stream
 
-    def _told(self, bookie_id: str, answered: bool) -> None:
-        if answered:
-            self.quarantine.answered(bookie_id)
+    def _told(self, bookie_id: str, responded: bool) -> None:
+        if responded:
+            self.quarantine.responded(bookie_id)
         elif not self._closed:
             self.quarantine.failed(bookie_id)
 
@@ -239,7 +239,7 @@ class BookieClient:
             try:
                 left_s = deadline - loop.time()
                 response = cast(AnyResponse, await self._call(bookie_id, method, request, left_s))
-            except NoAnswer as failure:
+            except Unreachable as failure:
                 if self._closed:
                     raise ClientClosed from failure
                 return kind(status=Status.IO_ERROR, reason=str(failure))
@@ -249,31 +249,31 @@ class BookieClient:
             await asyncio.sleep(pause_s)
 
     async def _address(self, bookie_id: str) -> str:
-        """Raises NoAnswer."""
+        """Raises Unreachable."""
         try:
             address = self._directory.address(bookie_id) or await self._directory.find(bookie_id)
         except StoreError as failure:
-            raise NoAnswer(f"its address cannot be looked up: {failure!r}") from failure
+            raise Unreachable(f"its address cannot be looked up: {failure!r}") from failure
         if address is None:
-            raise NoAnswer("it never registered an address")
+            raise Unreachable("it never registered an address")
         return address
 
     async def _call(
         self, bookie_id: str, method: str, request: Request | PackedAddRequest, timeout_s: float
     ) -> Response:
-        """One call. Raises NoAnswer."""
+        """One call. Raises Unreachable."""
         address = await self._address(bookie_id)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             buffers = codec.encode_buffers(request)
-            answer = await self._network.call(address, method, buffers, timeout_s)
-            response = codec.decode_response(method, answer)
+            body = await self._network.call(address, method, buffers, timeout_s)
+            response = codec.decode_response(method, body)
         except (CallFailed, codec.BadMessage) as failure:
             self.quarantine.failed(bookie_id)
-            raise NoAnswer(f"no answer from {address}: {failure}") from failure
+            raise Unreachable(f"no answer from {address}: {failure}") from failure
         if method == "Add" and loop.time() - began > self._config.slow_add_s:
             self.quarantine.slow(bookie_id)
         else:
-            self.quarantine.answered(bookie_id)
+            self.quarantine.responded(bookie_id)
         return response

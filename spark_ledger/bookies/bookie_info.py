@@ -11,10 +11,11 @@ from spark_ledger.bookies.network import CallFailed, Network
 
 
 async def ask(network: Network, address: str, timeout_s: float) -> InfoResponse:
-    """The answer of whatever bookie speaks frames at `address` ("host:port"). Raises CallFailed."""
-    answer = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
+    """The response of whatever bookie speaks frames at `address` ("host:port"). Raises
+    CallFailed."""
+    body = await network.call(address, "Info", (codec.encode(InfoRequest()),), timeout_s)
     try:
-        response = codec.decode_response("Info", answer)
+        response = codec.decode_response("Info", body)
     except codec.BadMessage as error:
         raise CallFailed(f"no bookie answers there: {error}") from error
     assert isinstance(response, InfoResponse)

@@ -1,11 +1,11 @@
 """Which bookies there are and where, as the metadata store last told.
 
-Always true: `writable` and `address` answer from memory; one look at the store runs at a time, when
+Always true: `writable` and `address` read from memory; one look at the store runs at a time, when
 a watch fired, and after `refresh_s` if none did, for a watch may be missed. It lists who is there,
 and reads who came; everybody, if a watch fired and nobody came or went: then somebody registered
 anew. If none fired, AGAIN_AT_ONCE of the others, those read longest ago: free space changes without
 a watch. So what many processes ask for does not grow with the bookies. A bookie's last known
-address is kept when its registration goes, for it may answer still. Failures to look are repeated
+address is kept when its registration goes, for it may respond still. Failures to look are repeated
 until they end, never raised; a listener that fails is reported and harms nobody else.
 """
 
@@ -263,7 +263,7 @@ def _decode(value: bytes, bookie_id: str) -> BookieInfo:
 def reached_at(record: Mapping[str, Any]) -> str:
     """Where clients speak to the bookie of a registration: its frames. An earlier version
     registered none where frames were switched off, and remembered none of a bookie that is not
-    registered now: then `address`, where gRPC answers, and the failure to connect says so."""
+    registered now: then `address`, where gRPC is served, and the failure to connect says so."""
     address = record["address"]
     return str(record.get("frames") or address)
 

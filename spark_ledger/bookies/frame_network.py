@@ -38,13 +38,13 @@ from spark_ledger.bookies.network import CallFailed, TooLate
 
 MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256
-UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; answers are read all the time
+UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; responses are read all the time
 CONNECT_S = 2.0
 AGAIN_S = 0.05  # enough to connect where somebody listens, or to be refused
 RETRY_S, RETRY_S_MAX = 0.2, 1.0
 _CALLS = 1 << 32
 
-Answer = tuple[FrameKind, memoryview]
+Response = tuple[FrameKind, memoryview]
 
 
 class NotConnected(CallFailed):
@@ -186,7 +186,7 @@ class Wire:
         self.is_here = _to_itself(sock)
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self._numbers = count(1)
-        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, asyncio.Future[Response]] = {}
         self._streams: dict[int, FrameStream] = {}
         self._connection = FrameConnection(
             sock,
@@ -209,14 +209,14 @@ class Wire:
         if self.lost:
             raise NotConnected("the connection is lost")
         number = next(self._numbers) % _CALLS
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._calls[number] = answer
+        response: asyncio.Future[Response] = self._loop.create_future()
+        self._calls[number] = response
         began = self._loop.time()
         flags = RECOVERY if _is_recovery(method, request) else 0
         self.send(FrameKind.CALL, number, request, METHOD_NUMBERS[method], flags)
-        timer = self._loop.call_later(timeout_s, _too_late, answer, method, timeout_s)
+        timer = self._loop.call_later(timeout_s, _too_late, response, method, timeout_s)
         try:
-            kind, body = await answer
+            kind, body = await response
             if kind is FrameKind.ANSWER:
                 return body
             if kind is FrameKind.BUSY:
@@ -226,10 +226,10 @@ class Wire:
             self._suspect(began)
             raise
         except (BadFrame, codec.BadMessage) as error:
-            raise CallFailed(f"an answer that is none: {error}") from None
+            raise CallFailed(f"a malformed response: {error}") from None
         finally:
             timer.cancel()
-            if self._calls.pop(number, None) is not None and not _answered(answer):
+            if self._calls.pop(number, None) is not None and not _has_responded(response):
                 self.send(FrameKind.CANCEL, number)
 
     def send(
@@ -265,7 +265,7 @@ class Wire:
             self._connection.close("nothing was heard for too long")
 
     def _wanted(self, head: Head) -> bool:
-        """Answers to what was given up are passed over."""
+        """Responses to what was given up are passed over."""
         return head.call in self._calls or head.call in self._streams
 
     def _arrived(self, frame: Frame) -> None:
@@ -273,11 +273,11 @@ class Wire:
         if head.kind is FrameKind.HELLO:
             if not self.greeted.done():
                 self.greeted.set_result(None)
-        elif (answer := self._calls.get(head.call)) is not None:
+        elif (response := self._calls.get(head.call)) is not None:
             if head.kind not in (FrameKind.ANSWER, FrameKind.BUSY, FrameKind.REFUSED):
                 self._connection.close(f"{head.kind.name} is no answer to a call")
-            elif not answer.done() and frame.body is not None:
-                answer.set_result((head.kind, frame.body))
+            elif not response.done() and frame.body is not None:
+                response.set_result((head.kind, frame.body))
         elif (stream := self._streams.get(head.call)) is not None:
             stream.arrived(frame)
 
@@ -285,9 +285,9 @@ class Wire:
         if not self.greeted.done():
             self.greeted.set_exception(OSError(why))
             self.greeted.exception()  # perhaps nobody waits any more
-        for answer in list(self._calls.values()):
-            if not answer.done():
-                answer.set_exception(CallFailed(f"the connection is lost: {why}"))
+        for response in list(self._calls.values()):
+            if not response.done():
+                response.set_exception(CallFailed(f"the connection is lost: {why}"))
         for stream in list(self._streams.values()):
             stream.broken(why)
         self._streams.clear()
@@ -352,14 +352,14 @@ class FrameStream:
         self._news.set()
 
 
-def _too_late(answer: asyncio.Future[Answer], method: str, timeout_s: float) -> None:
-    if not answer.done():
-        answer.set_exception(TooLate(f"{method}: no answer within {timeout_s:g} s"))
+def _too_late(response: asyncio.Future[Response], method: str, timeout_s: float) -> None:
+    if not response.done():
+        response.set_exception(TooLate(f"{method}: no answer within {timeout_s:g} s"))
 
 
-def _answered(answer: asyncio.Future[Answer]) -> bool:
+def _has_responded(response: asyncio.Future[Response]) -> bool:
     """Whether the bookie has spoken its last word on the call."""
-    return answer.done() and not answer.cancelled() and answer.exception() is None
+    return response.done() and not response.cancelled() and response.exception() is None
 
 
 def _is_recovery(method: str, request: Sequence[Buffer]) -> bool:
@@ -374,7 +374,7 @@ def _is_recovery(method: str, request: Sequence[Buffer]) -> bool:
 
 
 def _busy(method: str, request: Sequence[Buffer], wait_ms: int) -> bytes:
-    """What the bookie would have answered, had it looked at the request."""
+    """What the bookie would have responded, had it looked at the request."""
     if method == "Add":
         adds, _ = codec.glance_at_adds(b"".join(request))
         return codec.encode(m.AddResponse([m.AddResult(Status.BUSY, wait_ms)] * adds))

@@ -7,8 +7,8 @@ Always true:
 - a directory counts as the bookie's only if its identity file has the bookie's id: on another host
   or in another container the same path may be another bookie's;
 - after a failure the client leaves the bookie's files alone for RETRY_S; a disk that hangs holds a
-  caller up for LOCAL_S. An entry that is not at the location of an earlier answer is no failure: it
-  may have moved since, and the bookie is asked for its location now.
+  caller up for LOCAL_S. An entry that is not at the location of an earlier response is no failure:
+  it may have moved since, and the bookie is asked for its location now.
 
 The idea is HDFS's short-circuit reads (HDFS-347).
 """
@@ -50,9 +50,9 @@ class LocalReads:
     async def read(
         self, request: m.ReadRequest, locations: Locations, ahead: EntryIds, ask: Ask
     ) -> m.ReadResponse:
-        """The answer to the request. `locations` is its reader's map, from which a read takes what
-        it uses. If it lacks an entry the bookie is asked, also for the locations of the entries
-        `ahead`, which then are all that the map has."""
+        """The response to the request. `locations` is its reader's map, from which a read takes
+        what it uses. If it lacks an entry the bookie is asked, also for the locations of the
+        entries `ahead`, which then are all that the map has."""
         for known in (locations, {}):
             if not self.may_read(request.bookie_id):
                 break
@@ -107,7 +107,7 @@ class LocalReads:
 
 
 def _of_map(request: m.ReadRequest, locations: Locations) -> m.ReadResponse | None:
-    """What the bookie would answer: locations, as far as `max_bytes` reach, of one entry at least;
+    """What the bookie would respond: locations, as far as `max_bytes` reach, of one entry at least;
     None if one of these is not in the map."""
     ids = ids_in(request.spans, len(locations) + 1)
     used, left = 0, request.max_bytes

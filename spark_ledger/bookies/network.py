@@ -11,7 +11,7 @@ from bookie_server.api.entry import Buffer
 
 
 class CallFailed(Exception):
-    """No answer came: refused, lost, too late. The request may have been carried out."""
+    """No response came: refused, lost, too late. The request may have been carried out."""
 
 
 class TooLate(CallFailed):
@@ -39,7 +39,7 @@ class Network(Protocol):
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> Buffer:
         """Send the buffers, one after the other the bytes of bookie.proto's request of `method`,
-        and return the answer's.
+        and return the response's.
 
         `address` is "host:port". Raises CallFailed after `timeout_s` at the latest.
         """

@@ -1,10 +1,10 @@
-"""Which bookies are chosen last, because they lately gave no answer or a slow one.
+"""Which bookies are chosen last, because they lately gave no response or a slow one.
 
-Always true: nobody is excluded here, only put last; a bookie is *in doubt* from an unanswered call
-until DOUBT_S later or its next answer, whichever is first, and *overtaken* for as long from a read
-that another bookie answered sooner; it is *in quarantine* once enough calls
-failed or were slow within the window, and an answer in between does not end that. Calls that fail
-together (all frames under way to a bookie that dies) count once. Memory: a few numbers a bookie.
+Always true: nobody is excluded here, only put last; a bookie is *in doubt* from a call without
+response until DOUBT_S later or its next response, whichever is first, and *overtaken* for as long
+from a read that another bookie delivered sooner; it is *in quarantine* once enough calls failed or
+were slow within the window, and a response in between does not end that. Calls that fail together
+(all frames under way to a bookie that dies) count once. Memory: a few numbers a bookie.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ APART_S = 1.0  # failures closer than this to the one before are the same troubl
 class Standing:
     """What is held against one bookie. Times are seconds of the loop's clock."""
 
-    unanswered_at: float | None = None
+    doubted_at: float | None = None
     overtaken_at: float | None = None
     troubles: deque[float] = field(default_factory=deque)
     quarantined_until: float = 0.0
@@ -44,25 +44,25 @@ class Quarantine:
     # -- what happened ------------------------------------------------------------------------
 
     def failed(self, bookie_id: str) -> None:
-        """A call got no answer."""
+        """A call got no response."""
         standing = self._trouble(bookie_id)
-        standing.unanswered_at = self._clock()
+        standing.doubted_at = self._clock()
 
     def slow(self, bookie_id: str) -> None:
-        """An answer came, but took too long."""
+        """A response came, but took too long."""
         standing = self._trouble(bookie_id)
-        standing.unanswered_at = standing.overtaken_at = None
+        standing.doubted_at = standing.overtaken_at = None
 
     def overtaken(self, bookie_id: str) -> None:
-        """A read was given up, because another bookie, asked later, answered it sooner. It may
+        """A read was given up, because another bookie, asked later, delivered it sooner. It may
         only have had more to do: it is chosen last, and is a spare where there is no other."""
         self._standings.setdefault(bookie_id, Standing()).overtaken_at = self._clock()
 
-    def answered(self, bookie_id: str) -> None:
-        """An answer came in good time, whatever it says."""
+    def responded(self, bookie_id: str) -> None:
+        """A response came in good time, whatever it says."""
         standing = self._standings.get(bookie_id)
         if standing is not None:
-            standing.unanswered_at = standing.overtaken_at = None
+            standing.doubted_at = standing.overtaken_at = None
 
     # -- who is chosen last -------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class Quarantine:
         return [bookie for bookie in sorted(self._standings) if self.why(bookie)]
 
     def in_doubt(self) -> list[str]:
-        """Bookies that lately gave no answer and have given none since, by id."""
+        """Bookies that lately gave no response and have given none since, by id."""
         return [bookie for bookie in sorted(self._standings) if self._doubted(bookie)]
 
     def why(self, bookie_id: str) -> str:
@@ -84,10 +84,10 @@ class Quarantine:
             return f"in quarantine for another {left_s:.0f} s: it failed or was slow"
         if self._doubted(bookie_id):
             return "gave no answer lately"
-        return "another answered sooner" if self._lately(standing.overtaken_at) else ""
+        return "another responded sooner" if self._lately(standing.overtaken_at) else ""
 
     def _doubted(self, bookie_id: str) -> bool:
-        return self._lately(self._standings[bookie_id].unanswered_at)
+        return self._lately(self._standings[bookie_id].doubted_at)
 
     def _lately(self, at: float | None) -> bool:
         return at is not None and self._clock() - at < DOUBT_S

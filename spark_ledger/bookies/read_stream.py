@@ -1,7 +1,7 @@
 """A long read of one bookie, response after response, as credit is granted.
 
-Always true: whatever is no response (no answer, silence, bytes that are none) is an exception, and
-the stream is over then; nothing here is taken for a negative.
+Always true: whatever is no response (no response, silence, bytes that are none) is an exception,
+and the stream is over then; nothing here is taken for a negative.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from typing import cast
 
 from bookie_server.api import codec
 from bookie_server.api.messages import ReadRequest, ReadResponse, ReadStreamRequest
-from spark_ledger.bookies.add_lane import NoAnswer
+from spark_ledger.bookies.add_lane import Unreachable
 from spark_ledger.bookies.network import CallFailed, Stream, TooLate
 
 
-class Silent(NoAnswer):
+class Silent(Unreachable):
     """Nothing came in the time allowed; that alone is no failure of the bookie."""
 
 
@@ -21,7 +21,7 @@ class ReadStream:
     """Made by BookieClient.read_stream. Used by one task; `give_up` when done, always."""
 
     def __init__(self, stream: Stream, told: Callable[[bool], None]) -> None:
-        """`told` hears whether the bookie answered, each time that is known."""
+        """`told` hears whether the bookie responded, each time that is known."""
         self._stream = stream
         self._told = told
         self.received_bytes = 0
@@ -32,15 +32,15 @@ class ReadStream:
         await self._stream.send(codec.encode(ReadStreamRequest(request, credit_bytes)))
 
     async def grant(self, credit_bytes: int) -> None:
-        """Let so many bytes more come. Raises NoAnswer."""
+        """Let so many bytes more come. Raises Unreachable."""
         try:
             await self._stream.send(codec.encode(ReadStreamRequest(credit_bytes=credit_bytes)))
         except CallFailed as failure:
             self._told(False)
-            raise NoAnswer(str(failure)) from failure
+            raise Unreachable(str(failure)) from failure
 
     async def next(self, timeout_s: float) -> ReadResponse:
-        """The next response. Raises Silent after `timeout_s`, NoAnswer."""
+        """The next response. Raises Silent after `timeout_s`, Unreachable."""
         try:
             message = await self._stream.receive(timeout_s)
             if message is None:
@@ -50,7 +50,7 @@ class ReadStream:
             raise Silent(str(failure)) from failure
         except (CallFailed, codec.BadMessage) as failure:
             self._told(False)
-            raise NoAnswer(str(failure)) from failure
+            raise Unreachable(str(failure)) from failure
         self._told(True)
         self.received_bytes += len(message)
         return cast(ReadResponse, response)

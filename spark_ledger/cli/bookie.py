@@ -57,17 +57,17 @@ def info(
     """What a bookie says of itself; with host:port nothing but that bookie is asked."""
     named = ":" in bookie
     address = checked_address(bookie) if named else asyncio.run(_address(bookie, service_url))
-    answer = asyncio.run(_ask(address, timeout))
+    response = asyncio.run(_ask(address, timeout))
     if json:
-        plain = {**answer._asdict(), "address": address, "status": answer.status.name}
-        plain["directories"] = [each._asdict() for each in answer.directories]
+        plain = {**response._asdict(), "address": address, "status": response.status.name}
+        plain["directories"] = [each._asdict() for each in response.directories]
         print_json(plain)
         return
-    print_facts(_facts(address, answer))
+    print_facts(_facts(address, response))
     columns = ("DIRECTORY", "ROLE", "FREE", "TOTAL", "STATE")
     rows = [
         (d.path, d.role, in_units(d.free_bytes), in_units(d.total_bytes), _state(d))
-        for d in answer.directories
+        for d in response.directories
     ]
     if rows:
         print()
@@ -180,17 +180,17 @@ async def _ask(address: str, timeout_s: float) -> "InfoResponse":
         await network.close()
 
 
-def _facts(address: str, answer: "InfoResponse") -> dict[str, object]:
+def _facts(address: str, response: "InfoResponse") -> dict[str, object]:
     facts = {
-        "bookie": answer.bookie_id,
+        "bookie": response.bookie_id,
         "address": address,
-        "version": answer.version,
-        "state": answer.state or answer.status.name,
-        "reason": answer.reason,
-        "ledgers": answer.ledgers,
-        "in limbo": answer.limbo_ledgers,
-        "free": f"{in_units(answer.free_bytes)} of {in_units(answer.total_bytes)}",
-        "reclaim": answer.reclaim,
+        "version": response.version,
+        "state": response.state or response.status.name,
+        "reason": response.reason,
+        "ledgers": response.ledgers,
+        "in limbo": response.limbo_ledgers,
+        "free": f"{in_units(response.free_bytes)} of {in_units(response.total_bytes)}",
+        "reclaim": response.reclaim,
     }
     return {name: value for name, value in facts.items() if value != ""}
 

@@ -82,7 +82,8 @@ def recover(
 ) -> None:
     """Fence a ledger, find its end and close it: its writer can add nothing any more. Then ask
     every bookie that keeps copies for each entry that belongs there, and bring back what it lacks
-    or cannot deliver. Exit status 1 when something is still missing or a bookie does not answer."""
+    or cannot deliver. Exit status 1 when something is still missing or a bookie does not
+    respond."""
 
     async def work(ledgers: "LedgerStore") -> "tuple[LedgerRecord, list[Repaired]]":
         from spark_ledger.repair.limbo import repair_everywhere

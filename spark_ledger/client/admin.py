@@ -42,16 +42,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Place = str | datetime | Mapping[int, int]
-"""Where in a topic: "earliest", "latest", the first row committed at or after a time (a datetime
-with its time zone, or ISO text, UTC if no offset is said), or an offset for each partition."""
+"""Where in a topic: "earliest"; "latest", one past the last committed row; a time: the first row
+committed at or after it by ZooKeeper's clock (a datetime with its time zone, or ISO text, UTC if it
+names no zone); or {partition: offset}."""
 
 
 class Admin:
-    """The topics of one cluster; `service_url` None: as LEDGER_SERVICE_URL or the default say.
+    """The topics of one cluster. `service_url` is `zk://host:port[,host:port...]/root`; None:
+    LEDGER_SERVICE_URL, else the default.
 
-    Raises errors.BadConfig for a malformed URL, errors.Unavailable when nobody answers there.
+    A change is durable when its method returns: a majority of ZooKeeper has it on disk, and every
+    fold of the topic from then on includes it (docs/topics.md). A method that raises
+    errors.CommitOutcomeUnknown may have made its change; call it again. Rows that a method takes
+    away are not read from then on; their ledgers stay for `delete_delay_ms`.
+
+    Raises errors.BadConfig for a malformed URL, errors.Unavailable when ZooKeeper is unreachable.
     Every method raises errors.TopicNameInvalid, errors.Unavailable, errors.ClientClosed after
-    `close`, and, where the topic is not there and not said otherwise, errors.TopicNotFound.
+    `close`, and errors.TopicNotFound where its text names no other outcome. Those that change a
+    topic also raise errors.CommitContended (nothing changed) and errors.CommitOutcomeUnknown.
     """
 
     def __init__(self, service_url: str | None = None) -> None:
@@ -63,11 +71,13 @@ class Admin:
     # -- topics --------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, partitions: int | None = None, **policies: Any) -> TopicInfo:
-        """Make a topic with so many partitions (1) and these policies (topic/log/policies.py). One
-        that is there is returned as it is.
+        """Create the topic with `partitions` partitions (None: 1) and `policies` by name, such as
+        retention_ms=86_400_000 (spark_ledger/topic/log/policies.py). A topic that exists with at
+        least these partitions and these policies is returned unchanged.
 
-        Raises errors.TopicExists if that has fewer partitions than asked for or another policy,
-        errors.BadConfig.
+        Durable on return: the topic, its partitions and its policies. Raises errors.TopicExists
+        if the topic has fewer partitions or another policy, errors.BadConfig,
+        errors.NotEnoughBookies if `ensemble_size` is given and fewer bookies are registered.
         """
         count = 1 if partitions is None else whole("partitions", partitions)
         changed(TopicPolicies(), policies)  # before a call: is there a name that is wrong
@@ -83,16 +93,19 @@ class Admin:
         return self._run(work())
 
     def topics(self) -> list[TopicInfo]:
-        """Every topic, by name."""
+        """Every topic, sorted by name. Changes nothing."""
         return self._run(self._client.topics.list())
 
     def describe(self, topic: str) -> TopicFacts:
-        """Partitions with their offsets, rows and bytes, ledgers and policies."""
+        """Partitions with their offsets [start, end), rows and bytes; ledgers and policies. Changes
+        nothing."""
         return self._run(self._topics.describe(topic))
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Give the topic so many partitions; fewer than it has is errors.BadConfig. Rows stay
-        where they are; which partition a key is of changes."""
+        """Set the number of partitions; a topic that has as many is left as it is. Rows stay in
+        their partitions; new rows of a key may go to another one.
+
+        Durable on return: the new partitions. Raises errors.BadConfig for fewer than it has."""
         count = whole("partitions", partitions)
 
         async def work() -> None:
@@ -105,26 +118,36 @@ class Admin:
         self._run(work())
 
     def set_policies(self, topic: str, **changes: Any) -> TopicInfo:
-        """Change policies by name, e.g. retention_ms=None. Ledgers made from now on follow them.
-        Raises errors.BadConfig."""
+        """Change policies by name, such as retention_ms=None; the others stay.
+
+        Durable on return: all of the changes, in one write. Ledgers that writers create from then
+        on follow them; open ones keep their quorums. Raises errors.BadConfig,
+        errors.NotEnoughBookies as `create_topic`."""
         return self._run(self._topics.change_policies(topic, changes))
 
     def truncate(self, topic: str, *, force: bool = False) -> Trimmed:
-        """All rows that are there go; offsets go on. Raises as `trim`."""
+        """Remove all committed rows; the next row gets the next offset. See `trim`."""
         return self._run(self._topics.trim(topic, End.LATEST, force=force))
 
     def trim(self, topic: str, before: Place, *, force: bool = False) -> Trimmed:
-        """Rows before the place go: below offsets, or committed before a time. Raises
-        errors.SubscriptionBusy if a subscription still needs one and it is not forced,
-        errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
+        """Remove the rows before `before`: below offsets, or committed before a time. With `force`
+        also rows that a subscription has not consumed.
+
+        Durable on return: one commit that removes the rows of all partitions. Returns the new start
+        offsets and how many rows went. Raises errors.SubscriptionBusy if a subscription needs one
+        of the rows, errors.OffsetsOutOfRange, errors.OffsetsNotAssigned."""
         return self._run(self._topics.trim(topic, target_of(before), force=force))
 
     def terminate(self, topic: str) -> None:
-        """Nothing can be appended any more; what is there can be read."""
+        """End the topic: later appends raise errors.TopicTerminated, rows stay readable.
+        Durable on return; a topic that is terminated stays so."""
         self._run(self._topics.terminate(topic))
 
     def delete_topic(self, topic: str) -> bool:
-        """Nobody can read it or write to it any more; False if there was none."""
+        """Delete the topic; False if there was none.
+
+        Durable on return: no reader finds the name and no commit succeeds; writers of live segments
+        are fenced. Rows and subscriptions go after `delete_delay_ms`."""
 
         async def work() -> bool:
             try:
@@ -138,8 +161,11 @@ class Admin:
     def compact(
         self, topic: str, *, merged_bytes: int = 64 << 20, bytes_per_s: float | None = None
     ) -> Compacted:
-        """Merge small segments into some of `merged_bytes`, copying `bytes_per_s` at most on
-        average. It can be ended at any time and begun again. Raises errors.BadConfig,
+        """Merge neighbouring small segments into ones of about `merged_bytes` bytes, copying at
+        most `bytes_per_s` bytes a second on average (None: no limit). Rows keep offsets and times.
+
+        Durable on return: every merge that the result counts; each is one commit, so a call that
+        ends early leaves a valid topic, and the next one goes on. Raises errors.BadConfig,
         errors.TxnConflict, errors.NotEnoughBookies, errors.DataUnavailable."""
         limits = MergeLimits(bytes_max=whole("merged_bytes", merged_bytes))
         return self._run(
@@ -149,8 +175,10 @@ class Admin:
     # -- subscriptions -----------------------------------------------------------------------------
 
     def create_subscription(self, topic: str, name: str, at: Place = "latest") -> dict[int, int]:
-        """Make a subscription that holds the rows from there on until a query uses it; one that is
-        there stays where it is. Returns where it is, by partition. Raises
+        """Create a subscription at `at`; it holds the rows from there on against retention until a
+        query consumes them. One that exists keeps its positions.
+
+        Durable on return: the subscription. Returns {partition: first offset not consumed}. Raises
         errors.OffsetsOutOfRange."""
         target = target_of(at)
 
@@ -163,7 +191,7 @@ class Admin:
         return self._run(work())
 
     def subscriptions(self, topic: str) -> list[SubscriptionInfo]:
-        """Every subscription of the topic, by name, with where it is."""
+        """Every subscription of the topic, sorted by name, with its positions. Changes nothing."""
 
         async def work() -> list[SubscriptionInfo]:
             info = await self._client.topics.open(topic)
@@ -172,12 +200,13 @@ class Admin:
         return self._run(work())
 
     def seek(self, topic: str, name: str, to: Place, *, force: bool = False) -> dict[int, int]:
-        """Put a subscription there, or to the first row kept where that is later; returns where it
-        is. The query that uses it next goes on with its own checkpoint: seek is for who starts
-        without one (`startingSubscription`).
+        """Set the subscription's positions to `to`, or to the first row kept where that is later;
+        returns them, {partition: offset}. With `force` also while a query uses it. A query with a
+        checkpoint goes on from that; `startingSubscription` starts a new one at these positions.
 
-        Raises errors.SubscriptionNotFound, errors.SubscriptionBusy (in use, and not forced),
-        errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
+        Durable on return: the positions. Raises errors.SubscriptionNotFound,
+        errors.SubscriptionBusy (in use, and not forced), errors.OffsetsOutOfRange,
+        errors.OffsetsNotAssigned.
         """
         target = target_of(to)
 
@@ -188,7 +217,8 @@ class Admin:
         return self._run(work())
 
     def lag(self, topic: str, name: str) -> dict[int, PartitionLag]:
-        """How far behind the subscription is, by partition. Raises errors.SubscriptionNotFound."""
+        """How far behind the subscription is, by partition: rows, bytes and milliseconds. Changes
+        nothing. Raises errors.SubscriptionNotFound."""
 
         async def work() -> dict[int, PartitionLag]:
             info = await self._client.topics.open(topic)
@@ -198,8 +228,8 @@ class Admin:
         return self._run(work())
 
     def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> bool:
-        """It holds nothing any more; False if there was none. Raises errors.SubscriptionBusy (in
-        use, and not forced)."""
+        """Delete the subscription; False if there was none. Durable on return: it holds no rows
+        any more. Raises errors.SubscriptionBusy (in use, and not forced)."""
 
         async def work() -> bool:
             info = await self._client.topics.open(topic)
@@ -214,7 +244,8 @@ class Admin:
     # -- schemas -----------------------------------------------------------------------------------
 
     def schema(self, topic: str) -> TopicSchema:
-        """The versions of the topic's schema, and what new ones are checked for."""
+        """The versions of the topic's schema, and the compatibility that a new one must have.
+        Changes nothing."""
 
         async def work() -> TopicSchema:
             return await self._client.schemas.of(await self._client.topics.open(topic))
@@ -222,8 +253,10 @@ class Admin:
         return self._run(work())
 
     def register_schema(self, topic: str, schema: "SparkSchema | pa.Schema") -> SchemaVersion:
-        """Make these columns (Spark's or Arrow's) a version of the topic's schema, or find the
-        version that is exactly these. Raises errors.SchemaIncompatible,
+        """Register these columns (a Spark StructType or an Arrow schema) as a version of the
+        topic's schema, or return the version that is exactly these.
+
+        Durable on return: the version. Raises errors.SchemaIncompatible,
         errors.SchemaTypeMismatch, errors.SchemaReservedColumn."""
         columns = _arrow(schema)
 
@@ -234,8 +267,8 @@ class Admin:
         return self._run(work())
 
     def set_compatibility(self, topic: str, compatibility: str) -> None:
-        """What later versions of the schema are checked for: "none", "backward", "forward" or
-        "full". Raises errors.BadConfig for another."""
+        """Set the compatibility that later versions of the schema must have: "none", "backward",
+        "forward" or "full". Durable on return. Raises errors.BadConfig for another."""
         if compatibility not in (one.value for one in Compatibility):
             known = ", ".join(one.value for one in Compatibility)
             raise errors.BadConfig(f"there is no compatibility '{compatibility}'", f"Give {known}.")
@@ -250,7 +283,8 @@ class Admin:
     # -- for all -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End what other threads wait for here; the process keeps its connection, for Spark."""
+        """End the calls of other threads with errors.ClientClosed; the process keeps its
+        connection, for Spark. Nothing durable changes."""
         self._calls.close()
 
     def __enter__(self) -> Self:

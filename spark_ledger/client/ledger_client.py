@@ -50,11 +50,13 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class LedgerClient:
-    """The ledgers of one cluster. `service_url` None: that of `config` if one was given there,
-    else LEDGER_SERVICE_URL, else the default. `config`: see spark_ledger.config.client_config.
+    """The ledgers of one cluster. `service_url` is `zk://host:port[,host:port...]/root`; None: that
+    of `config` if it has one, else LEDGER_SERVICE_URL, else the default. `config`: see
+    spark_ledger.config.client_config.
 
-    Raises BadConfig for a malformed URL, Unavailable when nobody answers there. Here and below, an
-    argument of a wrong kind is a TypeError, one out of range a ValueError; nothing was done then.
+    Raises BadConfig for a malformed URL, Unavailable when ZooKeeper is unreachable. Here and below,
+    an argument of a wrong kind is a TypeError, one out of range a ValueError; nothing was done
+    then.
     """
 
     def __init__(self, service_url: str | None = None, config: ClientConfig | None = None) -> None:
@@ -75,12 +77,15 @@ class LedgerClient:
         metadata: Mapping[str, str] = NOTHING,
         durability: str = "synced",
     ) -> "LedgerWriter":
-        """Make a ledger on `ensemble_size` bookies; `write_quorum` copies of each entry,
-        acknowledged when `ack_quorum` are on disk; None: as the client's settings say (3, 3 and 2).
-        `metadata`, str to str, is kept in its record. `durability` is fixed for ever: of a
-        "page-cache" ledger entries are acknowledged when they are written, up to a second
-        before they are synced. A power loss of all bookies that have them may take those;
-        a process that is killed takes none.
+        """Create a ledger on `ensemble_size` bookies, with `write_quorum` copies of each entry,
+        acknowledged when `ack_quorum` are on disk (None: the client's settings, 3, 3 and 2; see
+        docs/protocol.md). `password` is needed to read, append and recover; `metadata`, str to str,
+        is kept in the record. `durability` is "synced" or "page-cache" and never changes: bookies
+        acknowledge entries of a page-cache ledger when they are written, up to a second before they
+        are synced; a power loss of all bookies that have them may lose those, a killed process
+        loses none.
+
+        Durable on return: the record, OPEN and without entries.
 
         Raises BadConfig, NotEnoughBookies, RecordTooBig, Unavailable.
         """
@@ -101,8 +106,11 @@ class LedgerClient:
     def open_ledger(
         self, ledger_id: int, recover: bool = True, password: bytes = b""
     ) -> "LedgerReader":
-        """A reader. With `recover` the ledger is fenced and closed first, so that what is read
-        is all there will ever be; without, a ledger can be read while it is written.
+        """A reader. With `recover` the ledger is fenced and closed first, so that its end never
+        moves again; without, a ledger can be read while it is written.
+
+        Durable on return, with `recover`: the close; the writer can append nothing any more, and
+        every entry that it saw acknowledged is there. Without: nothing changes.
 
         Raises NoSuchLedger, DataUnavailable (the end cannot be decided now), Unauthorized,
         Unavailable.
@@ -119,6 +127,8 @@ class LedgerClient:
 
     def delete_ledger(self, ledger_id: int) -> None:
         """Delete a closed ledger; one that is gone already is success.
+
+        Durable on return: its record is gone. Bookies drop the entries later.
 
         Raises LedgerNotClosed, LedgerInUse if it was made for a topic (those are the janitor's to
         delete), Unavailable.
@@ -157,9 +167,9 @@ class LedgerClient:
         return known.record
 
     def close(self) -> None:
-        """Give up the connections. Writers that are open are not closed: their ledgers wait for
-        recovery. Whatever other threads wait for, here or in a writer or reader, ends at once with
-        ClientClosed; so does every later call."""
+        """Close the connections. Open writers are not closed: their ledgers stay OPEN until a
+        recovery. Calls of other threads, here or in a writer or reader, end at once with
+        ClientClosed; so does every later call. Nothing durable changes."""
         if self._calls.close():
             self._background.run(self._store.close())
 
@@ -192,8 +202,13 @@ class LedgerWriter:
         self._closed = False
 
     def append(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> int:
-        """Append one entry and wait until it is acknowledged; returns its id. The payload may be
-        changed then (see `append_async`).
+        """Append one entry, the concatenated buffers of `payload`, and wait until it is
+        acknowledged; returns its id. `rows` is how many rows the entry counts as. The payload may
+        be changed then (see `append_async`).
+
+        Durable on return: this entry and all before it, on at least `ack_quorum` bookies each:
+        synced to disk, or, in a page-cache ledger, written (docs/protocol.md, Append). After
+        NotEnoughBookies, TimedOut or LedgerFenced the entry may be there or not; recovery decides.
 
         Raises MessageTooBig, LedgerFenced, LedgerClosed, NotEnoughBookies, TimedOut, Unauthorized.
         """
@@ -201,7 +216,8 @@ class LedgerWriter:
 
     def append_async(self, payload: Sequence[Buffer] | Buffer, rows: int = 0) -> "Future[int]":
         """Append one entry; the future is done with its id once it is acknowledged, in the order
-        of the appends, or with an error of `append`.
+        of the appends, or with an error of `append`. Nothing is durable when this returns; what
+        `append` promises holds once the future is done.
 
         Blocks while the in-flight bytes of the configuration are used up. The payload may be
         changed as soon as it returns: a buffer that can be is copied once, a read-only one is not
@@ -230,9 +246,10 @@ class LedgerWriter:
         return self._writer.last_add_confirmed
 
     def close(self) -> None:
-        """Wait for what is pending and close the ledger at the last acknowledged entry.
+        """Wait for pending appends and close the ledger at the last acknowledged entry.
 
-        May be called again. Raises Unavailable (call again), DataUnavailable, NoSuchLedger.
+        Durable on return: the ledger's end, and all entries up to it. May be called again. Raises
+        Unavailable (call again), DataUnavailable, NoSuchLedger.
         """
         if not self._closed:
             self._calls.run(self._close())
@@ -321,7 +338,7 @@ class LedgerReader:
 
         A payload is a view that stays valid as long as it is kept; `bytes(payload)` copies it.
         `last` right before `first` is an empty range. Raises NoSuchEntry beyond what is confirmed,
-        DataUnavailable, DigestMismatch, Unauthorized; ValueError at once for a range that is none.
+        DataUnavailable, DigestMismatch, Unauthorized; ValueError at once for a malformed range.
         """
         return self._read(*entries_of(first, last))
 
@@ -336,9 +353,9 @@ class LedgerReader:
 
     def read_when_confirmed(self, after: int, timeout_s: float) -> list[tuple[int, memoryview]]:
         """(entry id, payload) of entries after `after`, in order, as soon as some are confirmed:
-        at least one, some megabytes at most. It takes `timeout_s` at most; [] means that nothing
-        could be had by then (nothing is confirmed, or bookies do not answer), or that the ledger
-        has ended (`is_closed`). `after` -1: from the first entry on.
+        at least one, some megabytes at most. It takes `timeout_s` seconds at most; [] means that no
+        entry could be read by then (none is confirmed, or bookies are unreachable), or that the
+        ledger has ended (`is_closed`). `after` -1: from the first entry on.
 
         Raises DataUnavailable, DigestMismatch, Unauthorized; NoSuchLedger when it was deleted.
         """
@@ -396,7 +413,7 @@ async def _end(entries: core_reader.EntryStream) -> None:
 
 
 def _size(payload: Sequence[Buffer] | Buffer) -> int:
-    """Bytes of the payload. Raises TypeError for what is none."""
+    """Bytes of the payload. Raises TypeError if it is no payload."""
     if isinstance(payload, bytes):
         return len(payload)
     try:

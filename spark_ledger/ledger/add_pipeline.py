@@ -1,4 +1,4 @@
-"""Adds from the queue to the bookies and back: send, count answers, confirm in order.
+"""Adds from the queue to the bookies and back: send, count responses, confirm in order.
 
 Used by the writer of a ledger and, with the recovery flag, by whoever recovers one.
 
@@ -9,7 +9,8 @@ Always true:
 - FENCED, UNAUTHORIZED, LEDGER_DELETED and a conflicting entry end the pipeline: all that is
   pending fails, nothing is ever confirmed afterwards;
 - an entry's bytes count as in flight until it is confirmed; those of confirmed ones that wait for
-  their last answers count where they exceed the allowed bytes, so memory is bounded by twice these.
+  their last responses count where they exceed the allowed bytes, so memory is bounded by twice
+  these.
 """
 
 import asyncio
@@ -107,7 +108,7 @@ class AddPipeline:
         self.slots = [self._new_slot(index, bookie, 0) for index, bookie in enumerate(ensemble)]
         self.missing = MissingCopies(self.quorum)
         self._unconfirmed_bytes = 0
-        self._lagging_bytes = 0  # of confirmed adds that not all bookies have answered
+        self._lagging_bytes = 0  # of confirmed adds that not all bookies have responded
         self.confirmed_bytes = 0
         self.confirmed_rows = 0
         self.failure: LedgerError | None = None
@@ -165,7 +166,7 @@ class AddPipeline:
         return type(failure)(text, remedy, ledger_id=self.ledger_id)
 
     def give_up(self) -> None:
-        """End the pipeline, because too few bookies answered for too long."""
+        """End the pipeline, because too few bookies responded for too long."""
         quorum = f"{self.quorum.ack_quorum} of {self.quorum.write_quorum} bookies"
         self.fail(self.not_enough_bookies(), f"fewer than {quorum} answered")
 
@@ -178,11 +179,11 @@ class AddPipeline:
 
     @property
     def held_bytes(self) -> int:
-        """What is in memory: not confirmed, or without its last answer."""
+        """What is in memory: not confirmed, or without its last response."""
         return self._unconfirmed_bytes + self._lagging_bytes
 
     async def held_below(self, bytes_max: int) -> None:
-        """Return once so few bytes are held, or the client is closed. The last answer comes after
+        """Return once so few bytes are held, or the client is closed. The last response comes after
         the per-replica time-out at the latest."""
         await self._until(
             lambda: self.held_bytes <= bytes_max or isinstance(self.failure, ClientClosed)
@@ -201,7 +202,8 @@ class AddPipeline:
         await self._until(lambda: not self.pending)
 
     async def settled(self, timeout_s: float) -> None:
-        """Return once every confirmed add has its last answer, after `timeout_s` at the latest."""
+        """Return once every confirmed add has its last response, after `timeout_s` at the
+        latest."""
         target = self.pending.last_add_confirmed
         try:
             async with asyncio.timeout(timeout_s):
@@ -210,7 +212,7 @@ class AddPipeline:
             return
 
     def unsettled(self) -> list[PendingAdd]:
-        """Confirmed adds that still wait for an answer, in id order."""
+        """Confirmed adds that still wait for a response, in id order."""
         return [add for add in self._unsettled.values() if add.confirmed]
 
     # -- slots, for whoever mends them --------------------------------------------------------
@@ -243,7 +245,7 @@ class AddPipeline:
         self.confirm()
 
     def retry_slot(self, index: int) -> None:
-        """The slot's bookie answers again: send it what it has not acknowledged."""
+        """The slot's bookie responds again: send it what it has not acknowledged."""
         slot = self.slots[index]
         slot.move(SlotState.HEALTHY)
         slot.why, slot.generation = "", slot.generation + 1
@@ -301,7 +303,7 @@ class AddPipeline:
             bookies=[slot.bookie_id for slot in self.slots if slot.failed],
         )
 
-    # -- sending and answers ------------------------------------------------------------------
+    # -- sending and responses -----------------------------------------------------------------
 
     def _new_slot(self, index: int, bookie_id: str, generation: int) -> Slot:
         done = self._taker(index, bookie_id, generation)
@@ -311,7 +313,7 @@ class AddPipeline:
     def _taker(
         self, index: int, bookie_id: str, generation: int, since: float | None = None
     ) -> Done:
-        return partial(self._answered_all, index, bookie_id, generation, since)
+        return partial(self._responded_all, index, bookie_id, generation, since)
 
     def _resend(self, index: int) -> None:
         slot, now = self.slots[index], self._loop.time()
@@ -320,7 +322,7 @@ class AddPipeline:
             add.sends += 1
             slot.lane.submit(add, done)
 
-    def _answered_all(
+    def _responded_all(
         self,
         index: int,
         bookie_id: str,
@@ -341,7 +343,7 @@ class AddPipeline:
         ):
             for add, result in zip(adds, results, strict=True):
                 sent_at = add.appended_at if since is None else since
-                self._answered(add, index, bookie_id, generation, sent_at, result)
+                self._responded(add, index, bookie_id, generation, sent_at, result)
             return
         slot.pause_s = 0.0
         for add in adds:
@@ -352,7 +354,7 @@ class AddPipeline:
             if add.confirmed and not add.sends:
                 self._settle(add)
 
-    def _answered(
+    def _responded(
         self,
         add: PendingAdd,
         index: int,
@@ -398,7 +400,7 @@ class AddPipeline:
             self._settle(add)
 
     def _settle(self, add: PendingAdd) -> None:
-        """The last answer is there, or will never come: note the copies that are missing."""
+        """The last response is there, or will never come: note the copies that are missing."""
         if self._release(add):
             if add.acks != self.pending.write_mask(add.entry_id):
                 self.missing.note(add.entry_id, self.lacking_of(add))

@@ -173,7 +173,7 @@ class LedgerStore:
     ) -> VersionedRecord:
         """Fence and close the ledger; the same result however often and by whomever.
 
-        `gone`: ids of bookies that will never answer again, as the caller answers for: where only
+        `gone`: ids of bookies that will never respond again, by the word of the caller: where only
         they stand between torn bookies and a decision, what only they may have is given up. Data of
         theirs that was acknowledged may be lost by a wrong word here, and by nothing else.
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
@@ -276,7 +276,7 @@ class LedgerStore:
         return {one.id for one in (*self._directory.writable(), *self._directory.readonly())}
 
     async def _new_ensemble(self, quorum: Quorum) -> tuple[str, ...]:
-        """A bookie for each slot, preferably such that answered lately.
+        """A bookie for each slot, preferably such that responded lately.
 
         Raises NotEnoughBookies, BadConfig, Unavailable.
         """

@@ -62,11 +62,11 @@ class Cluster:
 T = TypeVar("T")
 
 BAD_COPY = f"{Status.IO_ERROR.name} its copy is damaged or unreadable"
-"""What a bookie says of an entry, not what is said of a bookie that does not answer."""
+"""What a bookie says of an entry, not what is said of a bookie that does not respond."""
 
 
-class Answer(Protocol):
-    """What all answers of bookies have."""
+class Response(Protocol):
+    """What all responses of bookies have."""
 
     @property
     def status(self) -> Status: ...
@@ -74,31 +74,31 @@ class Answer(Protocol):
     def reason(self) -> str: ...
 
 
-def say(answer: Answer) -> str:
-    """The status of an answer and its reason, for an error text."""
-    return f"{answer.status.name} {answer.reason}".strip()
+def say(response: Response) -> str:
+    """The status of a response and its reason, for an error text."""
+    return f"{response.status.name} {response.reason}".strip()
 
 
-async def as_answered(
-    questions: Sequence[Coroutine[Any, Any, T]],
+async def as_responded(
+    requests: Sequence[Coroutine[Any, Any, T]],
 ) -> AsyncGenerator[tuple[int, T], None]:
-    """(index of the question, its answer) in the order of arrival.
+    """(index of the request, its response) in the order of arrival.
 
-    Close it (contextlib.aclosing) to give up the questions that are still open.
+    Close it (contextlib.aclosing) to give up the requests that are still open.
     """
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[tuple[int, asyncio.Task[T]]] = asyncio.Queue()
 
-    def ask(index: int, question: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = loop.create_task(question)
+    def ask(index: int, request: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = loop.create_task(request)
         task.add_done_callback(lambda done: arrived.put_nowait((index, done)))
         return task
 
-    tasks = [ask(index, question) for index, question in enumerate(questions)]
+    tasks = [ask(index, request) for index, request in enumerate(requests)]
     try:
         for _ in tasks:
-            index, answered = await arrived.get()
-            yield index, answered.result()
+            index, responded = await arrived.get()
+            yield index, responded.result()
     finally:
         for task in tasks:
             task.cancel()
@@ -107,8 +107,9 @@ async def as_answered(
 def judge(
     response: ReadResponse, ledger_id: int, at: int, entry_id: int
 ) -> tuple[Meaning, Entry | str] | None:
-    """What the answer to a read says of one entry, the one after `at` others that were asked for:
-    its meaning, and the checked entry or the reason. None if the answer stops before the entry."""
+    """What the response to a read says of one entry, the one after `at` others that were asked for:
+    its meaning, and the checked entry or the reason. None if the response stops before the
+    entry."""
     if response.status is not Status.OK:
         return testimony(response.status), say(response)
     if at >= len(response.results):

@@ -4,13 +4,13 @@ Always true:
 - a slot gets a new owner only after the change is in the store; while the write is on its way
   nothing is confirmed (`change_in_flight`), and what comes after is two passes (adopt);
 - without a spare bookie the change is put off as long as every write set keeps Qa members that
-  answer: it is made when a bookie registers, or the failed one is asked now and then and taken
-  back when it answers;
+  response: it is made when a bookie registers, or the failed one is asked now and then and taken
+  back when it responds;
 - `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
 - with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
   enough for a bookie to restart, short enough to tell the user;
-- a bookie that failed here is no spare for DOUBT_S, nor one that answers nobody: a change cannot
-  go round in circles faster. One in quarantine is a spare when there is no other.
+- a bookie that failed here is no spare for DOUBT_S, nor one that responds to nobody: a change
+  cannot go round in circles faster. One in quarantine is a spare when there is no other.
 """
 
 import asyncio
@@ -168,7 +168,7 @@ class EnsembleChange:
         return chosen
 
     def _no_spares(self) -> Collection[str]:
-        """Members, and who failed here or gave nobody an answer lately."""
+        """Members, and who failed here or gave nobody a response lately."""
         now = self._loop.time()
         self._rejected = {b: at for b, at in self._rejected.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
@@ -229,12 +229,12 @@ class EnsembleChange:
     # -- putting off --------------------------------------------------------------------------
 
     async def _put_off(self) -> None:
-        """No spare: take back bookies that answer, or wait for news; fail when it is too long."""
+        """No spare: take back bookies that respond, or wait for news; fail when it is too long."""
         now = self._loop.time()
         due = [i for i, slot in enumerate(self._pipeline.slots) if slot.failed and _due(slot, now)]
         if due:
-            answers = await asyncio.gather(*(self._answers(index) for index in due))
-            if any(answers):
+            responding = await asyncio.gather(*(self._responds(index) for index in due))
+            if any(responding):
                 return
         wake_at = min(
             (slot.failed_at + slot.pause_s for slot in self._pipeline.slots if slot.failed),
@@ -252,7 +252,7 @@ class EnsembleChange:
         except TimeoutError:
             return
 
-    async def _answers(self, index: int) -> bool:
+    async def _responds(self, index: int) -> bool:
         """Ask a failed slot's bookie for a sign of life; if it gives one, go on sending to it."""
         slot = self._pipeline.slots[index]
         generation = slot.generation
@@ -272,12 +272,12 @@ class EnsembleChange:
             return None  # alive, but takes no adds
         try:
             async with asyncio.timeout(ASK_S):
-                answer = await self._cluster.bookies.read_lac(
+                response = await self._cluster.bookies.read_lac(
                     bookie_id, self._pipeline.ledger_id, token=self._read_token
                 )
         except TimeoutError:
             return None
-        return None if answer.status is Status.IO_ERROR else answer.status
+        return None if response.status is Status.IO_ERROR else response.status
 
     def _give_up_at(self) -> float | None:
         """When pending adds have waited long enough for an ack quorum; None while there is one."""

@@ -24,7 +24,7 @@ from spark_ledger.ledger.quorum import Quorum
 
 
 class PendingAdd:
-    """One entry between its append and its last answer, encoded once for all lanes (`packed`).
+    """One entry between its append and its last response, encoded once for all lanes (`packed`).
     `waiter` takes the outcome: it has `set_result` and `set_exception`, as the futures of asyncio
     and concurrent.futures do."""
 

@@ -1,7 +1,7 @@
 """Which bookies a ledger is put on: random by free space, over different racks where known.
 
 Always true: what is chosen are different bookies out of the candidates, one for a slot; with the
-same generator and the same request the same ones. A suspect (no answer lately, or in quarantine)
+same generator and the same request the same ones. A suspect (no response lately, or in quarantine)
 is chosen only for want of others. Racks are to differ *inside write sets*: of a striped ledger two
 slots that share no entry may lie on one rack.
 
@@ -28,7 +28,7 @@ class PlacementRequest:
 
     `candidates` may be chosen, by id; `slots` are to be filled, ascending; `members` sit in the
     other slots and stay: of them only id and rack are told ("": nobody knows the rack).
-    `suspects` are ids that lately gave no answer or are in quarantine, also of bookies that are
+    `suspects` are ids that lately gave no response or are in quarantine, also of bookies that are
     no candidates. `racks` is the setting: with "hard" a slot that cannot have a rack of its own
     stays empty.
     """

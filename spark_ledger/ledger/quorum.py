@@ -70,25 +70,25 @@ def _write_masks(quorum: Quorum) -> tuple[int, ...]:
 
 
 class Verdict(Enum):
-    """What the answers to a recovery read say about one entry."""
+    """What the responses to a recovery read say about one entry."""
 
     RECOVER = "recover"  # somebody has it
     ABSENT = "absent"  # so many never had it that it was never acknowledged
-    WAIT = "wait"  # answers are outstanding and may decide it
-    UNDECIDABLE = "undecidable"  # all have answered and it may or may not have been acknowledged
+    WAIT = "wait"  # responses are outstanding and may decide it
+    UNDECIDABLE = "undecidable"  # all have responded and it may or may not have been acknowledged
 
 
-def recovery_verdict(quorum: Quorum, answers: list[Meaning | None]) -> Verdict:
-    """Judge the answers of an entry's write set; None is an answer still outstanding.
+def recovery_verdict(quorum: Quorum, responses: list[Meaning | None]) -> Verdict:
+    """Judge the responses of an entry's write set; None is a response still outstanding.
 
     Negatives prove by their number. TORN (absent, after a torn tail) proves only together with
-    all the others: once the whole write set has answered, nobody has the entry and nobody else
+    all the others: once the whole write set has responded, nobody has the entry and nobody else
     may have it (docs/protocol.md, "Limbo").
     """
-    if Meaning.POSITIVE in answers:
+    if Meaning.POSITIVE in responses:
         return Verdict.RECOVER
-    if answers.count(Meaning.NEGATIVE) >= quorum.negatives_needed:
+    if responses.count(Meaning.NEGATIVE) >= quorum.negatives_needed:
         return Verdict.ABSENT
-    if None in answers:
+    if None in responses:
         return Verdict.WAIT
-    return Verdict.UNDECIDABLE if Meaning.UNKNOWN in answers else Verdict.ABSENT
+    return Verdict.UNDECIDABLE if Meaning.UNKNOWN in responses else Verdict.ABSENT

@@ -1,12 +1,12 @@
 """Ledger records in the metadata store: read, made, moved, deleted, listed; and ledger ids, in
 blocks taken off one counter.
 
-Always true: every write is a compare-and-set on the version that was judged; a write whose answer
+Always true: every write is a compare-and-set on the version that was judged; a write whose response
 was lost is never repeated blindly: sync, read again, judge again (transitions.py); what decides is
 read after a sync. A record the store would not take is refused before it is sent, for there its
-refusal looks like a lost answer. A listing is whole or an error. An id is handed out once; ids
-rise from FIRST_ID; a block whose answer was lost is left unused (a gap), never handed out a second
-time. Errors of the store leave here as errors of spark_ledger.errors.
+refusal looks like a lost response. A listing is whole or an error. An id is handed out once; ids
+rise from FIRST_ID; a block whose response was lost is left unused (a gap), never handed out a
+second time. Errors of the store leave here as errors of spark_ledger.errors.
 """
 
 import asyncio
@@ -101,10 +101,10 @@ class LedgerRecords:
     async def create(self, record: LedgerRecord) -> VersionedRecord:
         """Make the record; one that is made for a topic only while there is a node of the topic,
         so that who removes the topic's node and then lists its ledgers has all there will be. A
-        lost answer is told by the record's creator token.
+        lost response is told by the record's creator token.
 
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
-        OutcomeUnresolved, Unavailable; IdSpent if the answer was lost and there is no record: it
+        OutcomeUnresolved, Unavailable; IdSpent if the response was lost and there is no record: it
         may have been made, closed and deleted by others meanwhile, and bookies may have met and
         forgotten it.
         """

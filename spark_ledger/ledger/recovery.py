@@ -7,8 +7,8 @@ Always true:
 - nothing is decided before fewer than Qa members of every write set are silent;
 - reads go to the last fragment as the store had it when recovery began, writes to the present
   ensemble; ensemble changes stay in memory until the one closing compare-and-set;
-- an entry is recovered on one positive answer, the end is found on Qw - Qa + 1 negatives, or when
-  the whole write set has answered and whoever did not deny the entry lacks it after a torn tail;
+- an entry is recovered on one positive response, the end is found on Qw - Qa + 1 negatives, or when
+  the whole write set has responded and whoever did not deny the entry lacks it after a torn tail;
   where neither can be had recovery is given up and the ledger stays IN_RECOVERY;
 - what is written back carries the LAC as it was when recovery began; the length and the rows of
   the closed ledger come from the header of its last entry itself;
@@ -36,7 +36,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.add_pipeline import AddPipeline
-from spark_ledger.ledger.cluster import Cluster, as_answered, judge
+from spark_ledger.ledger.cluster import Cluster, as_responded, judge
 from spark_ledger.ledger.ensemble_change import EnsembleChange
 from spark_ledger.ledger.pending_adds import PendingAdd
 from spark_ledger.ledger.quorum import Quorum, Verdict, recovery_verdict
@@ -45,7 +45,7 @@ from spark_ledger.ledger.transitions import End
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, allows
 
 WINDOW_FIRST, WINDOW_MAX = 16, 512
-LATE_POSITIVE_S = 1.0  # enough negatives, answers outstanding: so long a positive may still come
+LATE_POSITIVE_S = 1.0  # enough negatives, responses outstanding: so long a positive may still come
 LAST_COPIES_S = 1.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 3.0  # between attempts
 NO_LIMIT = 1 << 62
@@ -57,7 +57,7 @@ IF_GONE = (
 CUT_SHORT = "the answer stops before it"
 
 
-# What no second question changes: where only such answers are in the way, waiting is no use.
+# What no second request changes: where only such responses are in the way, waiting is no use.
 _LASTING = (
     Status.UNAUTHORIZED,
     Status.LIMBO,
@@ -73,10 +73,10 @@ async def recover(
 ) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
-    `gone`: ids of bookies that will never answer again, as somebody who knows declares: entries at
+    `gone`: ids of bookies that will never respond again, as somebody who knows declares: entries at
     the end that only these have are given up where otherwise nothing could be decided.
 
-    Tries again, with pauses, for recovery_timeout_s while bookies do not answer. Then raises what
+    Tries again, with pauses, for recovery_timeout_s while bookies do not respond. Then raises what
     the last attempt met: DataUnavailable when its end cannot be decided (the ledger stays
     IN_RECOVERY, nothing is lost, try again), NotEnoughBookies. Raises Unauthorized (nothing was
     changed), NoSuchLedger, Unavailable at once.
@@ -165,22 +165,22 @@ class Recovery:
 
         Nobody is waited for once they cannot cover it any more.
         """
-        questions = [
+        requests = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)
             for bookie in self._ensemble
         ]
-        silent, lac = (1 << len(questions)) - 1, NO_ENTRY
+        silent, lac = (1 << len(requests)) - 1, NO_ENTRY
         lost, reasons = 0, dict[int, str]()
-        async with aclosing(as_answered(questions)) as answers:
-            async for slot, answer in answers:
-                if meaning(answer.status) is Meaning.UNKNOWN and slot not in self._gone:
-                    reasons[slot] = f"{answer.status.name} {answer.reason}".strip()
+        async with aclosing(as_responded(requests)) as responses:
+            async for slot, response in responses:
+                if meaning(response.status) is Meaning.UNKNOWN and slot not in self._gone:
+                    reasons[slot] = f"{response.status.name} {response.reason}".strip()
                     lost |= 1 << slot
                     if self._quorum.covered(lost):
                         continue
                     break
                 silent &= ~(1 << slot)
-                lac = max(lac, answer.last_add_confirmed)
+                lac = max(lac, response.last_add_confirmed)
                 if self._quorum.covered(silent):
                     return lac
         raise self._undecidable("it cannot be fenced", reasons)
@@ -245,7 +245,7 @@ class Recovery:
 
         At least one entry, or the end; raises DataUnavailable where neither can be had.
         """
-        questions = [
+        requests = [
             self._cluster.bookies.read(
                 *(bookie, self._ledger_id, first, first + window - 1),
                 max_bytes=self._cluster.config.read_request_bytes,
@@ -256,13 +256,13 @@ class Recovery:
         ]
         tail = TailWindow(self._quorum, self._ledger_id, first, window, self._gone)
         late: float | None = None  # until when a positive may still come
-        async with aclosing(as_answered(questions)) as answers:
+        async with aclosing(as_responded(requests)) as responses:
             while True:
                 if tail.ended and late is None:
                     late = asyncio.get_running_loop().time() + LATE_POSITIVE_S
                 try:
                     async with asyncio.timeout_at(late if tail.ended else None):
-                        slot, response = await anext(answers)
+                        slot, response = await anext(responses)
                 except (StopAsyncIteration, TimeoutError):
                     break
                 tail.heard(slot, response)
@@ -280,7 +280,7 @@ class Recovery:
             return End(NO_ENTRY, 0, 0)
         ensemble = self._record.fragment_of(last).ensemble
         slots = self._quorum.write_set(last)
-        questions = [
+        requests = [
             self._cluster.bookies.read(
                 *(ensemble[slot], self._ledger_id, last, last),
                 max_bytes=self._cluster.config.read_request_bytes,
@@ -289,8 +289,8 @@ class Recovery:
             for slot in slots
         ]
         reasons: dict[int, str] = {}
-        async with aclosing(as_answered(questions)) as answers:
-            async for index, response in answers:
+        async with aclosing(as_responded(requests)) as responses:
+            async for index, response in responses:
                 said = judge(response, self._ledger_id, 0, last)
                 if said is not None and isinstance(said[1], Entry):
                     header = said[1].header
@@ -337,10 +337,10 @@ def _says(reason: str, *statuses: Status) -> bool:
 
 
 class TailWindow:
-    """Decides, entry by entry and in order, what the answers to one ranged recovery read say.
+    """Decides, entry by entry and in order, what the responses to one ranged recovery read say.
 
     `found` are the entries to recover; `ended` says that the ledger ends after them; `decided`
-    that more answers change nothing that matters.
+    that more responses change nothing that matters.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class TailWindow:
         self._responses: dict[int, ReadResponse] = {}
 
     def heard(self, slot: int, response: ReadResponse) -> None:
-        """Take the answer of the bookie in `slot` and decide as far as it goes."""
+        """Take the response of the bookie in `slot` and decide as far as it goes."""
         self._responses[slot] = response
         self.ended = False
         while len(self.found) < self._window:
@@ -374,13 +374,13 @@ class TailWindow:
         """Decide one entry; whether the next may be looked at."""
         said = [self._said(slot, entry_id) for slot in self._quorum.write_set(entry_id)]
         positives = [entry for _, entry in said if isinstance(entry, Entry)]
-        verdict = recovery_verdict(self._quorum, [answer for answer, _ in said])
+        verdict = recovery_verdict(self._quorum, [response for response, _ in said])
         if verdict is Verdict.RECOVER:
             self.found.append(positives[0])
             return True
         cut_short = any(why == CUT_SHORT for _, why in said)
         self.ended = verdict is Verdict.ABSENT
-        self.decided = all(answer is not None for answer, _ in said) or (
+        self.decided = all(response is not None for response, _ in said) or (
             bool(self.found) and cut_short and not self.ended
         )
         return False
@@ -400,7 +400,7 @@ class TailWindow:
         """What each member of the first entry's write set said of it, by slot."""
         found = {}
         for slot in self._quorum.write_set(self._first):
-            answer, why = self._said(slot, self._first)
-            if answer is not Meaning.POSITIVE:
+            response, why = self._said(slot, self._first)
+            if response is not Meaning.POSITIVE:
                 found[slot] = str(why)
         return found

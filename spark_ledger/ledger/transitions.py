@@ -5,7 +5,7 @@
               OPEN -> IN_RECOVERY -> CLOSED   by a recoverer
 
 Always true: a move is computed from the record as it is in the store; a guard that finds the move
-already made says so (`Done`), so that a write whose answer was lost may be judged again after a
+already made says so (`Done`), so that a write whose response was lost may be judged again after a
 re-read; a guard that finds the move impossible says why (`Refused`). CLOSED never changes.
 """
 

@@ -104,7 +104,7 @@ class AsyncLedgerWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of entries that were appended and not answered by every bookie."""
+        """Of entries that were appended and not responded by every bookie."""
         return self._pipeline.held_bytes
 
     @property
@@ -162,7 +162,7 @@ class AsyncLedgerWriter:
         await self._pipeline.held_below(bytes_max)
 
     async def fully_replicated(self, timeout_s: float, first_entry: int = 0) -> list[MissingCopy]:
-        """Wait up to `timeout_s` for the last answers to what is confirmed now; returns which
+        """Wait up to `timeout_s` for the last responses to what is confirmed now; returns which
         copies are missing of entries from `first_entry` on (none: all have Qw copies)."""
         pipeline = self._pipeline
         await pipeline.settled(timeout_s)
@@ -289,7 +289,7 @@ class AsyncLedgerWriter:
     async def _write_lac(self, lac: int) -> None:
         """Write it to the write set of entry `lac`; again later if fewer than Qa took it."""
         pipeline = self._pipeline
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(
                 self._cluster.bookies.write_lac(
                     pipeline.slots[slot].bookie_id, self.ledger_id, lac, token=self._tokens.add
@@ -298,7 +298,7 @@ class AsyncLedgerWriter:
                 if not pipeline.slots[slot].failed
             )
         )
-        taken = sum(answer.status is Status.OK for answer in answers)
+        taken = sum(response.status is Status.OK for response in responses)
         if taken < pipeline.quorum.ack_quorum and self._announced == lac and not self._closing:
             self._announced = NO_ENTRY
             if self._announce_timer is None:
@@ -307,7 +307,7 @@ class AsyncLedgerWriter:
 
 def own_parts(payload: Sequence[Buffer] | Buffer) -> list[Buffer]:
     """The payload as a list of buffers whose lengths are bytes, and which nobody changes: what is
-    not read-only is copied. (The last copy is sent when the caller has long had his answer.)"""
+    not read-only is copied. (The last copy is sent when the caller has long had his response.)"""
     if isinstance(payload, bytes):
         return [payload]
     if isinstance(payload, (bytearray, memoryview)) or not isinstance(payload, (list, tuple)):

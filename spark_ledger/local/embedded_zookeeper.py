@@ -68,7 +68,7 @@ class EmbeddedZooKeeper:
         return self._child.pid if self._child and self._child.running else None
 
     def start(self) -> None:
-        """Start and return when it answers; a port once taken is kept over restarts.
+        """Start and return when it responds; a port once taken is kept over restarts.
 
         Raises errors.BadConfig (no Java, port taken), errors.Unavailable (it does not come up).
         """

@@ -1,7 +1,7 @@
 """How long calls wait while the metadata store is away, and what is said meanwhile.
 
 Always true: an outage begins when contact is lost or, where the connection stands and nothing
-comes, with the oldest call without an answer; the next answer ends it. A call waits until
+comes, with the oldest call without a response; the next response ends it. A call waits until
 `timeout_s` after the outage began, and `call_timeout_s` at least. Something is said only where
 there is a `timeout_s`, and while a call waits: after NOTICE_S, every REPEAT_S, and at the end.
 """
@@ -40,8 +40,8 @@ class Outage:
         """There is contact again."""
         self._lost_s = None
 
-    def answered(self) -> None:
-        """An answer came."""
+    def responded(self) -> None:
+        """A response came."""
         if self._told_s is not None:
             away_s = self._loop.time() - self._told_s
             _log.warning("%s answers again, after %.0f s", self._where, away_s)

@@ -46,7 +46,7 @@ class ValueTooBig(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """A write was sent and its answer was lost: it may or may not have been applied."""
+    """A write was sent and its response was lost: it may or may not have been applied."""
 
 
 class StoreUnavailable(StoreError):

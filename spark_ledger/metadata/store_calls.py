@@ -1,7 +1,7 @@
 """Calls, to the metadata store above all, that every part of the topic layer makes the same way.
 
 Always true: the time that `store_now_ms` tells lies between the call and its return, or is
-LONG_AGO_MS, at which nothing is due: answers were lost, or others asked at the same moment again
+LONG_AGO_MS, at which nothing is due: responses were lost, or others asked at the same moment again
 and again.
 """
 

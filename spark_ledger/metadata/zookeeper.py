@@ -1,11 +1,11 @@
 """The metadata store in ZooKeeper, over kazoo; the only file that knows kazoo.
 
 Always true:
-- answers, watch events and changes of the session reach the event loop in the order in which
+- responses, watch events and changes of the session reach the event loop in the order in which
   ZooKeeper sent them: all three are handed over by kazoo's connection thread, one after another;
 - what ZooKeeper would cut the connection for is refused here: ValueTooBig;
 - a write is sent at most once; once sent, losing the connection, the session or patience before
-  its answer is OutcomeUnknown; before it is sent, StoreUnavailable;
+  its response is OutcomeUnknown; before it is sent, StoreUnavailable;
 - while ZooKeeper is away reads, and writes that were not sent, wait as outage.py says;
 - a watch asked for twice by the same function on the same path is one watch.
 
@@ -100,7 +100,7 @@ CALL_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 5.0
 HANDSHAKE_S = 2.0
 """Patience for an address to greet; doubled each time it is in vain, up to the session's timeout.
-A server that is just starting may take a connection and never answer on it."""
+A server that is just starting may take a connection and never respond on it."""
 RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0}
 
 _LOST_CONTACT = (zk.ConnectionLoss, zk.SessionExpiredError, zk.OperationTimeoutError)
@@ -127,10 +127,10 @@ async def connect(
     make_root: bool = True,
 ) -> "ZooKeeperStore":
     """A store over the cluster that `service_url` names; its root is made if absent, unless the
-    caller would rather not write anything. Calls wait `call_timeout_s` for an answer, and
+    caller would rather not write anything. Calls wait `call_timeout_s` for a response, and
     `outage_timeout_s` if that is longer, counted from the beginning of an outage.
 
-    Raises errors.Unavailable, which names the URL, when there is no answer in
+    Raises errors.Unavailable, which names the URL, when there is no response in
     `connect_timeout_s`, and errors.BadConfig when it is no service URL.
     """
     url = parse(service_url)
@@ -151,7 +151,7 @@ async def connect(
 
 class _InOrder(SequentialThreadingHandler):  # type: ignore[misc]
     """Runs callbacks at once, on the connection's thread, instead of on a thread for each kind:
-    a watch event then never overtakes the answer that was sent before it. Our callbacks only
+    a watch event then never overtakes the response that was sent before it. Our callbacks only
     hand over to the event loop.
 
     Waits for a connection to be made and greeted only HANDSHAKE_S at first: kazoo would wait for
@@ -384,13 +384,13 @@ class ZooKeeperStore:
     # -- calls ------------------------------------------------------------------------------
 
     async def _read(self, path: str, send: Callable[[], Any]) -> Any:
-        """The answer; asked again when contact was lost. Raises StoreUnavailable."""
+        """The response; asked again when contact was lost. Raises StoreUnavailable."""
         with self._outage.call(path) as began_s:
             while True:
                 await self._contact(path, began_s)
                 try:
                     async with asyncio.timeout_at(self._outage.until(began_s)):
-                        return await self._answer(send)
+                        return await self._response(send)
                 except _LOST_CONTACT:
                     continue
                 except TimeoutError as error:
@@ -400,12 +400,12 @@ class ZooKeeperStore:
                     raise _meaning(error, path) from error
 
     async def _write(self, path: str, send: Callable[[], Any]) -> Any:
-        """The answer. Raises OutcomeUnknown if it was lost after the write was sent."""
+        """The response. Raises OutcomeUnknown if it was lost after the write was sent."""
         with self._outage.call(path) as began_s:
             await self._contact(path, began_s)
             try:
                 async with asyncio.timeout(self._call_timeout_s):
-                    return await self._answer(send)
+                    return await self._response(send)
             except (TimeoutError, *_LOST_CONTACT) as error:
                 what = f"the answer to a write of {path} was lost: {error!r}"
                 raise OutcomeUnknown(what) from error
@@ -424,16 +424,16 @@ class ZooKeeperStore:
         if self._closed:
             raise StoreUnavailable("the store is closed")
 
-    async def _answer(self, send: Callable[[], Any]) -> Any:
+    async def _response(self, send: Callable[[], Any]) -> Any:
         """Send; what kazoo's result will hold. Raises kazoo's exceptions."""
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        send().rawlink(lambda result: self._deliver(_settle, answer, result))
+        response: asyncio.Future[Any] = self._loop.create_future()
+        send().rawlink(lambda result: self._deliver(_settle, response, result))
         try:
-            return await answer
+            return await response
         finally:
-            lost = answer.cancelled() or isinstance(answer.exception(), _LOST_CONTACT)
+            lost = response.cancelled() or isinstance(response.exception(), _LOST_CONTACT)
             if not lost:
-                self._outage.answered()
+                self._outage.responded()
 
     def _full(self, path: str) -> str:
         return self._root if path == "/" else self._root + path
@@ -474,13 +474,13 @@ def _check_size(path: str, size: int) -> None:
         raise ValueTooBig(f"{path}: {size} bytes in one write, {VALUE_BYTES_MAX} are allowed")
 
 
-def _settle(answer: "asyncio.Future[Any]", result: Any) -> None:
-    if answer.done():
+def _settle(response: "asyncio.Future[Any]", result: Any) -> None:
+    if response.done():
         return
     try:
-        answer.set_result(result.get_nowait())
+        response.set_result(result.get_nowait())
     except Exception as error:
-        answer.set_exception(error)
+        response.set_exception(error)
 
 
 def _meaning(error: Exception, path: str) -> StoreError:

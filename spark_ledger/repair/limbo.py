@@ -65,7 +65,7 @@ class Repaired(NamedTuple):
 
 
 class CannotCompare(Exception):
-    """The bookie gives no answer to compare with, or does not take a copy."""
+    """The bookie gives no response to compare with, or does not take a copy."""
 
 
 async def listed(metadata: MetadataStore) -> list[Listed]:

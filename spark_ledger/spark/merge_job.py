@@ -42,11 +42,13 @@ def compact(
     *,
     merged_bytes: int = MERGED_BYTES,
 ) -> Compacted:
-    """Merge the small segments that the topic has now into some of `merged_bytes`, by Spark tasks.
+    """Merge the small segments that the topic has now into ones of about `merged_bytes` bytes, by
+    Spark tasks.
 
-    Rows keep offset, columns, timestamp and commit time; whoever reads or writes meanwhile is not
-    hindered. It can be ended at any time and begun again. `service_url` None: as LEDGER_SERVICE_URL
-    or the default say. Raises errors.OptionInvalid, errors.BadConfig, errors.TopicNotFound,
+    Rows keep offset, columns, timestamp and commit time; readers and writers go on meanwhile.
+    Durable on return: every merge that the result counts. Each is one commit, so a job that ends
+    early leaves a valid topic, and the next one goes on. `service_url` None: LEDGER_SERVICE_URL,
+    else the default. Raises errors.OptionInvalid, errors.BadConfig, errors.TopicNotFound,
     errors.TopicNameInvalid, errors.TxnConflict (the topic is rearranged again and again),
     errors.Unavailable; what reading and writing raise comes as the error of Spark's job.
     """

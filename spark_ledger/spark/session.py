@@ -22,7 +22,8 @@ def register(spark: SparkSession) -> None:
     """Make `format("ledger")` known to the session, where Spark does not find it by itself.
 
     Spark looks for Python sources with the driver's Python, which PYSPARK_DRIVER_PYTHON may have
-    made `jupyter`. A second call changes nothing. Raises OptionInvalid for what is no session.
+    made `jupyter`. A second call changes nothing. Raises OptionInvalid if `spark` is no
+    session.
     """
     check_session(spark)
     from spark_ledger.spark.data_source import LedgerDataSource

@@ -29,9 +29,10 @@ READ = "read_ledger"
 
 
 def sql_setup(spark: SparkSession, service_url: str | None = None) -> list[str]:
-    """Register the functions in the session, for the cluster of that URL (None: as
-    LEDGER_SERVICE_URL or the default say); returns their names. Again is harmless, and another
-    URL takes the place of the first. Raises errors.BadConfig, errors.OptionInvalid."""
+    """Register the functions in the session, for the cluster at `service_url` (None:
+    LEDGER_SERVICE_URL, else the default); returns their names. A second call replaces the
+    functions, so that they use its URL. Changes no topic. Raises errors.BadConfig,
+    errors.OptionInvalid."""
     check_session(spark)
     url = resolve_service_url(service_url)
     names = []

@@ -7,7 +7,7 @@ import pytest
 
 from bookie_server.bookie import LONG_POLLS_MAX
 from bookie_server.serve import gateway as service
-from bookie_server.serve.handler import Reply
+from bookie_server.serve.handler import EncodedResponse
 
 METHOD = f"/{service.SERVICE}/ReadLac"
 TIMEOUT_S = 20
@@ -18,7 +18,7 @@ def test_beyond_the_calls_that_grpc_may_have_under_way_it_refuses_at_once(monkey
 
     async def answer(bookie, method, request):
         await answering.wait()
-        return Reply([b"done"], 4, lambda: None)
+        return EncodedResponse([b"done"], 4, lambda: None)
 
     async def main():
         served = service.BookieService(object(), 1 << 20)

@@ -49,7 +49,7 @@ class Rig:
     async def nothing_is_left(self):
         await until(lambda: self.bookie._under_way == 0)
         await until(lambda: self.bookie.received.used == 0)
-        await until(lambda: self.bookie.replies.used == 0)
+        await until(lambda: self.bookie.responses.used == 0)
 
 
 def over_frames(test, config=CONFIG):
@@ -241,12 +241,12 @@ def test_replies_count_until_the_caller_takes_them_and_then_he_is_heard_again(mo
                 head = pack_head(FrameKind.CALL, asked, len(read), frames.METHOD_NUMBERS["Read"])
                 await loop.sock_sendall(sock, head + read)
                 await asyncio.sleep(0.001)
-            assert rig.bookie.replies.used >= 60 * KIB
+            assert rig.bookie.responses.used >= 60 * KIB
             taken = 0
             while taken < 16 + asked * 60 * KIB:
                 taken += len(await loop.sock_recv(sock, 1 << 20))
             await until(lambda: caller.connection._reading)
-            await until(lambda: rig.bookie.replies.used == 0)
+            await until(lambda: rig.bookie.responses.used == 0)
 
     over_frames(test, config)
 

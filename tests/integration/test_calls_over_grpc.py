@@ -147,13 +147,13 @@ def test_long_polls_beyond_their_number_are_busy_and_other_calls_are_not(monkeyp
 def test_a_reply_counts_until_grpc_has_sent_it():
     async def test(node, address):
         seen = []
-        take = node.bookie.replies.take
-        node.bookie.replies.take = lambda count, *who: (take(count, *who), seen.append(count))[0]
+        take = node.bookie.responses.take
+        node.bookie.responses.take = lambda count, *who: (take(count, *who), seen.append(count))[0]
         async with grpc.aio.insecure_channel(address) as channel:
             request = codec.encode(m.ReadRequest(ID, 1, 0, 2, 1 << 20))
             answer = await channel.unary_unary(f"/{SERVICE}/Read")(request)
             assert len(answer) in seen
-            await until(lambda: node.bookie.replies.used == 0)
+            await until(lambda: node.bookie.responses.used == 0)
 
     over_grpc(test)
 

@@ -51,7 +51,7 @@ def test_the_bytes_of_a_reply_are_gone_once_it_is_sent(transport):
         try:
             for number in range(READS):
                 await read(number % ENTRIES)
-            await until(lambda: bookie.replies.used == 0)
+            await until(lambda: bookie.responses.used == 0)
             left, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

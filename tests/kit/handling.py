@@ -1,12 +1,12 @@
 """What a running bookie does in the background or over a connection, done here and now."""
 
 from bookie_server.bookie import Bookie
-from bookie_server.serve.handler import answer
+from bookie_server.serve.handler import respond
 
 
 async def handle_bytes(bookie: Bookie, method: str, request: bytes) -> bytes:
     """Carry out the request of bookie.proto's `method`. Raises ValueError when there is none."""
-    reply = await answer(bookie, method, request)
+    reply = await respond(bookie, method, request)
     reply.sent()
     return reply.data
 

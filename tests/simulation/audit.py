@@ -186,7 +186,7 @@ class Audit:
                 counts[f"waiters at {node.address}"] = node.waiters
                 counts[f"requests at {node.address}"] = node.bookie._under_way
                 counts[f"request bytes at {node.address}"] = node.bookie.received.used
-                counts[f"reads at {node.address}"] = node.bookie.replies.used
+                counts[f"reads at {node.address}"] = node.bookie.responses.used
         for client, writer in self._work.writers:
             if client.process.alive:
                 counts[f"bytes in flight of {writer.ledger_id}"] = writer.inflight_bytes

@@ -64,7 +64,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.LateReplayed.apply": "no journal directory is away at a start and back"
     " (test_late_replay.py)",
     "bookie_server.monitor.degraded_reason": "of a registration, which registering.py makes",
-    "bookie_server.handler.answer": "of the gRPC port: the simulated network calls answer_counted",
+    "bookie_server.handler.respond": "of the gRPC port: the simulation calls respond_counted",
     "bookies.bookie_info.why_not_ready": "the text of an error",
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",

@@ -389,13 +389,13 @@ class BookieNode:
         adds = storage.journal_pending_bytes_max + reserve
         reads = storage.read_pending_bytes_max + reserve
         bookie._adder._undecided_bytes += adds
-        bookie.replies.take(reads)
+        bookie.responses.take(reads)
 
         def end_of_crowd() -> None:
             if end_of_crowd in self._crowds:
                 self._crowds.remove(end_of_crowd)
                 bookie._adder._undecided_bytes -= adds
-                bookie.replies.give_back(reads)
+                bookie.responses.give_back(reads)
 
         self._crowds.append(end_of_crowd)
         return end_of_crowd

@@ -20,7 +20,7 @@ from spark_ledger.errors import (
     Unauthorized,
     Unavailable,
 )
-from spark_ledger.ledger.cluster import Cluster, as_answered, say
+from spark_ledger.ledger.cluster import Cluster, as_responded, say
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -74,12 +74,12 @@ class LedgerView:
         self._adopt(found)
 
     async def refresh(self) -> bool:
-        """Ask the record and, of an open ledger, the bookies; whether the store answered.
+        """Ask the record and, of an open ledger, the bookies; whether the store responded.
 
-        A metadata store that does not answer keeps nobody from hearing the bookies: they are
+        A metadata store that does not respond keeps nobody from hearing the bookies: they are
         asked at its side when it takes longer than `speculative_read_delay_s`, and it is waited
         for no longer than `read_timeout_s`. Raises NoSuchLedger, RowsLost, DataUnavailable when
-        no bookie answers, Unauthorized.
+        no bookie responds, Unauthorized.
         """
         if self.record.closed:
             return True
@@ -97,7 +97,7 @@ class LedgerView:
                 looking.exception()  # met, also when we were cancelled in the same moment
 
     async def _ask_beside(self, looking: "asyncio.Task[bool]", deadline: float) -> bool | None:
-        """Ask the bookies while the store does not answer, for what may turn out an old record."""
+        """Ask the bookies while the store does not respond, for what may turn out an old record."""
         asked, failure = self.record.last_fragment, None
         try:
             await self.ask_lac()
@@ -111,7 +111,7 @@ class LedgerView:
         return told
 
     async def _look(self) -> bool:
-        """Read the record again; False when the store does not answer."""
+        """Read the record again; False when the store does not respond."""
         try:
             await self.reread()
         except Unavailable:
@@ -122,25 +122,25 @@ class LedgerView:
         """Hear the bookies of the last fragment until they cover it: then nothing that was
         confirmed before this call by a later entry's header is missed.
 
-        Bookies that lately did not answer are not waited for, once others have. Raises
-        DataUnavailable when nobody answers, Unauthorized.
+        Bookies that lately did not respond are not waited for, once others have. Raises
+        DataUnavailable when no bookie responds, Unauthorized.
         """
         ensemble = self.record.last_fragment.ensemble
         suspects = self._cluster.bookies.quarantine.suspects()
         hopeless = sum(1 << slot for slot, bookie in enumerate(ensemble) if bookie in suspects)
-        questions = [
+        requests = [
             self._cluster.bookies.read_lac(bookie, self.ledger_id, token=self.token)
             for bookie in ensemble
         ]
         silent, refused = (1 << len(ensemble)) - 1, {}
-        async with aclosing(as_answered(questions)) as answers:
-            async for slot, answer in answers:
-                if meaning(answer.status) is Meaning.UNKNOWN:
-                    refused[ensemble[slot]] = answer
+        async with aclosing(as_responded(requests)) as responses:
+            async for slot, response in responses:
+                if meaning(response.status) is Meaning.UNKNOWN:
+                    refused[ensemble[slot]] = response
                     hopeless |= 1 << slot
                 else:
                     silent &= ~(1 << slot)
-                    self.heard(answer.last_add_confirmed)
+                    self.heard(response.last_add_confirmed)
                 heard_some = silent.bit_count() < len(ensemble)
                 if self.quorum.covered(silent) or (heard_some and not silent & ~hopeless):
                     return
@@ -150,10 +150,10 @@ class LedgerView:
         """The error when no bookie says how far the ledger goes. Unauthorized if so many refuse
         the token that it cannot be the damage of a few."""
         said = "; ".join(
-            f"{self._cluster.directory.describe(bookie)}: {say(answer)}"
-            for bookie, answer in sorted(refused.items())
+            f"{self._cluster.directory.describe(bookie)}: {say(response)}"
+            for bookie, response in sorted(refused.items())
         )
-        refusing = [answer.status for answer in refused.values()].count(Status.UNAUTHORIZED)
+        refusing = [response.status for response in refused.values()].count(Status.UNAUTHORIZED)
         if refusing >= self.quorum.ack_quorum:
             text = f"the password of ledger {self.ledger_id} is another: {said}"
             return Unauthorized(text, ledger_id=self.ledger_id)

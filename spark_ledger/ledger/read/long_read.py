@@ -1,4 +1,4 @@
-"""A long range read as one stream from one bookie: no request to wait for between two answers.
+"""A long range read as one stream from one bookie: no request to wait for between two responses.
 
 Always true:
 - what is yielded is checked, confirmed by whoever asked for the range, and in order; at whatever is
@@ -13,13 +13,13 @@ from collections.abc import AsyncGenerator, Callable
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import ReadResponse
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import NoAnswer
+from spark_ledger.bookies.add_lane import Unreachable
 from spark_ledger.bookies.read_stream import ReadStream, Silent
 from spark_ledger.ledger.cluster import Cluster, judge
 
 
 class LongRead:
-    """Streams of one ledger; `heard` takes every last add confirmed that answers carry."""
+    """Streams of one ledger; `heard` takes every last add confirmed that responses carry."""
 
     def __init__(
         self, cluster: Cluster, ledger_id: int, token: bytes, heard: Callable[[int], None]
@@ -38,7 +38,7 @@ class LongRead:
         self.silent = False
         try:
             stream = await self._begin(bookie_id, first, last, request_bytes, ahead_bytes)
-        except NoAnswer:
+        except Unreachable:
             return
         try:
             used = 0
@@ -55,7 +55,7 @@ class LongRead:
                     used = stream.received_bytes
         except Silent:
             self.silent = True
-        except NoAnswer:
+        except Unreachable:
             return
         finally:
             stream.give_up()

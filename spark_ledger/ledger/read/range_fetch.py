@@ -3,13 +3,13 @@
 Always true:
 - an entry is expected of one replica at a time. Only for a chunk that somebody waits for (`hurry`)
   the next replica is asked too, once the last one asked has kept it waiting for
-  `speculative_read_delay_s`, and so on down the write set; the first answer that has the entry
+  `speculative_read_delay_s`, and so on down the write set; the first response that has the entry
   wins, what is left over is given up;
 - whatever a replica says that is not the entry (it is damaged, denied, not known, not allowed) is
   a reason to ask the next one, and none to end;
-- after `fill` either the entry is there, or an answer stopped before it (ask again from there), or
+- after `fill` either the entry is there, or a response stopped before it (ask again from there), or
   every member of its write set was asked and has refused (`Refusals` says why);
-- what one set of questions may bring is limited to the chunk's `bytes_max` in all. (Where Qw does
+- what one set of requests may bring is limited to the chunk's `bytes_max` in all. (Where Qw does
   not divide E a range does not leave out the few entries that two of its bookies hold: they come
   twice, within that limit. Of entries that lie apart each bookie is asked for its own alone.)
 """
@@ -29,8 +29,8 @@ from spark_ledger.ledger.quorum import Quorum
 
 
 @dataclass(slots=True, eq=False)
-class Question:
-    """Entries asked of one slot; `open` until it is answered; an answer after `due_at` (seconds
+class SlotRequest:
+    """Entries asked of one slot; `open` until its response; a response after `due_at` (seconds
     of the loop's clock) keeps the reader waiting for too long."""
 
     slot: int
@@ -77,15 +77,15 @@ def first_asks(quorum: Quorum, ids: EntryIds, order: Sequence[int]) -> list[Ask]
 def next_asks(
     quorum: Quorum,
     missing: Iterable[int],
-    asked: Sequence[Question],
+    asked: Sequence[SlotRequest],
     now: float | None,
     order: Sequence[int],
     *,
     apart: bool = False,
 ) -> list[Ask]:
-    """Whom to ask next for the entries that are missing, given the questions `asked` before.
+    """Whom to ask next for the entries that are missing, given the requests `asked` before.
 
-    An entry is left alone while a question about it is open that is not overdue at `now` (None:
+    An entry is left alone while a request about it is open that is not overdue at `now` (None:
     none ever is), and once all its write set was asked. A slot is asked for a range, which may
     hold entries that nobody needs of it; or with `apart` for the ones that are needed.
     """
@@ -105,12 +105,14 @@ def next_asks(
     return asks
 
 
-def _may_be_asked(holders: int, entry_id: int, asked: Sequence[Question], now: float | None) -> int:
+def _may_be_asked(
+    holders: int, entry_id: int, asked: Sequence[SlotRequest], now: float | None
+) -> int:
     """The mask of slots that may be asked for one entry now."""
-    for question in asked:
-        if question.about(entry_id) and holders >> question.slot & 1:
-            holders &= ~(1 << question.slot)
-            if question.open and (now is None or question.due_at > now):
+    for request in asked:
+        if request.about(entry_id) and holders >> request.slot & 1:
+            holders &= ~(1 << request.slot)
+            if request.open and (now is None or request.due_at > now):
                 return 0
     return holders
 
@@ -119,8 +121,8 @@ def _may_be_asked(holders: int, entry_id: int, asked: Sequence[Question], now: f
 class ReadChunk:
     """Entries to fetch, and what of them is there. `version` is that of the record which names the
     ensemble, `addresses` is where its bookies were then; `reached` the last entry that was asked
-    for with every answer going that far. `block`: one replica whose files are read here serves all
-    chunks with that number; `later` are the entries of those that follow."""
+    for with every response going that far. `block`: one replica whose files are read here serves
+    all chunks with that number; `later` are the entries of those that follow."""
 
     ids: EntryIds
     ensemble: tuple[str, ...]
@@ -139,7 +141,7 @@ class ReadChunk:
         return self.ids[-1]
 
     def cut_short(self, entry_id: int) -> bool:
-        """Whether the entry is missing only because answers stopped before it."""
+        """Whether the entry is missing only because responses stopped before it."""
         return self.reached < entry_id <= self.last
 
     def take(self, ids: EntryIds) -> list[Entry]:
@@ -159,7 +161,7 @@ class ReadChunk:
 
 
 class Refusals:
-    """Why replicas did not deliver. Kept by question, for often it is one reason for all of it."""
+    """Why replicas did not deliver. Kept by request, for often it is one reason for all of it."""
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
@@ -179,7 +181,7 @@ class Refusals:
 
 
 class RangeFetch:
-    """Fills chunks of one ledger; `heard` takes every last add confirmed that answers carry."""
+    """Fills chunks of one ledger; `heard` takes every last add confirmed that responses carry."""
 
     def __init__(
         self,
@@ -256,46 +258,46 @@ class RangeFetch:
         return neat([entry_id for entry_id in ids if masks[entry_id % size] >> slot & 1])
 
     def sort_in(
-        self, chunk: ReadChunk, question: Question, response: ReadResponse, refusals: Refusals
+        self, chunk: ReadChunk, request: SlotRequest, response: ReadResponse, refusals: Refusals
     ) -> None:
-        """Take from an answer the entries that are missing, and the reasons for others."""
-        slot, bookie = question.slot, chunk.ensemble[question.slot]
+        """Take from a response the entries that are missing, and the reasons for others."""
+        slot, bookie = request.slot, chunk.ensemble[request.slot]
         if response.status is not Status.OK:
-            refusals.add(slot, bookie, question.ids, say(response))
+            refusals.add(slot, bookie, request.ids, say(response))
             return
         self._heard(response.last_add_confirmed)
-        for at, entry_id in self._missing_of(chunk, question):
+        for at, entry_id in self._missing_of(chunk, request):
             said = judge(response, self._ledger_id, at, entry_id)
             if said is None and at > 0:
                 chunk.reached = min(chunk.reached, entry_id - 1)
                 return
             if said is None:
-                refusals.add(slot, bookie, question.ids[:1], "an empty answer")
+                refusals.add(slot, bookie, request.ids[:1], "an empty answer")
             elif isinstance(said[1], Entry):
                 chunk.entries[entry_id] = said[1]
             else:
-                refusals.add(slot, bookie, question.ids[at : at + 1], said[1])
+                refusals.add(slot, bookie, request.ids[at : at + 1], said[1])
 
-    def _missing_of(self, chunk: ReadChunk, question: Question) -> Iterator[tuple[int, int]]:
-        """The entries of the question that its bookie keeps and that are not there yet; before
-        each, how many come before it in the answer."""
-        size, bit = self.quorum.ensemble_size, 1 << question.slot
+    def _missing_of(self, chunk: ReadChunk, request: SlotRequest) -> Iterator[tuple[int, int]]:
+        """The entries of the request that its bookie keeps and that are not there yet; before
+        each, how many come before it in the response."""
+        size, bit = self.quorum.ensemble_size, 1 << request.slot
         held = [bool(mask & bit) for mask in self.quorum.write_masks()]
-        for at, entry_id in enumerate(question.ids):
+        for at, entry_id in enumerate(request.ids):
             if held[entry_id % size] and entry_id not in chunk.entries:
                 yield at, entry_id
 
 
 class Filling:
-    """One fill of one chunk: its questions, open and answered."""
+    """One fill of one chunk: its requests, open and responded."""
 
     def __init__(self, fetch: RangeFetch, chunk: ReadChunk, ids: EntryIds) -> None:
         self._fetch = fetch
         self._chunk = chunk
         self._ids = ids
         self._order = fetch.order(chunk.ensemble, chunk.block)
-        self._questions: dict[Question, asyncio.Task[ReadResponse]] = {}
-        self._arrived: asyncio.Queue[Question | None] = asyncio.Queue()  # None: look again
+        self._requests: dict[SlotRequest, asyncio.Task[ReadResponse]] = {}
+        self._arrived: asyncio.Queue[SlotRequest | None] = asyncio.Queue()  # None: look again
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> Refusals:
@@ -305,23 +307,23 @@ class Filling:
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)
         self._ask(first_asks(self._fetch.quorum, self._ids, self._order))
         while True:
-            answered = await self._next_answer()
-            if answered is not None:
-                answered.open = False
-                response = self._questions[answered].result()
-                self._fetch.sort_in(chunk, answered, response, refusals)
+            responded = await self._next_response()
+            if responded is not None:
+                responded.open = False
+                response = self._requests[responded].result()
+                self._fetch.sort_in(chunk, responded, response, refusals)
             missing = self._missing()
             if not missing:
                 self._note_overtaken()
                 return refusals
             self._ask(self._next_asks(missing))
-            if not any(question.open for question in self._questions):
+            if not any(request.open for request in self._requests):
                 return refusals
 
     def give_up(self) -> None:
         """Cancel what is still open."""
         self._chunk.on_hurry = None
-        for task in self._questions.values():
+        for task in self._requests.values():
             task.cancel()
 
     # -- asking -------------------------------------------------------------------------------
@@ -330,20 +332,20 @@ class Filling:
         """Ask these at once; between them they may bring the chunk's bytes."""
         for ask in asks:
             due_at = self._loop.time() + self._fetch.delay_s
-            question = Question(ask.slot, ask.ids, due_at)
+            request = SlotRequest(ask.slot, ask.ids, due_at)
             bookie = self._chunk.ensemble[ask.slot]
             bytes_max = max(1, self._chunk.bytes_max // len(asks))
             later = self._fetch.kept_in(ask.slot, self._chunk.later)
             task = self._loop.create_task(self._fetch.ask(bookie, ask.ids, bytes_max, later))
-            task.add_done_callback(partial(self._ended, question))
-            self._questions[question] = task
+            task.add_done_callback(partial(self._ended, request))
+            self._requests[request] = task
 
-    def _ended(self, question: Question, _: "asyncio.Task[ReadResponse]") -> None:
-        self._arrived.put_nowait(question)  # it is open until its answer is looked at
+    def _ended(self, request: SlotRequest, _: "asyncio.Task[ReadResponse]") -> None:
+        self._arrived.put_nowait(request)  # it is open until its response is looked at
 
     def _next_asks(self, missing: list[int]) -> list[Ask]:
         now = self._loop.time() if self._chunk.hurried else None
-        asked = list(self._questions)
+        asked = list(self._requests)
         apart = not isinstance(self._ids, range)
         return next_asks(self._fetch.quorum, missing, asked, now, self._order, apart=apart)
 
@@ -353,8 +355,9 @@ class Filling:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    async def _next_answer(self) -> Question | None:
-        """The question answered next; None when a question became overdue or somebody hurries."""
+    async def _next_response(self) -> SlotRequest | None:
+        """The request whose response is next; None when a request became overdue or somebody
+        hurries."""
         try:
             async with asyncio.timeout_at(self._overdue_at()):
                 return await self._arrived.get()
@@ -362,15 +365,15 @@ class Filling:
             return None
 
     def _overdue_at(self) -> float | None:
-        """When the next open question will have been open for too long, if anybody minds."""
+        """When the next open request will have been open for too long, if anybody minds."""
         if not self._chunk.hurried:
             return None
         now = self._loop.time()
-        due = [question.due_at for question in self._questions if question.open]
+        due = [request.due_at for request in self._requests if request.open]
         return min((at for at in due if at > now), default=None)
 
     def _note_overtaken(self) -> None:
         now = self._loop.time()
-        for question in self._questions:
-            if question.open and question.due_at <= now:
-                self._fetch.overtaken(self._chunk.ensemble[question.slot])
+        for request in self._requests:
+            if request.open and request.due_at <= now:
+                self._fetch.overtaken(self._chunk.ensemble[request.slot])

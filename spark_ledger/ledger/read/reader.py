@@ -9,7 +9,7 @@ Always true:
   if it changed, otherwise DataUnavailable. Never end of stream; that an entry is not confirmed is
   said after such a re-read only, too;
 - what is fetched ahead or twice stays within `read_ahead_bytes` (one entry is always read, however
-  large): chunks are asked for while there is room for them and for Qw - 1 answers more, the other
+  large): chunks are asked for while there is room for them and for Qw - 1 responses more, the other
   copies of the chunk that is waited for, the only one that is asked of several replicas at once.
 """
 
@@ -46,7 +46,7 @@ ENTRIES_PER_REQUEST_MAX = 4096
 ENTRY_BYTES_GUESS = 64 * 1024
 NEAR_ENTRY_BYTES = 32 * 1024  # smaller ones a bookie sends, whoever asks
 RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restore their disks."
-BLOCK = 64  # entry ids: one answer has the locations of all; a fair share of a ledger for each
+BLOCK = 64  # entry ids: one response has the locations of all; a fair share of a ledger for each
 CHUNKS_AHEAD = 3
 
 
@@ -81,17 +81,17 @@ class AsyncLedgerReader:
     @property
     def last_add_confirmed(self) -> int:
         """The last entry known to be confirmed, which never goes back; of a closed ledger, its
-        last entry. Every answer to a read may move it."""
+        last entry. Every response to a read may move it."""
         return self._view.last_add_confirmed
 
     # -- how far it goes ----------------------------------------------------------------------
 
     async def refresh_last_add_confirmed(self) -> int:
         """Ask the record and the bookies; returns last_add_confirmed, which never goes back.
-        A metadata store that does not answer is waited for `read_timeout_s` at most.
+        A metadata store that does not respond is waited for `read_timeout_s` at most.
 
         Of an open ledger it is a lower bound: -1 does not mean that nothing was written. Raises
-        NoSuchLedger, Unauthorized; DataUnavailable when no bookie answers; RowsLost when the
+        NoSuchLedger, Unauthorized; DataUnavailable when no bookie responds; RowsLost when the
         ledger was closed before an entry that was confirmed.
         """
         await self._view.refresh()
@@ -120,7 +120,7 @@ class AsyncLedgerReader:
         """Wait, for as long as it takes, until `entry_id` is confirmed, or the ledger is closed
         before it; returns last_add_confirmed.
 
-        Raises what `wait_beyond` raises: DataUnavailable once no bookie has answered for a while.
+        Raises what `wait_beyond` raises: DataUnavailable once no bookie has responded for a while.
         """
         _check_id(entry_id)
         config = self._cluster.config
@@ -178,7 +178,7 @@ class AsyncLedgerReader:
 
         It takes `timeout_s` at most, and with 0, when everybody is asked once, `read_timeout_s`;
         then what came by then is returned. [] means that nothing could be had in time (nothing
-        is confirmed, or bookies do not answer), or that the ledger has ended (`is_closed`).
+        is confirmed, or bookies do not respond), or that the ledger has ended (`is_closed`).
         Raises what `wait_beyond` and `read` raise.
         """
         config, found = self._cluster.config, list[tuple[int, Entry]]()
@@ -375,14 +375,14 @@ class AsyncLedgerReader:
 
     def _request_bytes(self, ahead_bytes: int, chunks: int) -> int:
         """Bytes to ask for at a time: `chunks` and the other copies of one fit `ahead_bytes`."""
-        answers = chunks + self._view.quorum.write_quorum - 1
-        return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // answers))
+        responses = chunks + self._view.quorum.write_quorum - 1
+        return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // responses))
 
     def _room(self, under_way: int, request_bytes: int, ahead_bytes: int) -> bool:
-        """Whether one chunk more may be fetched; room for the speculative answers is kept."""
-        answer_bytes = max(request_bytes, self._entry_bytes)
-        answers = under_way + self._view.quorum.write_quorum
-        return under_way == 0 or answers * answer_bytes <= ahead_bytes
+        """Whether one chunk more may be fetched; room for the speculative responses is kept."""
+        response_bytes = max(request_bytes, self._entry_bytes)
+        responses = under_way + self._view.quorum.write_quorum
+        return under_way == 0 or responses * response_bytes <= ahead_bytes
 
     def _chunk(self, ids: EntryIds, request_bytes: int) -> ReadChunk:
         """What of these to ask for next: of one fragment, about one request's bytes."""
@@ -406,7 +406,7 @@ class AsyncLedgerReader:
     async def _runs(
         self, chunk: ReadChunk, refusals: Refusals
     ) -> AsyncGenerator[list[Entry], None]:
-        """The chunk's entries in order, fetching again what its first answers left out."""
+        """The chunk's entries in order, fetching again what its first responses left out."""
         left = chunk.ids
         while left:
             if run := chunk.take(left):

@@ -6,11 +6,11 @@
 
 Always true:
 - all members of the last fragment are asked at once (one write set alone may not hear of an add to
-  another); each is asked again when it has nothing new, and after a pause when it does not answer;
+  another); each is asked again when it has nothing new, and after a pause when it does not respond;
 - the record is watched, and read again when a bookie wakes us without news, and now and then (a
   watch can be missed): only a CLOSED record ends a stream, never a last add confirmed, -1 or other;
-- while bookies answer, a metadata store that does not is no error;
-- when the waiting ends, for whatever reason, every question still open is cancelled, and the
+- while bookies respond, a metadata store that does not is no error;
+- when the waiting ends, for whatever reason, every request still open is cancelled, and the
   bookie forgets it: at once, or when its `wait_ms` is over if the cancellation is lost.
 """
 
@@ -92,7 +92,7 @@ class RangeRead(EntryStream):
         return found
 
 
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between questions to a bookie that does not answer
+PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between requests to a bookie that does not respond
 WAIT_S_MAX = 60.0  # a bookie makes nobody wait for longer
 
 
@@ -115,9 +115,9 @@ async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, En
 
 @dataclass(slots=True)
 class Heard:
-    """Who answered while one caller waited, and who did not."""
+    """Who responded while one caller waited, and who did not."""
 
-    answered: bool = False
+    responded: bool = False
     refused: dict[str, ReadLacResponse] = field(default_factory=dict)
 
 
@@ -136,14 +136,14 @@ class News:
         `timeout_s`.
 
         Raises NoSuchLedger, RowsLost, Unauthorized; DataUnavailable when in all that time every
-        bookie that was asked failed to answer.
+        bookie that was asked failed to respond.
         """
         loop = asyncio.get_running_loop()
         deadline, heard = loop.time() + timeout_s, Heard()
         while not self._view.record.closed and self._view.last_add_confirmed <= after:
             if loop.time() >= deadline:
                 members = self._view.record.last_fragment.ensemble
-                if not heard.answered and all(bookie in heard.refused for bookie in members):
+                if not heard.responded and all(bookie in heard.refused for bookie in members):
                     raise self._view.nobody_tells(heard.refused)
                 return
             await self._listen_to_all(after, deadline, heard)
@@ -166,30 +166,30 @@ class News:
         while (known := view.last_add_confirmed) <= after:
             began = loop.time()
             wait_s = min(self._cluster.config.long_poll_s, WAIT_S_MAX, deadline - began)
-            answer = await self._cluster.bookies.read_lac(
+            response = await self._cluster.bookies.read_lac(
                 *(bookie, view.ledger_id),
                 token=view.token,
                 previous_lac=known,
                 wait_ms=max(1, int(wait_s * 1000)),
             )
-            if answer.status is not Status.OK:
-                self._refused(bookie, answer, heard)
+            if response.status is not Status.OK:
+                self._refused(bookie, response, heard)
             else:
-                heard.answered = True
-                view.heard(answer.last_add_confirmed)
-                if answer.last_add_confirmed > known or loop.time() - began >= wait_s / 2:
+                heard.responded = True
+                view.heard(response.last_add_confirmed)
+                if response.last_add_confirmed > known or loop.time() - began >= wait_s / 2:
                     pause_s = PAUSE_MIN_S
                     continue
                 self._doubt()  # it did not make us wait, and has nothing new
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    def _refused(self, bookie: str, answer: ReadLacResponse, heard: Heard) -> None:
-        heard.refused[bookie] = answer
+    def _refused(self, bookie: str, response: ReadLacResponse, heard: Heard) -> None:
+        heard.refused[bookie] = response
         said = [refusal.status for refusal in heard.refused.values()]
         if said.count(Status.UNAUTHORIZED) >= self._view.quorum.ack_quorum:
             raise self._view.nobody_tells(heard.refused)
-        if answer.status is Status.LEDGER_DELETED:
+        if response.status is Status.LEDGER_DELETED:
             self._doubt()
 
     def _doubt(self) -> None:

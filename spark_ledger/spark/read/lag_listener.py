@@ -66,8 +66,8 @@ class QueryLag:
 
 class LagListener(StreamingQueryListener):
     """Collects the lags of all queries of a session that read topics, and prints each to `file`
-    (None: standard output; `echo=False`: nowhere). Any thread may ask it. Raises NewerSparkNeeded
-    where no progress would say a lag."""
+    (None: standard output; `echo=False`: nowhere). Add it with `spark.streams.addListener`; any
+    thread may call it. Raises NewerSparkNeeded on a Spark whose progress events carry no lag."""
 
     def __init__(self, *, echo: bool = True, file: TextIO | None = None) -> None:
         check_lag()
@@ -77,13 +77,13 @@ class LagListener(StreamingQueryListener):
         self._lags: dict[str, deque[QueryLag]] = {}
 
     def lags(self, query_id: str | None = None) -> list[QueryLag]:
-        """What was heard, oldest first: of the query, by its id or name, or of all."""
+        """The lags received, oldest first: of one query, by its id or name, or (None) of all."""
         with self._lock:
             every = [lag for lags in self._lags.values() for lag in lags]
         return [lag for lag in every if query_id in (None, lag.query_id, lag.name)]
 
     def last(self, query_id: str | None = None) -> QueryLag | None:
-        """The newest of them; None before the first progress."""
+        """The newest of `lags(query_id)`; None before the first progress."""
         heard = self.lags(query_id)
         return max(heard, key=lambda lag: lag.timestamp) if heard else None
 

@@ -1,7 +1,7 @@
 """The streaming source: what Spark asks the driver (offsets, tasks) and the tasks (rows).
 
 Always true: an offset never falls below the one Spark passed as start, and is that very one when
-there is nothing new; an idle poll is answered from memory; the first poll of a run, the first
+there is nothing new; an idle poll looks in memory only; the first poll of a run, the first
 offset and the target of availableNow are read after a sync.
 
 Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that

@@ -1,6 +1,6 @@
 """What the driver knows of the topics that a query reads: which they are, and how far they go.
 
-Always true: `ends` answers from memory (topic/read/follower.py says how old that may be: then it
+Always true: `ends` responses from memory (topic/read/follower.py says how old that may be: then it
 waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
 begins with a sync, so a user reads what he wrote. A commit over several of the topics is in the
 ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 RESCAN_S = 0.5
 UNSEEN_RESCANS = 2
 RESCAN_WAIT_S = 2.0
-"""How long a poll waits for a look at most; then it answers with the topics that it knows."""
+"""How long a poll waits for a look at most; then it responds with the topics that it knows."""
 NOTHING_SEEN = -1
 
 _log = logging.getLogger(__name__)

@@ -164,10 +164,12 @@ def foreach_writer(
 ) -> ForeachWriter:
     """A writer for `df.writeStream.foreach(...)`, where Spark allows no other sink.
 
-    `topic` and `options` are those of a streaming write. `schema`, a StructType or DDL, is that of
-    the DataFrame: needed with valueFormat json, arrow and schema; without it key and value may be
-    STRING or BINARY. `app_id` names the writer where Spark does not name the query.
-    Raises LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
+    `topic` and `options` are those of a streaming write (docs/spark.md). Rows of a partition and
+    epoch are durable and visible once Spark has closed the writer for it without an error: `close`
+    commits them, and recognises an epoch that Spark repeats. `schema`, a StructType or DDL, is that
+    of the DataFrame: needed with valueFormat json, arrow and schema; without it key and value may
+    be STRING or BINARY. `app_id` names the writer where Spark does not name the query. Raises
+    LEDGER_OPTION.*, and with a schema LEDGER_SCHEMA.*.
     """
     given = {name: _text(value) for name, value in options.items() if value is not None}
     if topic is not None:

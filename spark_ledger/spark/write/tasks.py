@@ -146,7 +146,7 @@ def write_rows(
 
 
 def _work(cluster: BlockingTopics, intent: Intent, version: int, on_replay: OnReplay) -> Work:
-    """What is done with the rows; above `w0` it is known without a question."""
+    """What is done with the rows; above `w0` it is known without a request."""
     if version > intent.record.w0:
         return Work.WRITE
     record = cluster.run(cluster.client.intents.recorded(intent))

@@ -6,8 +6,8 @@ it newly names; every copy of these was made and read back (hazard 8). Only then
 deleted, and only those below the *previous* checkpoint, oldest first, by number and never by
 listing, so the newest never goes; each step is one multi with the checkpoint's record, set at the
 version that was read: a record that moved on meanwhile stops the step, and `trimmed` says exactly
-what is gone (hazards 1, 6, 7). A lost answer is resolved by reading the record again. A checkpoint
-that fails changes nothing: the log stays as it is.
+what is gone (hazards 1, 6, 7). A lost response is resolved by reading the record again. A
+checkpoint that fails changes nothing: the log stays as it is.
 """
 
 import asyncio

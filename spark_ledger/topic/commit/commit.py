@@ -2,7 +2,7 @@
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
 topic set head at the version it was folded from and create log/<n>. Always true: all topics or
-none; whoever loses a race changes nothing; a lost answer is resolved only by sync and the
+none; whoever loses a race changes nothing; a lost response is resolved only by sync and the
 transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
 or below the recorded one changes nothing, unless a query plans it anew and the user wants its rows:
 then the record goes back to it. The first try goes by what this process last saw
@@ -87,7 +87,7 @@ class Committer:
         version), errors.TxnConflict (what an action was planned on has changed, or one of the
         checks fails), errors.CheckpointBehind, errors.ReplayDiffers, errors.TopicDeleted,
         errors.TopicTerminated, errors.CommitContended, errors.CommitTooBig,
-        errors.CommitOutcomeUnknown (the deadline passed with an answer lost: replay it),
+        errors.CommitOutcomeUnknown (the deadline passed with a response lost: replay it),
         errors.Unavailable (nothing was committed), what writing to ledgers raises, ValueError for
         what never holds.
         """
@@ -139,7 +139,7 @@ class _Commit:
         self._turns = Turns(self._store, self._commit_id, self._topic_ids)
         self._payloads = CommitPayloads(self._store, process.blobs, self._commit_id)
         self._losses = 0
-        self._answer_lost = False
+        self._response_lost = False
 
     async def run(self, timeout_s: float) -> CommitOutcome:
         try:
@@ -162,7 +162,7 @@ class _Commit:
                 fresh = True
                 continue
             except OutcomeUnknown as error:
-                self._answer_lost, problem = True, error
+                self._response_lost, problem = True, error
             except (StoreUnavailable, errors.Unavailable) as error:
                 problem = error
             fresh = True
@@ -244,7 +244,7 @@ class _Commit:
 
     def _settled(self, view: _View, record: TxnRecord) -> CommitOutcome | None:
         """What is decided already. The record was read *after* the intent: if this commit's own
-        multi, whose answer was lost, ended the intent, the record says so."""
+        multi, whose response was lost, ended the intent, the record says so."""
         try:
             outcome = commit_draft.settled(
                 record,
@@ -395,7 +395,7 @@ class _Commit:
     def _gave_up(self, timeout_s: float, problem: Exception | None) -> errors.LedgerError:
         txn = self._wanted.txn
         what = f"the commit of version {txn.version} of '{txn.app_id}' to '{txn.target}'"
-        if self._answer_lost:
+        if self._response_lost:
             return errors.CommitOutcomeUnknown(
                 f"{what} was sent and its answer lost; it could not be looked up in {timeout_s} s"
             )

@@ -34,7 +34,7 @@ from spark_ledger.topic.entry.row_columns import MaybeColumn, Sizes
 
 ENTRY_BYTES = (2 << 20) - (32 << 10)
 """An entry is emitted before it grows beyond; one row may be larger. Two fit into a message and
-into an answer of 4 MiB: what an entry costs by itself is spread over many rows."""
+into a response of 4 MiB: what an entry costs by itself is spread over many rows."""
 SHARE_BYTES = 64 << 10  # a partition that has gathered less shares its entry with others
 GATHER_BYTES_MAX = 16 << 20
 PART_OVERHEAD_BYTES = 1024  # of the objects around one slice of rows

@@ -97,7 +97,7 @@ class HeldLedgers:
 
     async def write(self, data: Buffer, *, every_copy: bool = False) -> BlobPointer:
         """Store the bytes. Durable, and read back, when it returns: on Qa bookies at least, on all
-        Qw if they answered in time; with `every_copy` fewer are an error.
+        Qw if they responded in time; with `every_copy` fewer are an error.
 
         Raises errors.LedgerFenced (the intent ended), errors.NotEnoughBookies, errors.Unavailable,
         or what the last of FAILED_LEDGERS_MAX ledgers failed with. ValueError for no bytes.
@@ -158,7 +158,7 @@ class HeldLedgers:
         self, payloads: Sequence[Buffer], rows: Sequence[int]
     ) -> tuple[Stored, list[MissingCopy]]:
         """The payloads in one ledger, and the copies that were not made in time: then the ledger
-        is left, so that the next has bookies that answer."""
+        is left, so that the next has bookies that respond."""
         failed = 0
         while True:
             ledger = await self._open()

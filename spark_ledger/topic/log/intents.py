@@ -130,7 +130,7 @@ class _Pointer:
 
 
 class Intents:
-    """All methods raise errors.Unavailable when the metadata store does not answer."""
+    """All methods raise errors.Unavailable when the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, ledgers: LedgerStore, rng: random.Random) -> None:
         self.store = store
@@ -280,7 +280,7 @@ class Intents:
                 await self.store.multi([check, block])
                 return ids
             except MultiFailed as failed:
-                if failed.index == 1:  # there already: an answer that was lost said so
+                if failed.index == 1:  # there already: a response that was lost said so
                     return ids
                 await self.store.sync(path)
                 raise (await self.get(intent.id)).ended() from failed
@@ -367,7 +367,7 @@ class Intents:
     ) -> None:
         """One multi: the intent with the version recorded just then as `w0`, and `others`. The
         record of a random app id is made in it: nobody would remove one without an intent. Losing a
-        race or the answer is no error: the caller looks."""
+        race or the response is no error: the caller looks."""
         txn = paths.txn(escape(record.app_id), escape(record.target))
         recorded: list[Operation]
         if record.random:

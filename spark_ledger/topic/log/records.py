@@ -110,7 +110,7 @@ class Content:
 @dataclass(frozen=True, slots=True)
 class TxnRecord:
     """/txns/<app id>/<target>: the highest version committed, by which run, where, how many rows
-    of each partition. `commit_id` tells the commit whose answer was lost. A commit over several
+    of each partition. `commit_id` tells the commit whose response was lost. A commit over several
     topics has those after the first in `others`. Rows are left out where the record would be
     larger than TXN_BYTES_MAX. `content` is what a query's batch had in all."""
 

@@ -49,7 +49,7 @@ class TopicInfo:
 
 class Topics:
     """Every method takes a name as a user types it and raises errors.TopicNameInvalid, and
-    errors.Unavailable when the metadata store does not answer."""
+    errors.Unavailable when the metadata store does not respond."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:
         self.store = store
@@ -151,7 +151,7 @@ class Topics:
         raise errors.CommitContended(f"others changed topic '{topic}' again and again")
 
     async def _set_record(self, topic_id: str, record: TopicRecord, version: int) -> bool:
-        """Whether it is set; if the answer is lost, look."""
+        """Whether it is set; if the response is lost, look."""
         try:
             await self.store.set(paths.topic(topic_id), records.encode_topic(record), version)
             return True

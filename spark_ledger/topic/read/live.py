@@ -3,7 +3,7 @@
 Always true: rows counted are those of entries up to a last add confirmed, whose header has the
 rows up to it; the count of a segment never goes back (hazard 33); a ledger that is CLOSED ends for
 ever where its record says, whether the log says sealed or not. What is followed is told by the
-bookies' long poll and answered from memory.
+bookies' long poll and told from memory.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The schema of each topic: read, registered, kept.
 
 Always true: a version is registered by one multi that also moves `current`, so versions have no
-gaps and of two writers one decides anew on what the other registered; a lost answer is resolved by
-deciding anew too, for the same schema registered twice is one version. Versions never change, so
+gaps and of two writers one decides anew on what the other registered; a lost response is resolved
+by deciding anew too, for the same schema registered twice is one version. Versions never change, so
 what was read once is kept (CACHE_BYTES_MAX), and a write whose schema is known costs no call.
 """
 
@@ -68,7 +68,7 @@ class TopicSchema:
 
 
 class SchemaRegistry:
-    """One per process. Every method raises errors.Unavailable when the store does not answer,
+    """One per process. Every method raises errors.Unavailable when the store does not respond,
     errors.UnsupportedFormat for records of a later version."""
 
     def __init__(self, store: MetadataStore, rng: random.Random) -> None:

@@ -177,7 +177,7 @@ class Cursor:
 
     async def recovered(self) -> dict[int, int]:
         """Where the subscription was when it was opened, nothing confirmed left out. Waits for as
-        long as the bookies that have it do not answer. Raises as `check`."""
+        long as the bookies that have it do not respond. Raises as `check`."""
         return dict(await asyncio.shield(self._recovered))
 
     async def durable(self) -> None:

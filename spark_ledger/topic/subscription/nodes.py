@@ -1,8 +1,9 @@
 """The nodes of a topic's subscriptions, read and written.
 
 Always true: a record is written by compare-and-set on the version that was judged, in one multi
-with whatever else must hold; a lost answer is resolved by sync and reading the record again: every
-record names its owner's random token and its epoch, so equal bytes under the next version are ours.
+with whatever else must hold; a lost response is resolved by sync and reading the record again:
+every record names its owner's random token and its epoch, so equal bytes under the next version are
+ours.
 """
 
 import difflib
@@ -175,7 +176,7 @@ class SubscriptionNodes:
 
     async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
         """Make a mark of where the subscription was seen, if it is there still (else it may have
-        gone back, and the mark would hide that), and remove others. Losing a race or an answer is
+        gone back, and the mark would hide that), and remove others. Losing a race or a response is
         no error: who asks next does it."""
         name, record = seen.name, seen.record
         operations: list[Operation] = [

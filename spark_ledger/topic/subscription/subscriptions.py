@@ -85,7 +85,7 @@ class Holds:
 
 
 class Subscriptions:
-    """Every method raises errors.Unavailable when the metadata store does not answer, and
+    """Every method raises errors.Unavailable when the metadata store does not respond, and
     errors.OptionInvalid for what is no name of a subscription."""
 
     def __init__(

@@ -75,7 +75,7 @@ async def remove_tree(store: MetadataStore, topic_id: str) -> bool:
 
 
 async def forget(store: MetadataStore, topic_id: str) -> None:
-    """Remove what says that the topic was deleted, if the store answers. For a topic whose tree
+    """Remove what says that the topic was deleted, if the store responds. For a topic whose tree
     was gone before its ledgers were listed, none of which is left.
 
     Raises StoreUnavailable.

@@ -38,9 +38,9 @@ HANDED_OVER_BYTES_MAX = 8 << 20
 class TaskSettings:
     """How a task writes. `inflight_bytes_max` bounds its rows in memory: gathered (a fifth, and
     most of a fifth more while they are sorted), encoded and handed over (an eighth), sent and not
-    answered by every bookie (three eighths, of which a quarter of the whole not acknowledged). One
-    row or entry more may be there at each place.
-    `schema_version` is that of the topic's own columns, `policies` are instead of the topic's."""
+    acknowledged by every bookie (three eighths, of which a quarter of the whole not acknowledged).
+    One row or entry more may be there at each place. `schema_version` is that of the topic's own
+    columns, `policies` are instead of the topic's."""
 
     compression: str = "none"
     routing: Routing = Routing.HASH
@@ -137,7 +137,7 @@ class TaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of the rows in memory, about: gathered, handed over, not answered by every bookie."""
+        """Of the rows in memory, about: gathered, handed over, not responded by every bookie."""
         return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
 
     def drain(self) -> None:

@@ -395,7 +395,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
         WALKS,
     ),
     (T("walk fences nobody", "limbo", LedgerHandles, "doubt", walk_fences_nobody, LOST), WALKS),
-    (T("any revision clears", "limbo", Limbo, "answer", any_revision_clears, LOST), ()),
+    (T("any revision clears", "limbo", Limbo, "respond", any_revision_clears, LOST), ()),
     (
         T(
             *("first window compared", "limbo", repair._Repair, "_lacking"),

@@ -114,7 +114,7 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
             disk.faults.read_s = (1e6, 1e6)
         async with asyncio.timeout(3 * HANG_S):  # first contact reads too
             assert await node.statuses(1, 0, 1) == [IO_ERROR, IO_ERROR]
-        assert node.bookie.replies.used == 0
+        assert node.bookie.responses.used == 0
         for disk in node.ledgers.values():
             disk.speed_up()
         assert await node.statuses(1, 0, 1) == [OK, OK]

@@ -11,7 +11,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from bookie_server.disk.os_disk import OsDisk
 from bookie_server.lanes import Lane, calling, travelling
-from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, answer
+from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond
 from tests.simulation.loop import current
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, entry
 from tests.unit.bookie_server.test_bookie import OK, on_a_node
@@ -111,7 +111,7 @@ def test_beyond_the_bytes_received_requests_are_busy_undecoded_and_recovery_has_
             request = codec.encode(m.AddRequest(ID, adds))
             if which == "add":  # entries that would not decode are not looked at
                 request = request[:-7] + b"garbage"
-            response = codec.decode_response("Add", (await answer(bookie, "Add", request)).data)
+            response = codec.decode_response("Add", (await respond(bookie, "Add", request)).data)
             told = [(result.status, result.retry_after_ms > 0) for result in response.results]
             refused = which == "add"
             assert told == [(Status.BUSY, True) if refused else (OK, False)] * 3
@@ -140,15 +140,15 @@ def test_a_reply_counts_with_its_own_bytes_until_it_is_sent():
     async def test(node):
         await node.add(*[entry(1, e, bytes(20 * KIB)) for e in range(3)])
         request = codec.encode(m.ReadRequest(ID, 1, 0, 9, 64 * KIB))
-        replies = [await answer(node.bookie, "Read", request) for _ in range(3)]
-        assert node.bookie.replies.used == sum(len(reply.data) for reply in replies)
+        replies = [await respond(node.bookie, "Read", request) for _ in range(3)]
+        assert node.bookie.responses.used == sum(len(reply.data) for reply in replies)
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is OK
-        replies.append(await answer(node.bookie, "Read", request))
+        replies.append(await respond(node.bookie, "Read", request))
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is Status.BUSY
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB, fence=True)).status is OK
         for reply in replies:
             reply.sent()
-        assert node.bookie.replies.used == 0
+        assert node.bookie.responses.used == 0
 
     on_a_node(test)
 
@@ -247,14 +247,14 @@ def test_a_reply_counts_while_locations_are_looked_up_for_it():
         seen = []
 
         async def locations(*_):
-            seen.append(node.bookie.replies.used)
+            seen.append(node.bookie.responses.used)
             return []
 
         node.bookie._storage.locations = locations
         asked = m.ReadRequest(ID, 1, 0, 0, 64 * KIB, locations=True, ahead=((1, 2),))
         assert (await node.bookie.handle(asked)).status is OK
         assert seen == [64 * KIB]
-        assert node.bookie.replies.used == 0
+        assert node.bookie.responses.used == 0
 
     on_a_node(test)
 
@@ -264,10 +264,10 @@ def test_a_reader_that_takes_nothing_leaves_half_of_the_replies_to_others():
         await node.add(*[entry(1, e, bytes(20 * KIB)) for e in range(3)])
         request = codec.encode(m.ReadRequest(ID, 1, 0, 9, 64 * KIB))
         calling.set("slow")
-        replies = [await answer(node.bookie, "Read", request)]
+        replies = [await respond(node.bookie, "Read", request)]
         while (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is OK:
-            replies.append(await answer(node.bookie, "Read", request))
-        assert node.bookie.replies.used <= CONFIG.read_pending_bytes_max / 2 + 4 * KIB
+            replies.append(await respond(node.bookie, "Read", request))
+        assert node.bookie.responses.used <= CONFIG.read_pending_bytes_max / 2 + 4 * KIB
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB, fence=True)).status is OK
         calling.set("another")
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is OK
@@ -275,6 +275,6 @@ def test_a_reader_that_takes_nothing_leaves_half_of_the_replies_to_others():
             reply.sent()
         calling.set("slow")
         assert (await node.read(1, 0, 9, max_bytes=64 * KIB)).status is OK
-        assert node.bookie.replies.used == 0
+        assert node.bookie.responses.used == 0
 
     on_a_node(test)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status, StopReason
-from bookie_server.serve.handler import Reply
+from bookie_server.serve.handler import EncodedResponse
 from bookie_server.serve.read_stream import serve_stream
 from tests.simulation.loop import run
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
@@ -22,7 +22,7 @@ class Caller:
         self.node = node
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.replies = serve_stream(node.bookie, self._sent())
-        self.unsent: list[Reply] = []
+        self.unsent: list[EncodedResponse] = []
 
     async def _sent(self) -> AsyncGenerator[bytes, None]:
         while (message := await self._messages.get()) is not None:
@@ -61,7 +61,7 @@ def streaming(test: Callable[[Node], Awaitable[None]], count: int = 12) -> None:
         await node.create_ledger(1)
         await node.add_all(*(entry(1, number, bytes(SIZE)) for number in range(count)))
         await test(node)
-        assert node.bookie.replies.used == 0
+        assert node.bookie.responses.used == 0
         await node.bookie.stop()
 
     run(main())
@@ -151,13 +151,13 @@ def test_a_stream_for_another_bookie_ends_with_its_refusal():
 
 def test_without_room_for_replies_the_answer_is_busy():
     async def test(node: Node) -> None:
-        node.bookie.replies.take(node.config.read_pending_bytes_max)
+        node.bookie.responses.take(node.config.read_pending_bytes_max)
         caller = Caller(node).begin(0, 5, 1 << 20)
         response = await caller.next()
         assert response is not None and response.status is Status.BUSY
         assert response.retry_after_ms > 0
         await caller.replies.aclose()
-        node.bookie.replies.give_back(node.config.read_pending_bytes_max)
+        node.bookie.responses.give_back(node.config.read_pending_bytes_max)
 
     streaming(test)
 
@@ -167,7 +167,7 @@ def test_what_is_ready_and_not_sent_counts_and_is_given_back_when_the_caller_giv
         caller = Caller(node).begin(0, 11, 1 << 20)
         _, reply = await anext(caller.replies)
         await asyncio.sleep(1)
-        ready = node.bookie.replies.used
+        ready = node.bookie.responses.used
         assert len(reply.data) < ready <= 3 * len(reply.data), "one being sent, one read ahead"
         await caller.replies.aclose()
         reply.sent()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from bookie_server.api.messages import AddResult
 from bookie_server.api.status import Status
-from spark_ledger.bookies.add_lane import FRAME_ADDS_MAX, WORTH_A_FRAME, AddLane, NoAnswer
+from spark_ledger.bookies.add_lane import FRAME_ADDS_MAX, WORTH_A_FRAME, AddLane, Unreachable
 from tests.simulation.loop import run
 
 
@@ -119,7 +119,7 @@ def test_a_frame_without_an_answer_is_unknown_for_it_and_for_all_that_waits():
         wire.submit("a")
         await asyncio.sleep(0.001)
         wire.submit("b")
-        await wire.arrive(NoAnswer("too late"))
+        await wire.arrive(Unreachable("too late"))
         assert [(n, r.status, r.reason) for n, r in wire.answered] == [
             ("a", Status.IO_ERROR, "too late"),
             ("b", Status.IO_ERROR, "too late"),

@@ -26,7 +26,7 @@ def fail(quarantine, clock, times, every_s=5.0, bookie="a"):
 
 def test_nobody_is_suspected_at_first_or_for_answering():
     quarantine, _ = new()
-    quarantine.answered("a")
+    quarantine.responded("a")
     assert quarantine.suspects() == quarantine.in_doubt() == []
     assert quarantine.why("a") == ""
 
@@ -44,7 +44,7 @@ def test_one_unanswered_call_is_doubt_for_ten_seconds():
 def test_an_answer_ends_doubt_at_once():
     quarantine, _ = new()
     quarantine.failed("a")
-    quarantine.answered("a")
+    quarantine.responded("a")
     assert quarantine.suspects() == []
 
 
@@ -53,11 +53,11 @@ def test_a_bookie_that_another_answered_sooner_than_is_chosen_last_for_a_while_b
     quarantine.overtaken("a")
     assert quarantine.suspects() == ["a"]
     assert quarantine.in_doubt() == []
-    assert quarantine.why("a") == "another answered sooner"
+    assert quarantine.why("a") == "another responded sooner"
     clock.now += DOUBT_S
     assert quarantine.suspects() == []
     quarantine.overtaken("a")
-    quarantine.answered("a")
+    quarantine.responded("a")
     assert quarantine.suspects() == []
 
 
@@ -65,7 +65,7 @@ def test_one_answer_in_between_ends_doubt_but_not_quarantine():
     quarantine, clock = new()
     for _ in range(3):
         fail(quarantine, clock, 1)
-        quarantine.answered("a")
+        quarantine.responded("a")
     assert quarantine.in_doubt() == []
     assert quarantine.suspects() == ["a"]
     assert "in quarantine for another 120 s" in quarantine.why("a")
@@ -92,7 +92,7 @@ def test_calls_that_fail_together_count_once():
     for _ in range(10):
         clock.now += 0.05
         quarantine.failed("a")
-    quarantine.answered("a")
+    quarantine.responded("a")
     assert quarantine.suspects() == []
 
 
@@ -110,7 +110,7 @@ def test_a_quarantine_of_no_time_is_off_while_doubt_stays():
     quarantine, clock = new(quarantine_s=0)
     fail(quarantine, clock, 5)
     assert quarantine.suspects() == ["a"]
-    quarantine.answered("a")
+    quarantine.responded("a")
     assert quarantine.suspects() == []
 
 
@@ -118,7 +118,7 @@ def test_suspects_are_sorted_and_one_bookie_says_nothing_of_another():
     quarantine, _ = new()
     for bookie in ("c", "a", "b"):
         quarantine.failed(bookie)
-    quarantine.answered("b")
+    quarantine.responded("b")
     assert quarantine.suspects() == ["a", "c"]
 
 
@@ -143,5 +143,5 @@ def test_by_chance_quarantine_equals_its_definition_over_the_whole_history():
                     history.append(clock.now)
                     if sum(clock.now - at <= window_s for at in history) >= failures:
                         until = clock.now + quarantine_s
-            quarantine.answered("a")
+            quarantine.responded("a")
             assert quarantine.suspects() == (["a"] if clock.now < until else [])

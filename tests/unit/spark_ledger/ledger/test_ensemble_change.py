@@ -203,7 +203,7 @@ async def test_a_bookie_in_quarantine_is_a_spare_only_when_there_is_no_other():
         quarantine = ledgers._bookies.quarantine
         for _ in range(3):
             quarantine.failed(bad)
-            quarantine.answered(bad)
+            quarantine.responded(bad)
             await asyncio.sleep(2)
         assert quarantine.suspects() == [bad]
         cluster.bookies[ensemble(writer)[0]].refusing = True

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from spark_ledger.ledger.quorum import Quorum
-from spark_ledger.ledger.read.range_fetch import Question, first_asks, next_asks, preference
+from spark_ledger.ledger.read.range_fetch import SlotRequest, first_asks, next_asks, preference
 
 SIZES = [Quorum(e, w, 1) for e in range(1, 8) for w in range(1, e + 1)]
 LAST = 2**63 - 1
@@ -81,7 +81,7 @@ def test_a_suspect_is_asked_only_where_nobody_else_holds_the_entry(quorum):
 def test_when_all_refuse_each_member_of_a_write_set_is_asked_once(quorum):
     order, asked, missing = preference(quorum, 1, []), [], list(range(10, 25))
     while asks := next_asks(quorum, missing, asked, None, order):
-        asked += [Question(ask.slot, ask.ids, 0.0, open=False) for ask in asks]
+        asked += [SlotRequest(ask.slot, ask.ids, 0.0, open=False) for ask in asks]
     for entry in missing:
         slots = [q.slot for q in asked if q.about(entry) and holds(quorum, q.slot, entry)]
         assert set(slots) == set(quorum.write_set(entry))
@@ -93,25 +93,25 @@ THREE = Quorum(3, 3, 2)
 
 
 def test_while_an_answer_is_expected_nobody_else_is_asked():
-    asked = [Question(0, range(10), due_at=0.3)]
+    asked = [SlotRequest(0, range(10), due_at=0.3)]
     assert next_asks(THREE, range(10), asked, None, [0, 1, 2]) == []
     assert next_asks(THREE, range(10), asked, 0.29, [0, 1, 2]) == []
 
 
 def test_when_an_answer_is_overdue_one_other_is_asked_and_another_once_its_is_too():
-    asked = [Question(0, range(10), due_at=0.3)]
+    asked = [SlotRequest(0, range(10), due_at=0.3)]
     (second,) = next_asks(THREE, range(10), asked, 0.3, [0, 1, 2])
     assert second.slot == 1
-    asked.append(Question(1, range(10), due_at=0.6))
+    asked.append(SlotRequest(1, range(10), due_at=0.6))
     assert next_asks(THREE, range(10), asked, 0.59, [0, 1, 2]) == []
     (third,) = next_asks(THREE, range(10), asked, 0.6, [0, 1, 2])
     assert third.slot == 2
-    asked.append(Question(2, range(10), due_at=0.9))
+    asked.append(SlotRequest(2, range(10), due_at=0.9))
     assert next_asks(THREE, range(10), asked, 5.0, [0, 1, 2]) == []
 
 
 def test_only_what_is_missing_is_asked_of_the_next():
-    asked = [Question(0, range(100), due_at=0.3, open=False)]
+    asked = [SlotRequest(0, range(100), due_at=0.3, open=False)]
     (ask,) = next_asks(THREE, [37, 41], asked, None, [0, 1, 2])
     assert (ask.slot, ask.ids) == (1, range(37, 42))
 
@@ -132,7 +132,7 @@ def test_of_entries_apart_the_next_is_asked_for_those_alone_that_are_missing(quo
     asked, answered = [], {e: [] for e in ids}
     while asks := next_asks(quorum, ids[1:], asked, None, order, apart=True):
         for ask in asks:
-            asked.append(Question(ask.slot, ask.ids, 0.0, open=False))
+            asked.append(SlotRequest(ask.slot, ask.ids, 0.0, open=False))
             for entry in ask.ids:
                 answered[entry].append(ask.slot)
     assert answered[3] == []

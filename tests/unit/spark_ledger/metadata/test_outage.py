@@ -47,8 +47,8 @@ def test_an_outage_is_told_after_seconds_now_and_then_and_at_its_end(said):
             one.lost()
             await asyncio.sleep(66)
             one.regained()
-            one.answered()
-        one.answered()
+            one.responded()
+        one.responded()
         one.close()
 
     test()
@@ -72,8 +72,8 @@ def test_nothing_is_told_while_no_call_waits_nor_by_who_waits_for_one_answer_onl
         idle.lost()
         with impatient.call("/a"):
             await asyncio.sleep(100)
-        impatient.answered()
-        idle.answered()
+        impatient.responded()
+        idle.responded()
 
     test()
     assert not said.records
