@@ -174,7 +174,7 @@ class BookieConfig(Settings):
     retry_after_ms: int = Field(
         _STORAGE.retry_after_ms,
         gt=0,
-        description="How long a caller who got busy waits before asking again.",
+        description="How long a caller that got BUSY waits before asking again.",
     )
     read_cache_bytes: int = Field(
         _STORAGE.read_cache_bytes,

@@ -125,7 +125,7 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     default say).
 
     It lives on `background_loop()`. Stores whose `outage_timeout_s` differs are two; the rest of
-    `config` matters to whoever connects first. Raises BadConfig, Unavailable.
+    `config` counts for the first connection only. Raises BadConfig, Unavailable.
     """
     from spark_ledger.ledger.connect import connect
 

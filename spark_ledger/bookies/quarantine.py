@@ -1,6 +1,6 @@
 """Which bookies are chosen last, because they lately gave no response or a slow one.
 
-Always true: nobody is excluded here, only put last; a bookie is *in doubt* from a call without
+Always true: no bookie is excluded here, only put last; a bookie is *in doubt* from a call without
 response until DOUBT_S later or its next response, whichever is first; it is *in quarantine* once
 enough calls failed or were slow within the window, and a response in between does not end that.
 Calls that fail together (all frames under way to a bookie that dies) count once. Memory: a few
@@ -62,7 +62,7 @@ class Quarantine:
         if standing is not None:
             standing.doubted_at = None
 
-    # -- who is chosen last -------------------------------------------------------------------
+    # -- what is chosen last ------------------------------------------------------------------
 
     def suspects(self) -> list[str]:
         """Bookies in doubt or in quarantine now, by id."""

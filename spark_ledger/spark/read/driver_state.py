@@ -2,7 +2,7 @@
 
 Always true: `ends` responses from memory (topic/read/follower.py says how old that may be: then it
 waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
-begins with a sync, so a user reads what he wrote. A commit over several of the topics is in the
+begins with a sync, so a user reads their own writes. A commit over several of the topics is in the
 ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
 commit by now. A topic keeps the id it was found with. Topics that a pattern matches later are found
 by looking again every RESCAN_S, in the background; a poll whose last look is UNSEEN_RESCANS times

@@ -43,7 +43,7 @@ CHUNKS_FOR_LIMITS = 64
 
 
 class Planner:
-    """Of one reader. Its coroutines run on the client's loop; what is not one waits for nobody."""
+    """Of one reader. Its coroutines run on the client's loop; what is not one never waits."""
 
     def __init__(self, client: TopicClient, live: LiveEnds, options: ReadOptions) -> None:
         self._client = client
