@@ -134,12 +134,6 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     return _stores.get(key, lambda: background_loop().run(connect(url, config)))
 
 
-def close_all() -> None:
-    """Close every connection of this process."""
-    for store in _stores.forget(lambda _: True):
-        background_loop().run(store.close())
-
-
 def _after_fork() -> None:
     global _forks
     _forks += 1

@@ -80,10 +80,6 @@ class ReadOptions:
         every = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
         return tuple(one for place in every for one in place.zoneless)
 
-    @property
-    def max_offsets_per_trigger(self) -> int | None:
-        return self.limits.rows_max
-
     def matching(self, names: Iterable[str]) -> list[str]:
         """Those of the topics' short names that the pattern matches as a whole, sorted."""
         pattern = re.compile(self.pattern or "")
