@@ -26,7 +26,7 @@ from spark_ledger.process import background_loop
 from spark_ledger.spark.options.limits import CurveOf
 from spark_ledger.spark.options.offsets import GO_ON, Ends, Positions, TopicEnds
 from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.options.start_positions import Place
+from spark_ledger.spark.options.start_positions import ReadPosition
 from spark_ledger.spark.read import planning
 from spark_ledger.spark.rows.schema import has_payload, payload_of
 from spark_ledger.spark.worker import collector
@@ -109,7 +109,7 @@ class TopicsRead:
         Raises Unavailable, TopicDeleted, TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
-    def positions(self, place: Place, known: Ends) -> Positions:
+    def positions(self, place: ReadPosition, known: Ends) -> Positions:
         """Where `place` is in the topics, whose ends are what `fresh_ends` returned last.
 
         Raises as offsets.resolve, SubscriptionNotFound.
