@@ -227,7 +227,8 @@ async def _until_stopped_or_failed(stop: "_Stop", bookie: Bookie) -> None:
 
 
 async def _identify(disks: OnDisk, store: MetadataStore) -> Identity:
-    """Who we are; disks without anything on them are formatted for the cluster at the store."""
+    """This node's identity; disks without anything on them are formatted for the cluster at the
+    store."""
     identity = await disks.identity()
     if identity is None:
         found = await cluster.ensure(store, str(uuid.uuid4()))

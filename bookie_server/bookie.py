@@ -65,7 +65,7 @@ class Bookie:
         """Done with an exception when journal or storage failed: the process must exit."""
         self.disks = disks
         self.phase = ""
-        """What Info says of the state instead: "starting" until whoever made the node has
+        """What Info says of the state instead: "starting" until the node's maker has
         registered it."""
         self._storage = storage
         self._config = config
@@ -160,7 +160,7 @@ class Bookie:
 
     @property
     def retry_after_ms(self) -> int:
-        """When whoever is refused because of pending adds should come again."""
+        """When a caller refused because of pending adds should try again."""
         return self._adder.retry_after_ms
 
     async def handle(self, request: m.Request) -> m.Response:
@@ -232,7 +232,7 @@ class Bookie:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # whoever watches `failed` hears of it; nobody must
+            self.failed.exception()  # a watcher of `failed` gets it; there may be none
             self._standing_changed()
 
     async def _dispatch(self, request: m.Request) -> m.Response:
@@ -268,7 +268,7 @@ class Bookie:
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
             return m.ReadResponse(Status.BUSY, retry_after_ms=self._config.retry_after_ms)
-        self.responses.take(bytes_max, caller)  # nobody knows better before it is read
+        self.responses.take(bytes_max, caller)  # the size is known only after the read
         try:
             ids = ids_in(request.spans, RESULTS_MAX)
             locate = request.locations and not request.fence

@@ -1,4 +1,4 @@
-"""How a node pushes back: what is under way is counted in bytes, and who is refused is told when to
+"""How a node pushes back: what is under way is counted in bytes, and a refusal says when to
 ask again; and at which rate it works in the background.
 
 Always true: recovery has a reserve beyond every budget, and so finds room however much the others
@@ -10,7 +10,7 @@ through at most `bytes_per_s` times that time, plus what was asked for last.
 import asyncio
 
 RETRY_AFTER_MS_MAX = 1000
-CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps nobody else out
+CALLER_SHARE = 0.5  # of a budget, for one caller: one that takes nothing keeps no other out
 _WEIGHT = 0.3  # of what was done last in the estimate
 
 
@@ -24,11 +24,11 @@ class Budget:
         self._by_caller: dict[str, int] = {}
 
     def has_room(self, count: int, *, recovery: bool = False, caller: str = "") -> bool:
-        """Whether so many bytes more may be taken; by a `caller` who is known, for bulk, no more
-        than his share."""
+        """Whether so many bytes more may be taken; by a known `caller`, for bulk, no more
+        than its share."""
         limit = self._bytes_max + (self._reserve_bytes if recovery else 0)
-        his = self._by_caller.get(caller, 0)
-        if his and not recovery and his + count > CALLER_SHARE * self._bytes_max:
+        taken = self._by_caller.get(caller, 0)
+        if taken and not recovery and taken + count > CALLER_SHARE * self._bytes_max:
             return False
         return not self.used or self.used + count <= limit
 
@@ -67,7 +67,7 @@ class Throughput:
         self._bytes_per_s = old + _WEIGHT * (rate - old) if old else rate
 
     def seconds_for(self, count: int) -> float | None:
-        """None: nobody knows, it did nothing yet."""
+        """None: unknown, it did nothing yet."""
         return count / self._bytes_per_s if self._bytes_per_s else None
 
 
@@ -117,5 +117,5 @@ class Pace:
 
 
 def retry_after_ms(wait_s: float, least_ms: int) -> int:
-    """What a caller is told who would have to wait so long."""
+    """The `retry_after_ms` for a caller that would have to wait so long."""
     return max(least_ms, min(round(wait_s * 1000), RETRY_AFTER_MS_MAX))

@@ -112,7 +112,7 @@ class BookieConfig(Settings):
     journal_pending_bytes_max: int = Field(
         _STORAGE.journal_pending_bytes_max,
         gt=0,
-        description="Adds taken and not yet answered; beyond it the answer is busy.",
+        description="Adds taken and without a response yet; beyond it the response is BUSY.",
     )
     recovery_reserve_bytes: int = Field(
         _STORAGE.recovery_reserve_bytes,
@@ -128,7 +128,7 @@ class BookieConfig(Settings):
     receive_bytes_max: int = Field(
         _STORAGE.receive_bytes_max,
         gt=0,
-        description="Bytes of requests received and not decided; beyond it the answer is busy.",
+        description="Bytes of requests received and not decided; beyond it the response is BUSY.",
     )
 
     write_cache_bytes: int = Field(
@@ -164,17 +164,17 @@ class BookieConfig(Settings):
     read_bytes_max: int = Field(
         _STORAGE.read_bytes_max,
         gt=0,
-        description="Most bytes in one reply, whatever is asked; one entry always fits.",
+        description="Most bytes in one response, whatever is asked; one entry always fits.",
     )
     read_pending_bytes_max: int = Field(
         _STORAGE.read_pending_bytes_max,
         gt=0,
-        description="Replies being read from disk; beyond it the answer is busy.",
+        description="Responses being read from disk; beyond it the response is BUSY.",
     )
     retry_after_ms: int = Field(
         _STORAGE.retry_after_ms,
         gt=0,
-        description="How long a caller who got busy waits before asking again.",
+        description="How long a caller that got BUSY waits before asking again.",
     )
     read_cache_bytes: int = Field(
         _STORAGE.read_cache_bytes,

@@ -26,7 +26,7 @@ travelling: ContextVar[Lane] = ContextVar("lane", default=Lane.BULK)
 
 
 calling: ContextVar[str] = ContextVar("caller", default="")
-"""The connection by which that request came; empty: nobody told."""
+"""The connection by which that request came; empty: unknown."""
 
 
 def in_recovery() -> bool:

@@ -108,11 +108,11 @@ class ClientConfig(Settings):
     quarantine_failures: int = Field(
         3,
         ge=1,
-        description="Failed or slow answers within the window that put a bookie in quarantine: it"
+        description="Failed or slow responses within the window that put a bookie in quarantine: it"
         " is chosen last.",
     )
     quarantine_window_s: float = Field(
-        60.0, gt=0, description="Seconds over which failed and slow answers are counted."
+        60.0, gt=0, description="Seconds over which failed and slow responses are counted."
     )
     quarantine_s: float = Field(
         120.0, ge=0, description="Seconds in which a bookie in quarantine is chosen last. 0: none."

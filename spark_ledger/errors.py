@@ -59,7 +59,7 @@ class TimedOut(LedgerError):
 
 
 class CommitOutcomeUnknown(LedgerError):
-    """A commit was sent and nobody can say whether it was applied. Replaying it is safe."""
+    """A commit was sent and whether it was applied is unknown. Replaying it is safe."""
 
     error_class = "LEDGER_WRITE.OUTCOME_UNKNOWN"
     sql_state = "08007"
@@ -89,7 +89,7 @@ class ReplayDiffers(LedgerError):
 
 
 class LedgerFenced(LedgerError):
-    """Somebody else took over: this writer can add nothing any more."""
+    """Another process took over: this writer can add nothing any more."""
 
     error_class = "LEDGER_WRITE.FENCED"
     sql_state = "40001"

@@ -125,19 +125,13 @@ def ledger_store(service_url: str | None = None, config: ClientConfig | None = N
     default say).
 
     It lives on `background_loop()`. Stores whose `outage_timeout_s` differs are two; the rest of
-    `config` matters to whoever connects first. Raises BadConfig, Unavailable.
+    `config` counts for the first connection only. Raises BadConfig, Unavailable.
     """
     from spark_ledger.ledger.connect import connect
 
     url = resolve_service_url(service_url, config)
     key = (url, 0.0 if config is None else config.outage_timeout_s)
     return _stores.get(key, lambda: background_loop().run(connect(url, config)))
-
-
-def close_all() -> None:
-    """Close every connection of this process."""
-    for store in _stores.forget(lambda _: True):
-        background_loop().run(store.close())
 
 
 def _after_fork() -> None:

@@ -202,7 +202,7 @@ def _decode_add_result(data: memoryview) -> m.AddResult:
 
 def glance_at_adds(data: Buffer) -> tuple[int, bool]:
     """How many adds an AddRequest has, and whether any is recovery's, its entries left unread: for
-    who refuses it. Encoders write fields in their order, so the flag is an add's first.
+    which refuses it. Encoders write fields in their order, so the flag is an add's first.
 
     Raises BadMessage.
     """

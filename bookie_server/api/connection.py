@@ -1,7 +1,7 @@
 """One TCP connection that carries frames, on the event loop; of the bookie and of its clients.
 
 Always true: buffers are handed to the kernel as they are (sendmsg), in the order of `send`, and
-bodies come out of it into the buffer they stay in (recv_into); no thread; whoever has sent more
+bodies come out of it into the buffer they stay in (recv_into); no thread; a peer that has sent more
 than the other side takes is not read from until that has changed (`unsent_bytes_max`), and one who
 takes nothing at all for STUCK_S is cut off; `on_lost` is called once, whatever ends the connection,
 and after it `on_frame` never.

@@ -138,7 +138,7 @@ def unpack_entry(data: Buffer) -> Entry:
 
 
 def check_entry(data: Buffer) -> EntryHeader:
-    """`unpack_entry`, for whoever needs the header only. Raises BadEntry."""
+    """`unpack_entry`, for callers that need the header only. Raises BadEntry."""
     header = unpack_header(data)
     if len(data) - HEADER_BYTES != header.payload_bytes:
         size = len(data) - HEADER_BYTES

@@ -2,8 +2,8 @@
 
 Always true: a frame is a head and a body of as many bytes as the head says; the body of a message
 is the same as in gRPC; a body is received into a buffer of its own, which is made when the head
-says so and whoever receives it admits it; one that is not admitted is passed over and never kept;
-a head that is none makes the connection useless, since nobody knows where the next one begins.
+says so and the receiver admits it; one that is not admitted is passed over and never kept;
+a head that is none makes the connection useless, since the start of the next one is unknown.
 
      0        4     5      6        7       8        12            16
     +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
@@ -11,11 +11,11 @@ a head that is none makes the connection useless, since nobody knows where the n
     +--------+-----+------+--------+-------+--------+-------------+-------------- -- -
 
 All integers are little-endian and unsigned. The bookie sends a HELLO first; then the caller sends
-CALLs, each with a number of his choice that none of his calls under way has, and the bookie one
+CALLs, each with a number of its choice that none of its calls under way has, and the bookie one
 ANSWER to each, in any order. CANCEL gives a call or a stream up: no response is owed any more. A
 stream is begun by its first STREAM; either side's END ends it. Instead of an ANSWER (or a STREAM)
 a BUSY may come: the request was not looked at, its body is the time to wait in ms (4 bytes); or a
-REFUSED, whose body is a text: as if nobody had listened.
+REFUSED, whose body is a text: as if no process had listened.
 """
 
 import ctypes
@@ -127,7 +127,7 @@ def unpack_wait(body: memoryview) -> int:
 
 
 class FrameReader:
-    """Turns bytes into frames: whoever has some puts them into `buffer()` and calls `received`.
+    """Turns bytes into frames: the caller puts them into `buffer()` and calls `received`.
 
     `admit` is asked once for each head, before a buffer is made for the body.
     """
@@ -208,6 +208,6 @@ class FrameReader:
 
 def _new_buffer(length: int) -> bytearray:
     """A bytearray of whatever the memory holds: bytearray(length) writes zeros first, a tenth of
-    what a bookie does for large adds. Nobody sees it before each byte was received."""
+    what a bookie does for large adds. It is handed on only when each byte was received."""
     made: bytearray = _new_bytearray(None, length)
     return made

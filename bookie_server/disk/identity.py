@@ -1,4 +1,5 @@
-"""Who this bookie is: a UUID minted when its disks are formatted, and the cluster they belong to.
+"""The bookie's identity: a UUID minted when its disks are formatted, and the cluster they belong
+to.
 
 Always true: every directory of a bookie carries the bookie's identity and a UUID of its own; one
 gets them only while it is empty, and while another of its kind (journal, ledger) has them or

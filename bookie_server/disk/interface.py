@@ -27,7 +27,7 @@ class NoSuchFile(DiskFailed):
 
 
 class DiskHung(DiskFailed):
-    """A call of the operating system did not return in time; nobody knows what it did."""
+    """A call of the operating system did not return in time; what it did is unknown."""
 
 
 class File(Protocol):

@@ -6,7 +6,7 @@ Always true:
   free; reserves that were given back count as used then, so making them again fills nothing;
 - a directory that refused to reserve a file's bytes is full too, until it has twice those bytes;
 - whether the node is read-only is computed anew from what is known of its directories whenever
-  somebody asks: nothing is remembered but which directories are full (BK#4640, #4225, #3141);
+  it is asked: nothing is remembered but which directories are full (BK#4640, #4225, #3141);
 - every directory is watched, the journals' too, each `disk_check_s` and at each new file (but the
   checkpoint's); one that cannot be looked at, or that is not the same any more, is failed and
   never looked at again;
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Role(enum.Enum):
-    """What a directory is for; the text is how people are told."""
+    """What a directory is for; the text is for messages."""
 
     JOURNAL = "journal"
     LEDGER = "ledger"
@@ -136,7 +136,7 @@ def total_space(directories: Sequence[DirectoryState]) -> Space:
 
 
 def unasked_bytes(free_bytes: int, needed_bytes: int) -> int:
-    """How much may be written before somebody asks for the space again: to ask costs as much as a
+    """How much may be written before the space is asked for again: to ask costs as much as a
     small write."""
     plenty = free_bytes >= needed_bytes + _MANY * UNASKED_BYTES
     return needed_bytes + UNASKED_BYTES if plenty else needed_bytes
@@ -191,7 +191,7 @@ class DiskMonitor:
         drop: Callable[[str, DiskFailed], None],
         absent: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
     ) -> None:
-        """Who owns the directories: `failure` of an id is why it was dropped ("": it lives),
+        """The owner of the directories: `failure` of an id is why it was dropped ("": it lives),
         `drop` drops one, `absent` names by role those that were known and were not given, by id:
         why that matters."""
         self._failure, self._drop, self._find_absent = failure, drop, absent

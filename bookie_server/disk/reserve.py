@@ -2,7 +2,7 @@
 
 Always true: while the reserve is held, that many bytes can be had at once by giving it back; it is
 given back whole, never in parts, and made again only where there is space for it. What it buys is
-for fences, recovery's adds and compaction: whoever takes other entries is refused by then.
+for fences, recovery's adds and compaction: other entries are refused by then.
 """
 
 from bookie_server.disk.interface import Disk, DiskFull, NoSuchFile

@@ -3,14 +3,14 @@ and the deadline after which a call has failed.
 
 Always true of the threads: at most `count` are made, when they are needed; calls are begun in the
 order they came; one whose caller has given up before it was begun is not made; the outcome is told
-on the loop of the caller, and if that is gone nobody is told. The threads stay until `shut_down`,
+on the loop of the caller, and dropped if that is gone. The threads stay until `shut_down`,
 which waits for them; without it they hold up no exit of the process.
 
 Always true of the deadline:
 - a call that was asked for longer ago than `limit_s` raises DiskHung; the thread that hangs in it
   is left behind, and what it still returns is dropped;
 - once a call that alters something has hung, all that follows on that disk or index fails at once:
-  nobody waits behind the thread that hangs, and nothing overtakes what it may still do;
+  no call waits behind the thread that hangs, and nothing overtakes what it may still do;
 - a read that hangs fails alone: it says nothing of what is written;
 - the time goes by in parts, as the loop sees them: a process that was stopped for a while, or a
   loop that was busy, makes no disk hang; a call has up to a part more than the limit;
@@ -61,7 +61,7 @@ class IoDeadline:
             self._tick_later()
 
     def ended(self, done: asyncio.Future[Any]) -> None:
-        """The call that was watched returned, or nobody waits for it."""
+        """The call that was watched returned, or no caller waits for it."""
         self._under_way.pop(done, None)
 
     def _tick_later(self) -> None:

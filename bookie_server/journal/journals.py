@@ -183,7 +183,7 @@ class Journals:
             self.failures[journal_id] = str(error)
             if not self.ended.done():
                 self.ended.set_exception(error)
-                self.ended.exception()  # whoever watches hears of it; nobody must
+                self.ended.exception()  # a watcher gets it; there may be none
             return
         _log.error("journal directory %s failed and is dropped: %s", journal_id, error)
         del self._live[journal_id]

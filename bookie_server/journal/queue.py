@@ -5,8 +5,8 @@ Always true:
 - what came in the recovery lane leaves ahead of all that waits of other ledgers in other lanes;
   what waits of its own ledger is moved ahead with it;
 - the oldest bulk goes along with every batch, or has the next one to itself, so recovery,
-  whatever it sends, starves nobody;
-- who waits is told when the last of his records is written as its lane asks, not before.
+  whatever it sends, starves no other;
+- an append's future is done when the last of its records is written as its lane asks, not before.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _ANY = 1 << 62  # bytes: whatever its size
 
 
 class Ack:
-    """Who waits for an append: `parts` groups are still to be written."""
+    """The waiter of an append: `parts` groups are still to be written."""
 
     __slots__ = ("done", "parts")
 
@@ -105,7 +105,7 @@ class JournalQueue:
         self._bulk.extendleft(reversed(groups))
 
     def fail(self, error: Exception) -> None:
-        """Tell everybody who waits."""
+        """Complete all waiting futures."""
         for queue in (self._bulk, self._urgent):
             while queue:
                 queue.popleft().ack.failed(error)

@@ -166,7 +166,7 @@ class Journal:
             await self._disk.sync_dir(FOLDER)
 
     async def set_aside(self, file_id: int) -> None:
-        """Keep a damaged segment for whoever examines it; it is never read here again."""
+        """Keep a damaged segment for an examination; it is never read here again."""
         path = segment_path(file_id)
         if path.removeprefix(f"{FOLDER}/") in await self._disk.list(FOLDER):
             await self._disk.rename(path, path.removesuffix(SUFFIX) + DAMAGED_SUFFIX)
@@ -239,7 +239,7 @@ class Journal:
             elif needs_sync:
                 await self._sync()
         except Exception:
-            self._queue.put_back(groups)  # all who wait are told, these first
+            self._queue.put_back(groups)  # all waiting appends end, these first
             raise
         for group in groups:
             self.pending_bytes -= group.bytes
@@ -355,7 +355,7 @@ def _least_bytes(config: StorageConfig) -> int:
 
 
 def retrieve(done: asyncio.Future[None]) -> None:
-    """A failed append is heard of through `task`; not every record has somebody who waits."""
+    """A failed append is heard of through `task`; not every record has a waiter."""
     if not done.cancelled():
         done.exception()
 

@@ -2,7 +2,7 @@
 
 Always true: a response counts only if the store, after a sync, held the cluster (id and epoch) that
 this node serves before and after it was read; an error or a time-out is a StoreError and no
-response; reads are paced (READS_PER_S) and on nobody's way; when so many ledgers would go at once
+response; reads are paced (READS_PER_S) and delay no request; when so many ledgers would go at once
 that the store may have been restored or emptied by mistake, MassRule has them wait.
 """
 

@@ -120,12 +120,12 @@ class LedgerHandle:
         return len(self._waiters)
 
     def end_waiting(self) -> None:
-        """Nobody is kept waiting any more, now or later."""
+        """End all waiting, now and later."""
         self._quiet_for_good = True
         self._wake()
 
     def _wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake all waiting calls; each looks again."""
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():

@@ -205,7 +205,7 @@ class Limbo:
     # -- the list ------------------------------------------------------------------------------
 
     async def _forget_deleted(self) -> None:
-        """A ledger without a record is nobody's: nothing of it is to be repaired."""
+        """A ledger without a record has no owner: nothing of it is to be repaired."""
         listed = self._ledgers.in_limbo()
         absent = await self._records.confirmed_absent(list(listed))
         for ledger_id in self._mass.allowed(absent, len(listed)):

@@ -66,7 +66,7 @@ class LedgerHandles:
         self._going: dict[int, asyncio.Future[None]] = {}
 
     def known(self, ledger_id: int) -> bool:
-        """Whether this node ever met the ledger. In every-ledger limbo nobody can say no."""
+        """Whether this node ever met the ledger. In every-ledger limbo "never" is uncertain."""
         every = self._storage.state(EVERY_LEDGER)
         return self._storage.state(ledger_id) is not None or bool(every and every.limbo)
 
@@ -254,7 +254,7 @@ class LedgerHandles:
         known = self._storage.state(ledger_id)
         if known is not None:
             state = self._storage.without_missing(replace(known, limbo=LimboReason.NONE))
-            rescued = self._storage.rescue(ledger_id)  # who compared may have found it in memory
+            rescued = self._storage.rescue(ledger_id)  # the comparison may have found it in memory
             changed = [*rescued, *self._changed(state, known)]
             if ledger_id == EVERY_LEDGER:
                 for handle in self._handles.values():
@@ -289,12 +289,12 @@ class LedgerHandles:
         done.add_done_callback(ended)
 
     def wake_all(self) -> None:
-        """The node stops: nobody is kept waiting."""
+        """The node stops: all waiting ends."""
         for handle in self._handles.values():
             handle.end_waiting()
 
     async def _meet(self, ledger_id: int) -> LedgerHandle:
-        travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whoever began it
+        travelling.set(Lane.RECOVERY)  # of this task: a fence may join it, whatever began it
         state = self._storage.state(ledger_id)
         first = state is None or not state.met
         if first:
@@ -358,7 +358,7 @@ class LedgerHandles:
 def _ended(tasks: dict[int, asyncio.Task[Any]], ledger_id: int, done: asyncio.Task[Any]) -> None:
     del tasks[ledger_id]
     if not done.cancelled():
-        done.exception()  # whoever waited has it; perhaps all were cancelled
+        done.exception()  # a waiting call has it; perhaps all were cancelled
 
 
 def _ledger_record(state: LedgerState) -> Record:

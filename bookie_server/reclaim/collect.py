@@ -18,7 +18,7 @@ Always true of collection:
 - the store held the cluster (id and epoch) this node serves before and after each look; an error,
   a time-out or a record that cannot be understood means keep; more than a tenth of the ledgers
   (and more than MASS_MIN) go only if the next pass finds the same;
-- entries leave the index first, durably, and who adds them again meanwhile waits; a log goes when
+- entries leave the index first, durably, and an add of them waits meanwhile; a log goes when
   the index points to nothing in it;
 - a ledger is forgotten (state and handle) only when nothing of it is in cache and index and two
   flushes later nothing has come: then no journal segment that a replay would read speaks of it. An
@@ -217,7 +217,7 @@ class GarbageCollector:
                 continue
             if await self._stored(ledger_id, directories) or self._storage.in_cache(ledger_id):
                 if not state.deleted:
-                    self._dropped.pop(ledger_id, None)  # somebody copies it here: it is no surplus
+                    self._dropped.pop(ledger_id, None)  # it is being copied here: it is no surplus
                 continue
             for logs in directories:
                 logs.found_dead(ledger_id)
@@ -227,7 +227,7 @@ class GarbageCollector:
             quiet = quiet and complete  # a directory that is away brings back what it knew
             old = flushes >= idle.flushes + FLUSHES_BEFORE_FORGETTING
             if quiet and old and self._handles.forget(ledger_id):
-                self._storage.forget(ledger_id)  # in one step: nobody can have come in between
+                self._storage.forget(ledger_id)  # in one step: no request comes in between
                 self._dropped.pop(ledger_id, None)
             else:
                 self._idle[ledger_id] = idle

@@ -1,4 +1,4 @@
-"""The sealed entry logs of one directory as reclaim knows them: their maps, and who is dead.
+"""The sealed entry logs of one directory as reclaim knows them: their maps, and which are dead.
 
 Always true: a ledger is called dead only while the index points to nothing of it and the node
 takes nothing more for it, and it is asked again before a log goes because of that; a log whose map

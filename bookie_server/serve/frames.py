@@ -4,7 +4,7 @@ Always true: the same handler serves as for gRPC; the bytes of a request are cou
 `bookie.received` before a buffer is made for them, and one for which there is no room is passed
 over and get BUSY; the bytes of a response count until the kernel has them; a call whose caller
 gave it up, or whose connection is lost, is cancelled; before the bookie is ready, Info says so and
-everything else is refused as if nobody listened; a connection costs no thread.
+everything else is refused as if no process listened; a connection costs no thread.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES, respond_counted
 from bookie_server.serve.read_stream import serve_stream
 
 CALLS_MAX = 10_000  # under way on one connection; beyond it the response is BUSY
-CREDITS_MAX = 100  # messages of one stream that nobody has looked at yet
+CREDITS_MAX = 100  # messages of one stream that are not processed yet
 SMALL_BYTES = 4 << 10  # a request up to this size is received first: it may be a fence
-UNSENT_BYTES_MAX = 8 << 20  # responses that one caller does not take, before he is heard no more
+UNSENT_BYTES_MAX = 8 << 20  # responses not taken yet; beyond it the caller is not read from
 BACKLOG = 256
 ACCEPT_AGAIN_S = 1.0
 _NUMBERS = {
@@ -167,7 +167,7 @@ class _Caller:
         if head.kind is FrameKind.STREAM:
             room = small and len(self._calls) < CALLS_MAX
         elif head.method == METHOD_NUMBERS["Info"]:
-            room = small  # whoever asks how we are is told
+            room = small  # Info always gets its response
         else:
             urgent = small or bool(head.flags & RECOVERY)
             room = len(self._calls) < CALLS_MAX and bookie.received.has_room(size, recovery=urgent)
@@ -294,7 +294,7 @@ class _Caller:
 
 
 class _Requests(AsyncIterator[Buffer]):
-    """The messages of a stream's caller, until he ends it."""
+    """The messages of a stream's caller, until the caller ends it."""
 
     def __init__(self) -> None:
         self._waiting: deque[memoryview] = deque()

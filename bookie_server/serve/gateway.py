@@ -2,7 +2,7 @@
 
 Always true: messages are not decoded here (the handler does that, without protobuf's copies), so
 the methods take and give bytes; reflection tells anybody what the messages are; before the bookie
-is ready, Info says so and everything else meets what it would if nobody listened: UNAVAILABLE.
+is ready, Info says so and everything else gets what it would without a listener: UNAVAILABLE.
 A call's context is in a cycle of grpc's own, so nothing it refers to holds a response's bytes.
 """
 

@@ -47,8 +47,8 @@ async def respond(bookie: Bookie, method: str, request: Buffer) -> EncodedRespon
 
 
 async def respond_counted(bookie: Bookie, method: str, request: Buffer) -> EncodedResponse:
-    """`respond` for whoever has counted the request in `bookie.received`, with its overhead, before
-    its bytes came."""
+    """`respond` for a caller that has counted the request in `bookie.received`, with its overhead,
+    before its bytes came."""
     if method not in m.METHODS:
         raise ValueError(f"bookie.proto has no method {method!r}")
     try:
@@ -73,7 +73,7 @@ def _refusal(bookie: Bookie, method: str, request: Buffer, size: int) -> m.Respo
     """BUSY for everything in a request, whose `size` is counted already, that there is no room for.
     Raises BadMessage."""
     received = bookie.received
-    if received.fits(size) or method == "Info":  # whoever asks how we are is told
+    if received.fits(size) or method == "Info":  # Info always gets its response
         return None
     wait_ms = bookie.retry_after_ms
     refusal: m.Response

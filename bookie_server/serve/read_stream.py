@@ -6,7 +6,7 @@ Always true:
 - bytes are sent only on credit; at most one response is read ahead of the one being sent, and
   counts in the budget for responses from the moment it is there;
 - nothing follows the response that ends the range or is not OK; the stream itself is ended by the
-  caller: one that ended while he sends more credit would look to him as if it had broken.
+  caller: one that ended while the caller sends more credit would look broken to it.
 
 grpc is not needed here: what carries the messages is the caller's affair.
 """
@@ -81,7 +81,7 @@ async def _read(bookie: Bookie, request: m.ReadRequest, credit: "_Credit") -> _S
 
 
 async def _drop(reading: "asyncio.Task[_StreamResponse]") -> None:
-    """Nobody wants the response: give back what it holds."""
+    """The response is not wanted: give back what it holds."""
     reading.cancel()
     (response,) = await asyncio.gather(reading, return_exceptions=True)
     if isinstance(response, _StreamResponse):

@@ -4,7 +4,7 @@ Always true: at most one of /bookies/available/<id> and /bookies/readonly/<id> s
 by our session, and the new one is there before the old one goes; what changes is published at
 once, free space every `refresh_s`; a node left by an earlier session of this bookie is replaced
 (twin.py has asked who that is); one that names another address once we are registered is told as an
-error: somebody serves from a copy of our directories; a lost session is made good as soon as
+error: another process serves from a copy of our directories; a lost session is made good as soon as
 there is a new one. /bookies/known/<id> is written once and never deleted here.
 """
 
@@ -80,7 +80,7 @@ class Registration:
         self._changed.set()
 
     async def stop(self) -> None:
-        """Nobody is sent here any more; gives up after DEREGISTER_TIMEOUT_S."""
+        """Clients find this node no more; gives up after DEREGISTER_TIMEOUT_S."""
         if self._keeper is None:
             return
         self._keeper.cancel()

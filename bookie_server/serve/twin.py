@@ -1,10 +1,10 @@
 """Whether another process serves as this bookie already: on a copy of its directories, for the lock
 on the directories themselves is ours.
 
-Always true: who registered under our id is asked, by frames, before anybody is refused; one who
-does not respond, or responds with another identity, is a dead predecessor. One that registered no
-frames, as an earlier version could, cannot be asked: it counts as running until its registration
-goes.
+Always true: the process registered under our id is asked, by frames, before any start is refused;
+one that does not respond, or responds with another identity, is a dead predecessor. One that
+registered no frames, as an earlier version could, cannot be asked: it counts as running until its
+registration goes.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ Always true:
 - bytes that cannot be read are damage if a write that began after them shows that they were synced,
   or the log's footer does, or the disk itself cannot read them; else they are a torn write, or rot
   in the last one, which looks the same: the rules of replay.py for journals hold for both;
-- a mark whose log is not there, or ends before it, is damage of nobody knows which ledger;
+- a mark whose log is not there, or ends before it, is damage that cannot be attributed to a ledger;
 - marks are forgotten only when all this is flushed: a start that was interrupted is repeated.
 """
 
@@ -181,7 +181,7 @@ async def _records_end(store: DirectoryStore, log_id: int) -> int:
 
 
 class _Around:
-    """What the disk cannot read is bytes that nobody wrote."""
+    """What the disk cannot read counts as bytes that were never written."""
 
     def __init__(self, reader: SegmentReader) -> None:
         self._reader = reader

@@ -48,7 +48,7 @@ def check(directories: Sequence[tuple[str, Path]]) -> None:
 
 def check_reserve(directories: Sequence[tuple[str, Path]], reserve_bytes: int) -> None:
     """Raises BadLayout when the reserves of the directories on one file system, which are there,
-    are more than it has at all: they would be full for ever, and nobody would know why."""
+    are more than it has at all: they would be full for ever, without a visible cause."""
     on: dict[int, list[Path]] = {}
     for _, path in directories:
         on.setdefault(path.stat().st_dev, []).append(path)

@@ -3,8 +3,8 @@
 Always true:
 - an entry is acknowledged after its record in the directory's log was synced, which a start reads
   as it does a journal, and after a ledger record that names the directory is in a journal: without
-  it nobody would know that what lies there counts;
-- who appends after large entries of a ledger waits for them too; recovery for none that is still to
+  it a start would not count what lies there;
+- an append after large entries of a ledger waits for them too; recovery for none that is still to
   be written to a directory, which may be slow or hang: it has the journal take over the ledger's;
 - a directory that fails, or has no space, costs nothing but time: the write cache still has the
   entries, and they go to the journal like any others.
@@ -175,7 +175,7 @@ class DirectWrites:
                 self.forget(ledger_id)
 
     def _follow(self, ledger_id: int, done: Appended) -> None:
-        """Who appends later waits for this, and for what came before it."""
+        """A later append waits for this, and for what came before it."""
         earlier = self._under_way.get(ledger_id)
         both = done if earlier is None else _all_of([earlier, done])
         self._under_way[ledger_id] = both

@@ -1,6 +1,6 @@
 """The directories of a node, and what one ledger directory stores: entry logs and index.
 
-Always true: a directory's id is in its identity file and never changes; whoever changes where
+Always true: a directory's id is in its identity file and never changes; a caller that changes where
 entries lie (a flush, a compaction, a deletion) holds `index_lock`, so none of them sees half of
 another's work: a flush beside a compaction could write the old location of a moved entry back;
 after a failed write nothing more is written to the directory.

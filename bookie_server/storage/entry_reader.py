@@ -3,9 +3,9 @@
 Always true:
 - an entry is taken from where it is newest: the active half of the write cache, the flushing one,
   the read cache, then the logs by the index; a flush under way can never hide it;
-- what comes from a disk is checked whole (header, digest, location) before anybody sees it. What is
-  bad goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries of
-  the same read are served;
+- what comes from a disk is checked whole (header, digest, location) before a caller sees it. What
+  is bad goes to `quarantine` and is returned as Undeliverable, never as absent; the other entries
+  of the same read are served;
 - an entry is called undeliverable only when no copy of it here now delivers it: one whose log
   went while it was read may have been compacted, and is looked up once more; one that lies in
   several directories is read from each of them;
@@ -366,7 +366,7 @@ class EntryReader:
             for location, entry in zip(run, await store.logs.read_run(run), strict=True):
                 if isinstance(entry, BadEntryLog | DiskFailed):
                     if not uses:
-                        continue  # nobody asked for it: whoever does finds it
+                        continue  # it was not asked for: a later read finds it
                     bad = await self._look_again(_Copy(store, location), entry)
                     if bad is not None:
                         found[location.entry_id] = bad

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Space(Protocol):
-    """Who watches the directories (monitor.DiskMonitor)."""
+    """Watches the directories (disk/monitor.DiskMonitor)."""
 
     def has_space(self, directory_id: str) -> bool: ...
     def free_bytes(self, directory_id: str) -> int: ...
@@ -57,7 +57,7 @@ class Stores:
         """Why the index of the only directory that lives is not to be trusted."""
         self.on_damage: Callable[[], None] = lambda: None
         self._given: dict[str, int] = {}  # ledgers that `choose` gave each directory
-        self._any_absent = False  # whether states name directories that nobody gave
+        self._any_absent = False  # whether states name directories that no setting names
         for store in stores:
             store.index.on_damage = partial(self._index_damaged, store.id)
             store.direct_log.on_failure = partial(self.drop, store.id)
@@ -187,7 +187,7 @@ class Stores:
             _log.error("ledger directory %s is dropped: %s", directory_id, error)
             self.on_drop()
             if self.space is not None:
-                self.space.poke()  # whoever asks how we are is told at once
+                self.space.poke()  # Info shows it at once
 
     def _index_damaged(self, directory_id: str, error: IndexDamaged) -> None:
         """A damaged index costs its directory while others are left; the last one goes on with
@@ -391,7 +391,7 @@ class Stores:
         for store in bare if len(bare) < len(self._live) else ():
             self.drop(store.id, DiskFailed("its index is empty although there is a checkpoint"))
         current = [store.id for store in self.live if copies[store.id] == (marks or {})]
-        current = current or list(self._live)  # each was away once: nobody knows which is right
+        current = current or list(self._live)  # each was away once: which is right is unknown
         away = [store.id for store in self.live if store.id not in current]
         return [states[each] for each in current], [states[each] for each in away], marks
 

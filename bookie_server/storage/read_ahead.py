@@ -1,8 +1,8 @@
-"""Who reads a ledger in sequence, and from where on more is to be brought for him.
+"""Which ledgers are read in sequence, and from where on more is to be fetched for the reader.
 
 Always true: a reader is sequential when a read begins where an earlier one ended; more is brought
-once he has come half-way through what was brought before, for `LEDGERS_MAX` ledgers at a time, and
-for one reader of a ledger at a time. It decides only; entry_reader.py reads.
+once the reader has come half-way through what was brought before, for `LEDGERS_MAX` ledgers at a
+time, and for one reader of a ledger at a time. It decides only; entry_reader.py reads.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class ReadAhead:
     def was_read(self, ledger_id: int, first_entry: int, through: int) -> Ahead | None:
         """Entries first_entry..through were read; what to bring beforehand now, if anything.
 
-        Whoever brings it, from `passed` on, says `brought` when it is done.
+        The caller fetches it, from `passed` on, and calls `brought` when it is done.
         """
         reader = self._readers.pop((ledger_id, first_entry), None)
         sequential = reader is not None

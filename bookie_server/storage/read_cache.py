@@ -1,4 +1,4 @@
-"""Entries read from the entry logs, kept for whoever reads them next.
+"""Entries read from the entry logs, kept for the next reader.
 
 Always true:
 - what is counted is memory that is really held: a block is one buffer as it came from the disk,

@@ -1,1 +1,1 @@
-"""The way to bookies: who they are, typed calls, many adds in one message, frames."""
+"""The way to bookies: which there are, typed calls, many adds in one message, frames."""

@@ -4,7 +4,7 @@ Always true: whatever goes wrong on the way (no address, no response, bytes that
 comes back as a status of class *unknown* with its reason, never as a negative and never as an
 exception; only a request to a client that was closed, before it or meanwhile, raises ClientClosed.
 "Busy" is asked again, of the same bookie, until the request's time is over. Every outcome is told
-to `quarantine`, which says whom to choose last; "busy" is a response.
+to `quarantine`, which says what to choose last; "busy" is a response.
 """
 
 import asyncio

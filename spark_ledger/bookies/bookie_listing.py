@@ -70,4 +70,4 @@ async def _names(store: MetadataStore, folder: str) -> list[str]:
     try:
         return await store.children(folder)
     except NoNode:
-        return []  # nobody was ever there
+        return []  # no bookie ever registered

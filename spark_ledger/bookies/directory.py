@@ -1,12 +1,12 @@
 """Which bookies there are and where, as the metadata store last told.
 
 Always true: `writable` and `address` read from memory; one look at the store runs at a time, when
-a watch fired, and after `refresh_s` if none did, for a watch may be missed. It lists who is there,
-and reads who came; everybody, if a watch fired and nobody came or went: then somebody registered
+a watch fired, and after `refresh_s` if none did, for a watch may be missed. It lists the bookies,
+and reads new ones; all, if a watch fired and none came or went: then one registered
 anew. If none fired, AGAIN_AT_ONCE of the others, those read longest ago: free space changes without
 a watch. So what many processes ask for does not grow with the bookies. A bookie's last known
 address is kept when its registration goes, for it may respond still. Failures to look are repeated
-until they end, never raised; a listener that fails is reported and harms nobody else.
+until they end, never raised; a listener that fails is reported and harms no other.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ class BookieDirectory:
         return self._addresses.get(bookie_id)
 
     def rack(self, bookie_id: str) -> str:
-        """The bookie's rack, or what it was when last registered; "" if nobody knows."""
+        """The bookie's rack, or what it was when last registered; "" if unknown."""
         return self._racks.get(bookie_id, "")
 
     async def find(self, bookie_id: str) -> str | None:
@@ -118,7 +118,7 @@ class BookieDirectory:
         return f"{bookie_id} ({where}, not registered)"
 
     def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the event loop after each change of who is registered, and where;
+        """Call `listener` on the event loop after each change of registrations;
         not when only free space changed."""
         self._listeners.append(listener)
 
@@ -203,7 +203,7 @@ class BookieDirectory:
                 pass  # nothing was told for so long: look all the same
             self._changed.clear()
             if self._metadata.session_state is not SessionState.CONNECTED:
-                pause_s = min(RETRY_S, self._refresh_s)  # nobody waits for this look
+                pause_s = min(RETRY_S, self._refresh_s)  # no call waits for this look
                 continue
             try:
                 await self._look_again(told)
@@ -220,7 +220,7 @@ class BookieDirectory:
         try:
             await self._metadata.get(folder, watch)
         except NoNode:
-            return []  # nobody ever registered; the watch tells when somebody does
+            return []  # none ever registered; the watch fires when one does
         return await self._metadata.children(folder, watch)
 
     def _watch(self, folder: str) -> Callable[[], None]:

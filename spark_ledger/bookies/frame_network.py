@@ -40,7 +40,7 @@ MESSAGE_BYTES_MAX = 64 * 1024 * 1024
 CONNECTIONS_MAX = 256
 UNSENT_BYTES_MAX = 1 << 62  # the writers' in-flight bytes bound it; responses are read all the time
 CONNECT_S = 2.0
-AGAIN_S = 0.05  # enough to connect where somebody listens, or to be refused
+AGAIN_S = 0.05  # enough to connect where a process listens, or to be refused
 RETRY_S, RETRY_S_MAX = 0.2, 1.0
 _CALLS = 1 << 32
 
@@ -90,7 +90,7 @@ class FrameNetwork:
 
     async def _connected(self, address: str, timeout_s: float) -> "Wire":
         """Raises NotConnected."""
-        if self._closed:  # whoever is still at work meets it, instead of connecting again
+        if self._closed:  # calls under way meet it, instead of connecting again
             raise NotConnected("the connections were closed")
         peer = self._peers.get(address)
         if peer is None:
@@ -284,7 +284,7 @@ class Wire:
     def _ended(self, why: str) -> None:
         if not self.greeted.done():
             self.greeted.set_exception(OSError(why))
-            self.greeted.exception()  # perhaps nobody waits any more
+            self.greeted.exception()  # perhaps no call waits any more
         for response in list(self._calls.values()):
             if not response.done():
                 response.set_exception(CallFailed(f"the connection is lost: {why}"))

@@ -29,7 +29,7 @@ class Stream(Protocol):
         after `timeout_s`); the stream is over then."""
 
     def give_up(self) -> None:
-        """Tell the bookie that nobody listens any more. May be called twice, and at the end."""
+        """Tell the bookie that the stream is over. May be called twice, and at the end."""
 
 
 class Network(Protocol):

@@ -1,6 +1,6 @@
 """Which bookies are chosen last, because they lately gave no response or a slow one.
 
-Always true: nobody is excluded here, only put last; a bookie is *in doubt* from a call without
+Always true: no bookie is excluded here, only put last; a bookie is *in doubt* from a call without
 response until DOUBT_S later or its next response, whichever is first, and *overtaken* for as long
 from a read that another bookie delivered sooner; it is *in quarantine* once enough calls failed or
 were slow within the window, and a response in between does not end that. Calls that fail together
@@ -64,7 +64,7 @@ class Quarantine:
         if standing is not None:
             standing.doubted_at = standing.overtaken_at = None
 
-    # -- who is chosen last -------------------------------------------------------------------
+    # -- what is chosen last ------------------------------------------------------------------
 
     def suspects(self) -> list[str]:
         """Bookies in doubt, overtaken or in quarantine now, by id."""

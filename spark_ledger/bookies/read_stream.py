@@ -1,6 +1,6 @@
 """A long read of one bookie, response after response, as credit is granted.
 
-Always true: whatever is no response (no response, silence, bytes that are none) is an exception,
+Always true: a missing, late or malformed response is an exception,
 and the stream is over then; nothing here is taken for a negative.
 """
 
@@ -21,7 +21,7 @@ class ReadStream:
     """Made by BookieClient.read_stream. Used by one task; `give_up` when done, always."""
 
     def __init__(self, stream: Stream, told: Callable[[bool], None]) -> None:
-        """`told` hears whether the bookie responded, each time that is known."""
+        """`told` is called with whether the bookie responded, each time that is known."""
         self._stream = stream
         self._told = told
         self.received_bytes = 0
@@ -56,5 +56,5 @@ class ReadStream:
         return cast(ReadResponse, response)
 
     def give_up(self) -> None:
-        """Nobody listens any more."""
+        """End the stream; what still comes is dropped."""
         self._stream.give_up()

@@ -109,7 +109,7 @@ def demo(
 
 
 def _say_up(service_url: str, folder: str, data_dir: Path, bookies: int) -> None:
-    """What somebody needs to use and end it; the defaults go without saying."""
+    """What a user needs to use and end it; the defaults go without saying."""
     end = "spark-ledger down" + (f" --data-dir {data_dir}" if data_dir != FOLDER else "")
     print(f"up at {service_url}, data in {folder}; end it with: {end}")
     if service_url != DEFAULT_SERVICE_URL:

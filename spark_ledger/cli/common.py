@@ -44,7 +44,7 @@ class App(typer.Typer):
             return super().__call__(*arguments, **options)
         except LedgerError as error:
             fail(str(error))
-        except BrokenPipeError:  # whoever read our output has seen enough
+        except BrokenPipeError:  # the reader of our output has seen enough
             sys.stderr.close()
             sys.exit(FAILED)
 

@@ -1,9 +1,9 @@
 """The future of one append: concurrent.futures.Future without a lock and a condition of its own.
 
 Always true: it is a Future in all it does and takes part in concurrent.futures.wait and
-as_completed; only who waits pays for the waiting. A thousand appends in flight are a thousand of
-these: made the usual way each is ten objects, which cost a fifth of an append of 1 KiB, most of it
-in the garbage collector (docs/performance-trials.md).
+as_completed; only a waiting thread pays for the waiting. A thousand appends in flight are a
+thousand of these: made the usual way each is ten objects, which cost a fifth of an append of 1 KiB,
+most of it in the garbage collector (docs/performance-trials.md).
 """
 
 import threading
@@ -15,10 +15,10 @@ _RLock = type(threading.RLock())
 
 
 class SharedLock(_RLock):  # type: ignore[misc, valid-type]
-    """What the futures of one writer have in place of their conditions; nobody waits on it."""
+    """What the futures of one writer have in place of their conditions; no thread waits on it."""
 
     def notify_all(self) -> None:
-        """Who waits was told by a callback of the future's own."""
+        """A callback of the future's own woke the waiting thread."""
 
     def wait(self, _timeout: float | None = None) -> bool:
         """The waiting is over when a result is asked for."""

@@ -1,7 +1,7 @@
 """The replaying process: files of flights, one a trigger, into the topic `flights`.
 
 Reports `batch` for each finished micro-batch and, once told to `watch`, `tasks` again and again
-while tasks run, so that whoever wants to kill it in mid-batch knows when.
+while tasks run, so that a test can kill it in mid-batch.
 """
 
 import queue

@@ -205,13 +205,13 @@ class LedgerStore:
                 yield ledger_id
 
     async def allocate_ids(self, count: int) -> range:
-        """`count` consecutive ledger ids that nobody else gets. Raises Unavailable."""
+        """`count` consecutive ledger ids that no other caller gets. Raises Unavailable."""
         with self._while_open():
             return await self._ids.allocate(count)
 
     async def close(self) -> None:
         """Give up connections and the session. Writers that are open are abandoned: what they
-        have pending fails, their ledgers stay open until somebody recovers them. What is under
+        have pending fails, their ledgers stay open until a recovery. What is under
         way ends with ClientClosed, as does every later call."""
         self._closed = True
         for writer in [*self._writers.values()]:

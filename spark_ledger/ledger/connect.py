@@ -13,8 +13,8 @@ async def connect(service_url: str, config: ClientConfig | None = None) -> Ledge
     """Connect to the cluster at `service_url` (zk://host:port[,host:port]/root).
 
     Raises BadConfig for a malformed URL or a `placement` that is no function, Unavailable (naming
-    the URL) when nobody responds there or when there is no cluster at its root; UnsupportedFormat
-    when the cluster's record is damaged or of a later version.
+    the URL) when ZooKeeper is unreachable or when there is no cluster at its root;
+    UnsupportedFormat when the cluster's record is damaged or of a later version.
     """
     from spark_ledger.bookies.bookie_client import BookieClient
     from spark_ledger.bookies.directory import BookieDirectory

@@ -9,7 +9,7 @@ Always true:
 - `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
 - with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
   enough for a bookie to restart, short enough to tell the user;
-- a bookie that failed here is no spare for DOUBT_S, nor one that responds to nobody: a change
+- a bookie that failed here is no spare for DOUBT_S, nor one that is in doubt: a change
   cannot go round in circles faster. One in quarantine is a spare when there is no other.
 """
 
@@ -168,7 +168,7 @@ class EnsembleChange:
         return chosen
 
     def _no_spares(self) -> Collection[str]:
-        """Members, and who failed here or gave nobody a response lately."""
+        """Members, and bookies that failed here or are in doubt."""
         now = self._loop.time()
         self._rejected = {b: at for b, at in self._rejected.items() if now - at < DOUBT_S}
         members = (slot.bookie_id for slot in self._pipeline.slots)
@@ -204,7 +204,7 @@ class EnsembleChange:
     async def _committed(
         self, failed: dict[int, str], replacements: Mapping[int, str], first_entry: int
     ) -> LedgerRecord:
-        """Commit; once nobody can say whether it was applied, ask until somebody can: that a
+        """Commit; where the outcome is unknown, read the record until it is known: that a
         later attempt was not even sent says nothing about the first."""
         unresolved = False
         while True:

@@ -1,4 +1,5 @@
-"""Adds on their way: who has acknowledged what, and which may be confirmed. No time, no messages.
+"""Adds on their way: which slots have acknowledged what, and which may be confirmed. No time, no
+messages.
 
 Always true:
 - entry ids are consecutive; an add is confirmed only when its ack quorum is met by the present
@@ -111,7 +112,8 @@ class PendingAdds:
         return head.acks.bit_count() >= self.quorum.ack_quorum and head in adds
 
     def drop_acks(self, slots: int) -> None:
-        """The slots in the mask have new owners: nobody vouches for them in any pending add."""
+        """The slots in the mask have new owners: their acknowledgements of pending adds do not
+        count."""
         for add in self._queue:
             add.acks &= ~slots
 

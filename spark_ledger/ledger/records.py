@@ -99,9 +99,9 @@ class LedgerRecords:
             raise UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}") from damage
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
-        """Make the record; one that is made for a topic only while there is a node of the topic,
-        so that who removes the topic's node and then lists its ledgers has all there will be. A
-        lost response is told by the record's creator token.
+        """Make the record; one that is made for a topic only while there is a node of the topic, so
+        that a process that removes the topic's node and then lists its ledgers has all there will
+        be. A lost response is told by the record's creator token.
 
         Raises LedgerError if another ledger has the id, TopicDeleted, RecordTooBig,
         OutcomeUnresolved, Unavailable; IdSpent if the response was lost and there is no record: it
@@ -264,7 +264,7 @@ class LedgerIds:
         self._allocating = asyncio.Lock()
 
     async def next(self) -> int:
-        """One id; those who ask at once share a block. Raises Unavailable."""
+        """One id; callers at the same time share a block. Raises Unavailable."""
         async with self._allocating:
             if not self._block:
                 self._block = await self.allocate(BLOCK_IDS)
@@ -272,7 +272,7 @@ class LedgerIds:
             return first
 
     async def allocate(self, count: int) -> range:
-        """`count` consecutive ids that nobody else has or will get. Raises Unavailable."""
+        """`count` consecutive ids that no other caller has or will get. Raises Unavailable."""
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         try:

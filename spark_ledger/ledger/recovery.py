@@ -8,16 +8,16 @@ Always true:
 - reads go to the last fragment as the store had it when recovery began, writes to the present
   ensemble; ensemble changes stay in memory until the one closing compare-and-set;
 - an entry is recovered on one positive response, the end is found on Qw - Qa + 1 negatives, or when
-  the whole write set has responded and whoever did not deny the entry lacks it after a torn tail;
-  where neither can be had recovery is given up and the ledger stays IN_RECOVERY;
+  the whole write set has responded and each member that did not deny the entry lacks it after a
+  torn tail; where neither can be had recovery is given up and the ledger stays IN_RECOVERY;
 - what is written back carries the LAC as it was when recovery began; the length and the rows of
   the closed ledger come from the header of its last entry itself;
 - a password that the record does not verify changes nothing, not even the record's state;
 - a bookie that is declared gone for good confirms nothing any more: it counts as fenced, and what
   it cannot say as what a torn bookie lacks, a proof only together with the whole write set;
 - an attempt that could not be decided is followed by another, from the record as it is by then
-  (somebody else may have closed it), until the time is over.
-Any number of recoverers may run, crash and overlap: whoever closes first is adopted by the rest.
+  (another recoverer may have closed it), until the time is over.
+Any number of recoverers may run, crash and overlap: the rest adopt the first close.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def recover(
 ) -> VersionedRecord:
     """Close the ledger at its true end, whatever its writer does; returns the CLOSED record.
 
-    `gone`: ids of bookies that will never respond again, as somebody who knows declares: entries at
+    `gone`: ids of bookies that will never respond again, as an operator declares: entries at
     the end that only these have are given up where otherwise nothing could be decided.
 
     Tries again, with pauses, for recovery_timeout_s while bookies do not respond. Then raises what
@@ -163,7 +163,7 @@ class Recovery:
     async def _fence(self) -> int:
         """Fence the last fragment's bookies until they cover it; the highest LAC heard.
 
-        Nobody is waited for once they cannot cover it any more.
+        The wait ends once they cannot cover it any more.
         """
         requests = [
             self._cluster.bookies.read_lac(bookie, self._ledger_id, fence=True, token=self._token)

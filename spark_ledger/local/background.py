@@ -189,7 +189,7 @@ def _maintenance_ended(maintenance: "Future[None]") -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one step, so that nobody reads half of it."""
+    """In one step, so that no reader sees half of it."""
     new = path.with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     new.replace(path)

@@ -84,7 +84,7 @@ class EmbeddedZooKeeper:
             try:
                 self._run(java)
                 return
-            except Unavailable:  # somebody may have taken the port meanwhile
+            except Unavailable:  # another process may have taken the port meanwhile
                 if attempt == PORT_TRIES:
                     raise
 

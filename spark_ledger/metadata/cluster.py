@@ -1,7 +1,7 @@
 """The record of the cluster itself, and the folders that are there from its first moment.
 
-Always true: the id is written once, by whoever starts the cluster first; a bookie's disk remembers
-it and serves no other cluster. The epoch counts re-creations from a backup.
+Always true: the id is written once, by the process that starts the cluster first; a bookie's disk
+remembers it and serves no other cluster. The epoch counts re-creations from a backup.
 """
 
 import json
@@ -48,7 +48,7 @@ def decode(value: bytes) -> Cluster:
 
 
 async def read(store: MetadataStore) -> Cluster | None:
-    """The cluster at the store's root, None when nobody has started one there."""
+    """The cluster at the store's root, None when none was started there."""
     await store.sync()
     try:
         return decode((await store.get(paths.CLUSTER)).value)

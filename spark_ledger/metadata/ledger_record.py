@@ -1,4 +1,4 @@
-"""The record of a ledger: who keeps it, what state it is in, where it ends.
+"""The record of a ledger: which bookies keep it, what state it is in, where it ends.
 
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
@@ -6,7 +6,7 @@ strictly increase; each ensemble has exactly `ensemble_size` different bookies; 
 
 Tokens derive from a ledger's password: one to read, one to add, one to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
-are no verifiers and any token (the empty one) is good. Whoever may recover may also read and add:
+are no verifiers and any token (the empty one) is good. A token to recover also grants read and add:
 recovery writes back what it reads.
 
 Which ledgers there are says the tree below /ledgers, read folder by folder. Always true: a listing

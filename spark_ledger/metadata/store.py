@@ -34,7 +34,7 @@ class NodeExists(StoreError):
 
 
 class BadVersion(StoreError):
-    """The node's version is not the expected one: somebody else wrote."""
+    """The node's version is not the expected one: there was another write."""
 
 
 class NotEmpty(StoreError):

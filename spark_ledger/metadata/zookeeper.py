@@ -283,7 +283,7 @@ class ZooKeeperStore:
             listener(state)
 
     def _deliver(self, function: Callable[..., None], *arguments: object) -> None:
-        """Run on the event loop; kazoo's thread may outlive the loop, then nobody listens."""
+        """Run on the event loop; kazoo's thread may outlive the loop; then the call is dropped."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:
@@ -459,7 +459,7 @@ class ZooKeeperStore:
         """End the session in the background; kazoo blocks while it does."""
         self._closed = True
         self._outage.close()
-        self._connected.set()  # whoever waits to send meets the closed client
+        self._connected.set()  # a call that waits to send meets the closed client
 
         def end() -> None:
             self._client.stop()
@@ -491,7 +491,7 @@ def _meaning(error: Exception, path: str) -> StoreError:
 
 
 def _quieten_kazoo() -> None:
-    """kazoo warns at every attempt to reconnect; whoever wants that sets a level himself."""
+    """kazoo warns at every attempt to reconnect; a user who wants that sets a level."""
     logger = logging.getLogger("kazoo")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.ERROR)

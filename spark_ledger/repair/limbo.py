@@ -265,7 +265,8 @@ class _Repair:
             at = window.stop
 
     async def _copy(self, run: range) -> None:
-        """Give the bookie a run of entries, from whoever has them; others are `_unsupplied`."""
+        """Give the bookie a run of entries, from bookies that have them; others are
+        `_unsupplied`."""
         at = run.start
         while at < run.stop and len(self._unsupplied) < UNSUPPLIED_MAX:
             batch: list[Entry] = []

@@ -2,9 +2,9 @@
 
 Always true:
 - an open ledger whose writer moves is left alone: it is recovered only after this observer saw
-  neither its record nor its last add confirmed change for `idle_s`; one that somebody marked
+  neither its record nor its last add confirmed change for `idle_s`; one that is marked
   IN_RECOVERY, or that is CLOSED, is repaired at once;
-- a ledger with a password is nobody's but its owner's: it is named once, with the command;
+- only its owner may repair a ledger with a password: it is named once, with the command;
 - a ledger that was deleted is cleared by its bookie itself;
 - what hinders one ledger hinders no other, and the next pass tries again.
 """

@@ -5,7 +5,7 @@
 Always true: what a merge is, is topic/upkeep/compactor.py's: the driver plans and commits, tasks
 read and write. A commit takes what one attempt of each task wrote, as Spark hands it to the driver:
 what other attempts wrote, or all when the driver dies before its commit, is in no topic, under an
-intent that ends with the job or is condemned once nobody shows a heartbeat for it; the janitor
+intent that ends with the job or is condemned once its heartbeat stops; the janitor
 deletes it.
 """
 

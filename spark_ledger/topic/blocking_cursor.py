@@ -1,6 +1,6 @@
 """Subscriptions for Spark's driver, which has no event loop.
 
-Always true: `advance` and `check` wait for nobody, neither for a bookie nor for the metadata store
+Always true: `advance` and `check` never wait, neither for a bookie nor for the metadata store
 (hazard 38): the cursor writes in the background. A process has one cursor of a subscription and
 run: Spark makes a query's source anew as it likes.
 """
@@ -95,7 +95,7 @@ class BlockingCursor:
         return self._releasing is not None
 
     def release(self, timeout_s: float = 10.0) -> None:
-        """See Cursor.release. Never raises: a query that ends has nobody to tell. A signal's
+        """See Cursor.release. Never raises: a query that ends could not act on it. A signal's
         handler may call it while the thread that it came to does: both wait for the one end."""
         try:
             if self._releasing is None:

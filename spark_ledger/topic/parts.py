@@ -1,9 +1,9 @@
 """Commits of parts: what is written piece by piece, at least once, and once if it is repeated as it
 was.
 
-A part is one of the pieces into which somebody cuts each of his epochs: Spark's partitions where
-only `foreach` may be used. Nobody promises that an epoch that is done again is cut the same way, so
-a part's number alone proves nothing: who took it for done could lose rows that now are in it.
+A part is one of the pieces into which a caller cuts each of its epochs: Spark's partitions where
+only `foreach` may be used. An epoch that is done again may be cut another way, so
+a part's number alone proves nothing: taking it for done could lose rows that now are in it.
 Always true: a part is left out only if the same content was committed as the last of its epoch.
 
 The transaction record (`app id#part-number`, target) has as version the epoch and a count of the

@@ -3,7 +3,8 @@
 Always true: the rows of each partition come in order of offsets, each once. A ledger that is not
 there any more means: fold the topic again, and go on in each partition where it was. What was put
 elsewhere is read there; what was trimmed is errors.RowsTrimmed with the count; what the topic still
-says is in that ledger is errors.RowsLost. Who accepts losses (`lossy`) gets exactly the other rows.
+says is in that ledger is errors.RowsLost. A reader that accepts losses (`lossy`) gets exactly the
+other rows.
 """
 
 import asyncio

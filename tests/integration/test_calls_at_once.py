@@ -36,7 +36,7 @@ def test_beyond_the_calls_that_grpc_may_have_under_way_it_refuses_at_once(monkey
         await served.stop(0)
 
     monkeypatch.setattr(service, "CALLS_MAX", 2)
-    monkeypatch.setattr(service, "answer", answer)
+    monkeypatch.setattr(service, "respond", answer)
     asyncio.run(main())
 
 

@@ -18,6 +18,7 @@ from bookie_server.serve.gateway import CannotListen
 from bookie_server.serve.handler import REQUEST_OVERHEAD_BYTES
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
+from tests.kit.waiting import until
 from tests.unit.bookie_server.node import CONFIG, ID, KIB, Node, entry
 
 PATIENCE_S = 20
@@ -68,14 +69,6 @@ def over_frames(test, config=CONFIG):
             node.bookie.abandon()
 
     asyncio.run(main())
-
-
-async def until(condition):
-    for _ in range(100 * PATIENCE_S):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 def test_adds_and_reads_are_answered():

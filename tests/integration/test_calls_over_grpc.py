@@ -16,6 +16,7 @@ from bookie_server.api import messages as m
 from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.status import Status
 from bookie_server.serve.gateway import SERVICE, BookieService
+from tests.kit.waiting import until
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 
 PATIENCE_S = 20
@@ -41,15 +42,6 @@ def over_grpc(test):
 def poll(channel):
     request = m.ReadLacRequest(ID, 1, previous_lac=9, wait_ms=60_000)
     return channel.unary_unary(f"/{SERVICE}/ReadLac")(codec.encode(request))
-
-
-async def until(condition):
-    """What happens here happens in threads of gRPC's."""
-    for _ in range(100 * PATIENCE_S):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 @pytest.mark.parametrize("how", ["cancelled", "disconnected"])

@@ -4,13 +4,7 @@ import json
 
 import pytest
 
-from tests.spark.topics import SparkTopics
-
-
-def error_of(action) -> str:
-    with pytest.raises(Exception) as caught:
-        action()
-    return str(caught.value)
+from tests.spark.topics import SparkTopics, error_of
 
 
 @pytest.fixture

@@ -6,13 +6,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from spark_ledger.topic import blocking
-from tests.spark.topics import SparkTopics
-
-
-def error_of(action) -> str:
-    with pytest.raises(Exception) as caught:
-        action()
-    return str(caught.value)
+from tests.spark.topics import SparkTopics, error_of
 
 
 def save(topics: SparkTopics, rows: DataFrame, mode: str = "append", **options) -> None:

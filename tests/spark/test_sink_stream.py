@@ -9,13 +9,13 @@ from pyspark.sql.streaming import StreamingQuery
 import spark_ledger
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.topic_log import fold_agreeing
-from tests.spark.topics import SparkTopics, files_of_numbers, forget_the_newest, stream_of_files
-
-
-def error_of(action) -> str:
-    with pytest.raises(Exception) as caught:
-        action()
-    return str(caught.value)
+from tests.spark.topics import (
+    SparkTopics,
+    error_of,
+    files_of_numbers,
+    forget_the_newest,
+    stream_of_files,
+)
 
 
 def files_in_order(folder: Path, *batches: range) -> None:

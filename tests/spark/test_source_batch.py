@@ -10,6 +10,7 @@ import pytest
 
 from spark_ledger.topic.log.actions import Trim
 from tests.spark.by_hand import Cluster
+from tests.spark.topics import error_of
 
 PLACE = "value STRING, partition INT, offset BIGINT"
 
@@ -17,12 +18,6 @@ PLACE = "value STRING, partition INT, offset BIGINT"
 @pytest.fixture
 def by_hand(cluster) -> Cluster:
     return Cluster(cluster.service_url)
-
-
-def error_of(action) -> str:
-    with pytest.raises(Exception) as caught:
-        action()
-    return str(caught.value)
 
 
 def numbers(rows) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tests.simulation.loop import run
 from tests.storage import deeds
-from tests.storage.points import Deed, PointFailed
+from tests.storage.points import Deed, PointFailed, prepared
 from tests.storage.stage import Stage
 
 LONG_S = 2.0
@@ -52,7 +52,7 @@ def enumerate_pauses(deed: Deed, first: int = 0, every: int = 1) -> Pauses:
 
 
 async def _whole(deed: Deed, waits: list[str]) -> None:
-    stage = await _prepared(deed)
+    stage = await prepared(deed)
     stage.rig.steps.hold()
     await deed.act(stage)
     waits += stage.rig.steps.waits
@@ -60,7 +60,7 @@ async def _whole(deed: Deed, waits: list[str]) -> None:
 
 
 async def _held(deed: Deed, number: int, fails: bool) -> None:
-    stage = await _prepared(deed)
+    stage = await prepared(deed)
     held = stage.rig.steps.hold(number, fails=fails)
     acting = asyncio.ensure_future(deed.act(stage))
     await asyncio.wait({acting, held}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,12 +94,6 @@ def _others(stage: Stage) -> list[Coroutine[Any, Any, None]]:
     if not stage.rig.is_flushing:
         work.append(stage.flushed())
     return work
-
-
-async def _prepared(deed: Deed) -> Stage:
-    stage = Stage(deed.shape)
-    await deed.prepare(stage)
-    return stage
 
 
 async def _holds(stage: Stage, keep: Any) -> None:

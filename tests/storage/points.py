@@ -70,7 +70,7 @@ def enumerate_points(
 
 async def _whole(deed: Deed) -> list[str]:
     """All operations of the deed, after which everything is in order."""
-    stage = await _prepared(deed)
+    stage = await prepared(deed)
     stage.rig.steps.begin()
     await deed.act(stage)
     stage.rig.steps.end()
@@ -81,14 +81,14 @@ async def _whole(deed: Deed) -> list[str]:
     return stage.rig.steps.log
 
 
-async def _prepared(deed: Deed) -> Stage:
+async def prepared(deed: Deed) -> Stage:
     stage = Stage(deed.shape)
     await deed.prepare(stage)
     return stage
 
 
 async def _cut_short(deed: Deed, done: int, keep: Keep, seed: int, again: bool) -> None:
-    stage = await _prepared(deed)
+    stage = await prepared(deed)
     await _die_after(stage, deed.act(stage), done, keep, seed)
     if deed.mend is not None:
         await deed.mend(stage)

@@ -3,9 +3,7 @@
 STORAGE_CASES and STORAGE_EXAMPLES make the run longer; `python -m tests.storage` is the long one.
 """
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -40,13 +38,6 @@ MISJUDGED = {
 """Cases in which the model once expected too much."""
 
 words = st.binary(min_size=OPERATION_BYTES, max_size=OPERATION_BYTES)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -1,8 +1,7 @@
 """Entries that were placed in a ledger directory, where directories, journals and logs go and come
 back; and the bugs that would show there, put in for the length of a run."""
 
-import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from bookie_server.storage.storage import LedgerStorage
 from tests.simulation.disk import Keep
 from tests.simulation.loop import run
 from tests.simulation.mutants import Mutant
+from tests.simulation.mutants.direct_logs import no_sync_of_the_mark
 from tests.storage import direct_logs
 from tests.storage.deeds import DEEDS
 from tests.storage.points import PointFailed, enumerate_points
@@ -30,13 +30,6 @@ Scenario = Callable[..., Coroutine[Any, Any, None]]
 
 
 FLUSHING = ("flushing", "flushing, full")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def staged(shape: Shape, scenario: Scenario, *more: Any, **named: Any) -> None:
@@ -206,16 +199,6 @@ def past_what_found_no_space(write: Any) -> Any:
     return written
 
 
-def not_marked(begin: Any) -> Any:
-    async def begun(self: Any) -> Any:
-        self._log = await self._logs.begin()
-        await self._log.sync(self._disk)
-        await self._index.mark_logs({self._log.log_id: self._log.file.end})
-        return self._log
-
-    return begun
-
-
 def synced_later(append: Any) -> Any:
     async def appended(self: Any, chunk: Any, *, sync: bool = False) -> Any:
         file = self.file
@@ -304,7 +287,7 @@ BUGS: dict[str, tuple[Bug, Shape, Scenario, dict[str, Any]]] = {
         *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "all"}),
     ),
     "a direct log is acknowledged from before its mark is durable": (
-        (DirectLog, "_begin", not_marked),
+        (DirectLog, "_begin", no_sync_of_the_mark),
         *(direct_logs.ONE, direct_logs.an_entry_is_placed, {"keep": "none"}),
     ),
     "no ledger record before the first place": (

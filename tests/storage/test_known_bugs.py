@@ -6,8 +6,7 @@ is asked for, and fails when the bug is put in (test_known_bugs_are_seen.py).
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ from tests.storage.model import NEGATIVES
 from tests.storage.points import enumerate_points
 from tests.storage.rig import BOOKIE_ID, SMALL, Shape
 from tests.storage.stage import Stage
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def staged(scenario: Callable[..., Coroutine[Any, Any, None]], *more: Any) -> None:

@@ -5,8 +5,7 @@ when a promise is broken, not when the bug merely raises.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ from tests.storage.stage import Stage
 Scenario = Callable[[Stage], Coroutine[Any, Any, None]]
 SEEN = (AssertionError,)
 """Broken and PointFailed are such."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def of_the_simulation(name: str) -> Mutant:

@@ -5,9 +5,7 @@ STORAGE_POINTS=all: each crash with all of PERSISTENCES (four), not with two of 
 of every deed, not one in WAITS of them.
 """
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,13 +15,6 @@ from tests.storage.points import PERSISTENCES, Deed, enumerate_points
 
 EVERY = os.environ.get("STORAGE_POINTS") == "all"
 WAITS = 5
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.name.replace(" ", "-"))

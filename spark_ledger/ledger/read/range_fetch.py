@@ -1,7 +1,7 @@
 """Fetch entries of one fragment from its bookies, replica after replica.
 
 Always true:
-- an entry is expected of one replica at a time. Only for a chunk that somebody waits for (`hurry`)
+- an entry is expected of one replica at a time. Only for a chunk that a reader waits for (`hurry`)
   the next replica is asked too, once the last one asked has kept it waiting for
   `speculative_read_delay_s`, and so on down the write set; the first response that has the entry
   wins, what is left over is given up;
@@ -87,7 +87,7 @@ def next_asks(
 
     An entry is left alone while a request about it is open that is not overdue at `now` (None:
     none ever is), and once all its write set was asked. A slot is asked for a range, which may
-    hold entries that nobody needs of it; or with `apart` for the ones that are needed.
+    hold entries that are not needed of it; or with `apart` for the ones that are needed.
     """
     masks, size = quorum.write_masks(), quorum.ensemble_size
     wanted = {}
@@ -154,7 +154,7 @@ class ReadChunk:
         return run
 
     def hurry(self) -> None:
-        """Somebody waits for the chunk now."""
+        """A reader waits for the chunk now."""
         self.hurried = True
         if self.on_hurry is not None:
             self.on_hurry()
@@ -301,7 +301,7 @@ class Filling:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> Refusals:
-        """Ask until nothing is missing that somebody may deliver."""
+        """Ask until nothing is missing that a bookie may deliver."""
         chunk, refusals = self._chunk, Refusals(self._fetch.quorum)
         chunk.reached = chunk.last
         chunk.on_hurry = lambda: self._arrived.put_nowait(None)

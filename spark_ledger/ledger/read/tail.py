@@ -93,7 +93,7 @@ class RangeRead(EntryStream):
 
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between requests to a bookie that does not respond
-WAIT_S_MAX = 60.0  # a bookie makes nobody wait for longer
+WAIT_S_MAX = 60.0  # the longest that a bookie lets a request wait
 
 
 class Followable(Protocol):
@@ -115,7 +115,7 @@ async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, En
 
 @dataclass(slots=True)
 class Heard:
-    """Who responded while one caller waited, and who did not."""
+    """Which bookies responded while one caller waited, and which did not."""
 
     responded: bool = False
     refused: dict[str, ReadLacResponse] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class News:
         while self._view.version == version:
             await self._reason()
             await self._look()
-        self._told.set()  # others who wait with us look, too
+        self._told.set()  # other waiting calls look, too
 
     async def _reason(self) -> None:
         """Return when we are told of a reason to look, or it is time to; the first time at once,

@@ -35,7 +35,7 @@ from spark_ledger.spark.options.start_positions import (
     ByPartition,
     Explicit,
     Named,
-    Place,
+    ReadPosition,
     key_of,
     split,
 )
@@ -119,7 +119,7 @@ def decode(
 
 
 def resolve(
-    place: Place, known: Ends, found: ByPartition | None = None, *, lossy: bool = False
+    place: ReadPosition, known: Ends, found: ByPartition | None = None, *, lossy: bool = False
 ) -> Positions:
     """Where `place` is in the topics of `known`, which must have been read after the user could
     know of it. `found` is for an AtTime what was looked up for `times_wanted` (partitions without

@@ -24,7 +24,7 @@ from spark_ledger.errors import (
 )
 from spark_ledger.spark.options import start_positions as places
 from spark_ledger.spark.options.limits import Limits
-from spark_ledger.spark.options.start_positions import AtSubscription, AtTime, Place
+from spark_ledger.spark.options.start_positions import AtSubscription, AtTime, ReadPosition
 from spark_ledger.spark.options.table import (
     NO_SCHEMA,
     PAYLOAD_FORMATS,
@@ -58,8 +58,8 @@ class ReadOptions:
 
     service_url: str
     topics: tuple[str, ...]
-    starting: Place
-    ending: Place
+    starting: ReadPosition
+    ending: ReadPosition
     pattern: str | None = None
     assigned: Mapping[str, tuple[int, ...]] | None = None
     subscription: str | None = None
@@ -80,10 +80,6 @@ class ReadOptions:
         """Times of these options that say no zone, and the milliseconds they were taken for."""
         every = (place for place in (self.starting, self.ending) if isinstance(place, AtTime))
         return tuple(one for place in every for one in place.zoneless)
-
-    @property
-    def max_offsets_per_trigger(self) -> int | None:
-        return self.limits.rows_max
 
     def matching(self, names: Iterable[str]) -> list[str]:
         """Those of the topics' short names that the pattern matches as a whole, sorted."""
@@ -355,7 +351,7 @@ def _topics(named: str) -> tuple[str, ...]:
     return tuple(topics)
 
 
-def _starting(given: _Given, default: str) -> Place:
+def _starting(given: _Given, default: str) -> ReadPosition:
     """Kafka's precedence: startingTimestamp, startingOffsetsByTimestamp, startingOffsets."""
     by_time = ("startingTimestamp", "startingOffsetsByTimestamp")
     given.excludes("startingSubscription", (*by_time, "startingOffsets"))
@@ -367,7 +363,7 @@ def _starting(given: _Given, default: str) -> Place:
     return _place(given, (*by_time, "startingOffsets"), default, missing)
 
 
-def _ending(given: _Given) -> Place:
+def _ending(given: _Given) -> ReadPosition:
     ways = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     return _place(given, ways, "latest", "latest")
 
@@ -378,10 +374,10 @@ def _check_zone(given: _Given) -> None:
         given.needs("timeZone", "startingTimestamp")
 
 
-def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> Place:
+def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str) -> ReadPosition:
     """By the first of the ways that is used; all that are used must be well formed."""
     every, by_partition, offsets = ways
-    used: list[Place] = []
+    used: list[ReadPosition] = []
     if given.has(every):
         used.append(places.parse_time(given[every], every, missing, given["timeZone"]))
     if given.has(by_partition):
@@ -391,7 +387,7 @@ def _place(given: _Given, ways: tuple[str, str, str], default: str, missing: str
     return used[0]
 
 
-def _check_times(start: Place, end: Place) -> None:
+def _check_times(start: ReadPosition, end: ReadPosition) -> None:
     """Raises OffsetsStartAfterEnd for two moments in the wrong order."""
     moments = [place.every_ms for place in (start, end) if isinstance(place, AtTime)]
     first, last = moments if len(moments) == 2 else (None, None)

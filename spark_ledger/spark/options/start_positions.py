@@ -67,7 +67,7 @@ class AtSubscription:
     name: str
 
 
-Place = Named | Explicit | AtTime | AtSubscription
+ReadPosition = Named | Explicit | AtTime | AtSubscription
 
 
 def parse_offsets(text: str, option: str) -> Named | Explicit:

@@ -39,7 +39,7 @@ _ROWS, _BYTES, _MILLIS = "_rowsBehind", "_bytesBehind", "_millisBehind"
 class QueryLag:
     """One source of one progress. The first four by the names, and of the kinds, that Spark's
     Kafka source gives its metrics, over all partitions; `rowsBehind` is their sum, `millisBehind`
-    how long the oldest row that is not read yet has been committed. None: nobody said it."""
+    how long the oldest row that is not read yet has been committed. None: unknown."""
 
     query_id: str
     name: str | None

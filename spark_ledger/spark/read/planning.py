@@ -19,7 +19,12 @@ from spark_ledger.spark.options import limits, offsets, timestamps
 from spark_ledger.spark.options.limits import Curve, CurveOf
 from spark_ledger.spark.options.offsets import Ends, Positions, Trimmed
 from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.options.start_positions import AtSubscription, AtTime, ByPartition, Place
+from spark_ledger.spark.options.start_positions import (
+    AtSubscription,
+    AtTime,
+    ByPartition,
+    ReadPosition,
+)
 from spark_ledger.spark.read import losses
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.segment_table import NO_SEGMENTS
@@ -43,7 +48,7 @@ CHUNKS_FOR_LIMITS = 64
 
 
 class Planner:
-    """Of one reader. Its coroutines run on the client's loop; what is not one waits for nobody."""
+    """Of one reader. Its coroutines run on the client's loop; what is not one never waits."""
 
     def __init__(self, client: TopicClient, live: LiveEnds, options: ReadOptions) -> None:
         self._client = client
@@ -62,7 +67,7 @@ class Planner:
         return max(held.end_offset, held.live.base + self._live.known(held.live).rows)
 
     async def positions(
-        self, place: Place, known: Ends, states: States, infos: Mapping[str, TopicInfo]
+        self, place: ReadPosition, known: Ends, states: States, infos: Mapping[str, TopicInfo]
     ) -> Positions:
         """As TopicsRead.positions."""
         found: ByPartition | None = None

@@ -2,7 +2,7 @@
 
 Always true: `ends` responses from memory (topic/read/follower.py says how old that may be: then it
 waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
-begins with a sync, so a user reads what he wrote. A commit over several of the topics is in the
+begins with a sync, so a user reads their own writes. A commit over several of the topics is in the
 ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
 commit by now. A topic keeps the id it was found with. Topics that a pattern matches later are found
 by looking again every RESCAN_S, in the background; a poll whose last look is UNSEEN_RESCANS times
@@ -26,7 +26,7 @@ from spark_ledger.process import background_loop
 from spark_ledger.spark.options.limits import CurveOf
 from spark_ledger.spark.options.offsets import GO_ON, Ends, Positions, TopicEnds
 from spark_ledger.spark.options.options import ReadOptions
-from spark_ledger.spark.options.start_positions import Place
+from spark_ledger.spark.options.start_positions import ReadPosition
 from spark_ledger.spark.read import planning
 from spark_ledger.spark.rows.schema import has_payload, payload_of
 from spark_ledger.spark.worker import python_gc
@@ -109,7 +109,7 @@ class TopicsRead:
         Raises Unavailable, TopicDeleted, TopicRecreated."""
         return self.cluster.run(self._fresh_ends())
 
-    def positions(self, place: Place, known: Ends) -> Positions:
+    def positions(self, place: ReadPosition, known: Ends) -> Positions:
         """Where `place` is in the topics, whose ends are what `fresh_ends` returned last.
 
         Raises as offsets.resolve, SubscriptionNotFound.

@@ -52,7 +52,6 @@ from spark_ledger.topic.schema.registry import SchemaRegistry, TopicLike, not_re
 from spark_ledger.topic.schema.rules import SchemaMode
 
 JSON, ARROW, SCHEMA = "json", "arrow", "schema"
-TYPED_FORMATS = (ARROW, SCHEMA)
 SparkSchema: TypeAlias = StructType
 """For those who name Spark's schema in an annotation without loading Spark."""
 

@@ -2,7 +2,7 @@
 
 Always true: the process ends by the signal all the same, once what is to be done before is done or
 has failed; the same signal again changes nothing (Spark sends it twice, one right after the other).
-Where somebody else handles the signal, or in a thread that may not, nothing is changed. A forked
+Where other code handles the signal, or in a thread that may not, nothing is changed. A forked
 child has nothing to do of what its parent has. What is done ends by itself in seconds.
 """
 
@@ -34,7 +34,7 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
         try:
             if pid == os.getpid():
                 do()
-        except Exception as error:  # nobody is left to hear of it
+        except Exception as error:  # no caller is left to get it
             _log.warning("before the end of the process: %r", error)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

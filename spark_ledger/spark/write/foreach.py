@@ -186,7 +186,7 @@ def foreach_writer(
 
 
 def schema_of(rows: list[Row]) -> StructType:
-    """The columns of rows whose schema nobody told, by their names. Raises SchemaTypeMismatch."""
+    """The columns of rows whose schema was not given, by their names. Raises SchemaTypeMismatch."""
     columns = []
     for at, name in enumerate(rows[0].__fields__):
         first = next((row[at] for row in rows if row[at] is not None), None)

@@ -5,7 +5,7 @@ replay adds nothing, and what is not one is refused (topic/commit/replay.py); th
 object is a new one each time and learns the query and the run from its tasks' messages only; abort
 deletes nothing. In complete mode the rows of a batch take the place of all that the topic had when
 the run began, and of the run's own. Spark makes a writer for commit, and another for abort when
-commit failed; if that cannot be made, Spark hides why commit failed. So making one asks nobody:
+commit failed; if that cannot be made, Spark hides why commit failed. So making one makes no call:
 what the cluster has to say against a batch is asked for when the writer is sent to its tasks, and
 they raise it.
 """

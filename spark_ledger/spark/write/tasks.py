@@ -107,7 +107,7 @@ def write_rows(
     known: Mapping[str, WrittenTopic] | None = None,
 ) -> Written:
     """Write all of a task's rows; returns when every one is acknowledged. `version` is what they
-    will be committed as; `on_replay` is None where nobody writes under that version again, and
+    will be committed as; `on_replay` is None where that version is never written again, and
     nothing is counted; `known` are topics as the driver saw them.
 
     Raises CheckpointBehind before it takes a row; MessageTooBig, NullTopic, NotEnoughBookies,
@@ -280,7 +280,7 @@ def query_intent(job: WriteJob, query_id: str, run_id: str, *, again: bool = Fal
 
 
 def forget(intent: Intent) -> None:
-    """Whoever comes next looks for the intent again, and for topics."""
+    """The next caller looks for the intent again, and for topics."""
     _forget(lambda kept: kept.id == intent.id)
 
 

@@ -83,7 +83,7 @@ class TopicWriters:
         return tuple(wait() for wait in ending)
 
     def abort(self) -> None:
-        """Forget what was written and close the process's ledgers that nobody writes to, as far as
+        """Forget what was written and close the process's ledgers that no task writes to, as far as
         that can be done in ABORT_S: Spark ends a Python worker whose task has failed."""
         for one in self._open.values():
             one.writer.abort()

@@ -326,6 +326,6 @@ async def _trim_some(
     except MultiFailed as failed:
         if failed.index == 0 or not isinstance(failed.cause, NoNode):
             raise
-        there = [path for path in doomed if await read(store, path) is not None]  # somebody's hand
+        there = [path for path in doomed if await read(store, path) is not None]  # removed by hand
         await store.multi([mark, *(Delete(path, _LOG_VERSION) for path in there)])
     return trimmed

@@ -62,7 +62,7 @@ class ChunkStore:
         return {**found, **dict(zip(missing, tables, strict=True))}
 
     def keep(self, chunk: Chunk, table: SegmentTable) -> None:
-        """Remember what is in the chunk: who wrote it need not read it."""
+        """Remember what is in the chunk: its writer need not read it."""
         if chunk in self._kept:
             return
         self._kept[chunk] = table
@@ -88,7 +88,7 @@ class ChunkStore:
     def _over(self, chunk: Chunk, task: "asyncio.Task[SegmentTable]") -> None:
         del self._reading[chunk]
         if not task.cancelled():
-            task.exception()  # told to those who wait; perhaps nobody does any more
+            task.exception()  # for waiting calls; perhaps there are none any more
 
     async def _read(self, chunk: Chunk) -> SegmentTable:
         async with self._turns:

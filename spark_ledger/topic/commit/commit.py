@@ -2,7 +2,7 @@
 
 One multi: set the transaction record at its known version, check (or end) the intent, and for each
 topic set head at the version it was folded from and create log/<n>. Always true: all topics or
-none; whoever loses a race changes nothing; a lost response is resolved only by sync and the
+none; the loser of a race changes nothing; a lost response is resolved only by sync and the
 transaction record, never from the log and never by sending again first (hazards 1, 2); a version at
 or below the recorded one changes nothing, unless a query plans it anew and the user wants its rows:
 then the record goes back to it. The first try goes by what this process last saw

@@ -2,8 +2,8 @@
 
 Always true: payloads of more than INLINE_COMMIT_BYTES_MAX over the whole commit are written once,
 to ledgers of their topics, and committed as ordinary segments; a body that is too large is written
-packed and its node points to it. The ledgers are nobody else's until `let_go`, and the multi checks
-their records, so a janitor that recovered or deleted one makes it fail.
+packed and its node points to it. No other writer has the ledgers until `let_go`, and the multi
+checks their records, so a janitor that recovered or deleted one makes it fail.
 """
 
 from collections.abc import Mapping

@@ -174,7 +174,7 @@ class CommitViews:
 
 def following(before: TopicState, commit: Commit) -> TopicState:
     """The state once the commit follows on it; its times are filled in by the next fold.
-    Raises errors.UnsupportedFormat for a commit that nobody could fold."""
+    Raises errors.UnsupportedFormat for a commit that could not be folded."""
     after = state.apply(before, before.next, commit, before.commit_ms)
     return replace(after, head_version=before.head_version + 1, turn="")
 
@@ -218,7 +218,7 @@ class Turns:
         self._taken.clear()
 
     async def give_back(self) -> None:
-        """The commit was not made: nobody need wait for it. Who cannot be told waits."""
+        """The commit was not made: no other need wait for it. One that cannot be told waits."""
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(TURN_WAIT_S_MAX):
                 for topic_id in self._taken:
@@ -231,7 +231,7 @@ class Turns:
             await self._store.set(paths.topic_head(topic_id), free, found[1])
 
     async def _free_head(self, topic_id: str) -> tuple[Head, int] | None:
-        """The topic's head once it is nobody else's turn there, or patience is used up; None where
+        """The topic's head once no other has the turn there, or patience is used up; None where
         there is no topic."""
         loop = asyncio.get_running_loop()
         found = await self._head(topic_id)

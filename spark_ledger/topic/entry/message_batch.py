@@ -161,8 +161,8 @@ def encode_header(
 
 def encode_body(record_batch: pa.RecordBatch, compression: str = "none") -> Body:
     """The Arrow IPC stream of one record batch in read-only buffers, so that a ledger's writer
-    takes it without a copy. Larger ones are the batch's own memory, which nobody may change, unless
-    that is HELD_MAX times as much. Raises ValueError for a compression that is none of
+    takes it without a copy. Larger ones are the batch's own memory, which must not be changed,
+    unless that is HELD_MAX times as much. Raises ValueError for a compression that is none of
     COMPRESSIONS."""
     if compression not in COMPRESSIONS:
         raise ValueError(f"compression is one of {COMPRESSIONS}, got {compression!r}")

@@ -64,7 +64,7 @@ class Blobs:
         self, intent: Intent, topic_id: str, policies: TopicPolicies
     ) -> AsyncIterator["HeldLedgers"]:
         """What writes blobs and entries for the topic under an open intent. The ledgers they are
-        in are nobody else's until the block is left."""
+        in are this writer's alone until the block is left."""
         synced = replace(policies, durability="synced")
         holder = HeldLedgers(self._ledgers, self._cache, intent, topic_id, synced, self._wait_s)
         try:
@@ -206,7 +206,7 @@ class HeldLedgers:
             if isinstance(outcome, BaseException):
                 raise outcome
         last = first + len(payloads) - 1
-        assert list(outcomes) == list(range(first, last + 1)), "nobody else appends meanwhile"
+        assert list(outcomes) == list(range(first, last + 1)), "there is no other writer"
         return Stored(writer.ledger_id, writer.version, first, last)
 
 

@@ -1,4 +1,4 @@
-"""Intents: who makes ledgers for topics, and whether it still may.
+"""Intents: which run makes ledgers for topics, and whether it still may.
 
 Always true: an intent begins open and ends once, as done or condemned, by compare-and-set; every
 commit checks in its multi that its intent is open, and every block of ledger ids is recorded in a
@@ -88,7 +88,7 @@ class Intent:
         return self.record.target
 
     def ended(self) -> errors.LedgerFenced:
-        """The error of whoever goes on under an intent that is not open."""
+        """The error of a run that goes on under an intent that is not open."""
         state, why = self.record.state.value, self.record.why
         return errors.LedgerFenced(
             f"the run {self.record.run_id} may not write to '{self.record.target}' any more:"
@@ -200,7 +200,7 @@ class Intents:
             return await self._open_own(f"system-{token}", record)
 
     async def _open_own(self, intent_id: str, record: IntentRecord) -> Intent:
-        """An intent that nobody else can have made: its id is new."""
+        """An intent that no other process can have made: its id is new."""
         await ensure(self.store, paths.INTENTS)
         for tries in range(TRIES_MAX):
             await self._mint(intent_id, record, [])
@@ -228,8 +228,8 @@ class Intents:
         return TxnRecord() if node is None else records.decode_txn(node.value)
 
     async def heartbeat(self, intent: Intent) -> None:
-        """Show that somebody works under the intent, at most every HEARTBEAT_S from this process.
-        The store's failures are no error: who cannot commit will hear of it then."""
+        """Raise the intent's heartbeat, at most every HEARTBEAT_S from this process.
+        The store's failures are no error: a commit would raise them."""
         if self.store.session_state is not SessionState.CONNECTED:
             return  # it would wait for the end of an outage, and the rows behind it
         now = asyncio.get_running_loop().time()
@@ -366,7 +366,7 @@ class Intents:
         self, intent_id: str, record: IntentRecord, others: Sequence[Operation]
     ) -> None:
         """One multi: the intent with the version recorded just then as `w0`, and `others`. The
-        record of a random app id is made in it: nobody would remove one without an intent. Losing a
+        record of a random app id is made in it: one without an intent would stay for ever. Losing a
         race or the response is no error: the caller looks."""
         txn = paths.txn(escape(record.app_id), escape(record.target))
         recorded: list[Operation]

@@ -131,7 +131,7 @@ class LedgerCache:
                 durability=policies.durability,
                 ledger_id=ledger_id,
             )
-        except asyncio.CancelledError:  # it may be made all the same, and nobody knows of it
+        except asyncio.CancelledError:  # it may be made all the same, unknown to this process
             self._aside(self._recover_quietly(ledger_id))
             raise
         except errors.NotEnoughBookies as failure:

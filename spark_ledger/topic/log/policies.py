@@ -31,7 +31,7 @@ class TopicPolicies:
     `retention_ms`: rows committed longer ago may go. `retention_bytes`: of each partition the
     oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
     still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
-    bookies, so that who planned to read it before can; at least as long as the longest read.
+    bookies, so that reads planned before still find it; at least as long as the longest read.
     `merging`: the cluster's maintenance merges small segments without being asked (merging.py)."""
 
     ensemble_size: int = 3

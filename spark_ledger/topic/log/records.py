@@ -133,7 +133,7 @@ class TxnRecord:
 class IntentRecord:
     """/intents/<id>. `w0` is the version recorded for (app id, target) when it was made;
     `snapshots` the number that the next commit had in each topic that it is to overwrite. A
-    `random` app id is this intent's own, which nobody will name again."""
+    `random` app id is this intent's own, which is never named again."""
 
     kind: str  # "query", "batch", "cursor" or "system"
     app_id: str

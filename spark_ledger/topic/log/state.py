@@ -202,7 +202,7 @@ class _Folding:
         )
 
     def _authors(self) -> dict[str, Any]:
-        """Who added rows last: what an overwrite asks."""
+        """The app id that added rows last: what an overwrite asks."""
         before, app_id = self._before, self._commit.app_id
         if not any(actions.adds_rows(action) for action in self._commit.actions):
             return {}

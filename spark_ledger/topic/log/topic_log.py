@@ -227,7 +227,7 @@ class TopicLog:
     async def _root(self, stored: StoredRoot) -> Root:
         value = stored if isinstance(stored, bytes) else await read_blob(self._ledgers, stored)
         known = self._decoded
-        if known is None or known[0] != value:  # who looks often mostly finds the same
+        if known is None or known[0] != value:  # frequent looks mostly find the same
             known = self._decoded = (value, checkpoint.decode_root(value))
         return known[1]
 

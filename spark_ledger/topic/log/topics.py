@@ -116,7 +116,7 @@ class Topics:
         return found
 
     async def delete(self, name: str) -> TopicInfo:
-        """Remove the name and set the head to deleted, in one multi: when it returns nobody can
+        """Remove the name and set the head to deleted, in one multi: when it returns no process can
         commit to the topic. Its ledgers go later. Raises errors.TopicNotFound."""
         topic = parse_topic(name)
         info = await self.open(name)
@@ -133,7 +133,7 @@ class Topics:
 
     async def change_policies(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
         """The topic with these policies changed, by name; see policies.py. Ledgers made from now
-        on follow them; who has the topic open meets them when it opens it again.
+        on follow them; a client that has the topic open uses them once it opens it again.
 
         Raises errors.TopicNotFound, errors.BadConfig, errors.CommitContended.
         """

@@ -95,7 +95,7 @@ class LiveEnds:
 
     async def _follow(self, live: LiveSegment) -> None:
         """Until it is closed. What is lost, gone or refused is looked at again now and then:
-        whoever reads these rows is told."""
+        a reader of these rows gets an error."""
         while not self.known(live).closed:
             try:
                 await self._hear(live)

@@ -59,8 +59,8 @@ class Compatibility(Enum):
     """What a new version must allow, against every version before it; the names are Pulsar's."""
 
     NONE = "none"
-    BACKWARD = "backward"  # who reads by the new one can read what was written by the older
-    FORWARD = "forward"  # who reads by an older one can read what is written by the new
+    BACKWARD = "backward"  # a reader with the new one can read what was written by the older
+    FORWARD = "forward"  # a reader with an older one can read what is written by the new
     FULL = "full"
 
 

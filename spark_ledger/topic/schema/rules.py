@@ -88,7 +88,7 @@ def decide(
 def decide_registration(
     topic: str, wanted: pa.Schema, head: SchemaHead, versions: Sequence[SchemaVersion]
 ) -> SchemaVersion:
-    """As `decide` for a schema that somebody registers: NOT NULL is part of it."""
+    """As `decide` for a schema that a user registers: NOT NULL is part of it."""
     mark = fingerprint(wanted)
     for version in reversed(versions):
         if version.fingerprint == mark:

@@ -4,18 +4,18 @@
 
 Always true:
 - `advance` waits for nothing; what it was told last is what is written, the rest is skipped;
-- `confirmed` is durable: whoever opens the subscription next finds it or something later (T12);
+- `confirmed` is durable: the next owner finds it or something later (T12);
 - only the owner of the current epoch writes: each write of the record is a compare-and-set that
   checks the intent too, and a ledger's entry counts only while the record names the ledger; who
-  takes over raises the epoch, then fences the ledger. Who finds another epoch has `failure` set
-  and writes nothing more;
+  takes over raises the epoch, then fences the ledger. A cursor that finds another epoch has
+  `failure` set and writes nothing more;
 - a step back is written to the record with a new version of the subscriptions' node, so that a trim
   planned before it fails, and is then clipped to the rows that are kept (hazard 37);
 - another ledger has the position before the record names it, and the one before it is deleted
   after; a ledger that was made and not named goes, too, or is left to the janitor;
 - writes are a second apart at least; who moves seldom keeps no ledger (its position is in the
   record), so a thousand queries that trigger every two minutes hold none open; what is small is
-  brought into the record now and then, so that who does not read the ledger is not far behind.
+  brought into the record now and then, so that a reader of the record alone is not far behind.
 Any failure of the store or the bookies is tried again, after looking what became of it.
 """
 
@@ -344,7 +344,7 @@ class Cursor:
         try:
             await self._ledger.append(self._entry(wanted))
         except errors.LedgerError:
-            self._leave_ledger()  # whoever closed it, the record says whether we may go on
+            self._leave_ledger()  # whatever closed it, the record says whether we may go on
             self._refused_s = self._loop.time()
             raise
 
@@ -447,7 +447,7 @@ class Cursor:
         return self._recovered.done() and (self._wanted != self.confirmed or bool(self._unheard))
 
     def _highest(self) -> dict[int, int]:
-        """Nobody has seen it beyond."""
+        """No process has seen it beyond."""
         return later(self.confirmed, self._unheard)
 
     def _situation(self) -> Situation:
@@ -472,7 +472,7 @@ class Cursor:
             self._ledger.writer.abandon()
         if not self._recovered.done():
             self._recovered.set_exception(error)
-            self._recovered.exception()  # whoever does not ask is not told
+            self._recovered.exception()  # for a caller that asks; there may be none
         self._durable.set()
 
     async def _stop(self) -> None:

@@ -1,8 +1,8 @@
 """The ledger that a cursor's positions are appended to, and finding them again.
 
-Always true: an entry counts once it is acknowledged, synced on Qa bookies; whoever looks for the
-last one to go on from it fences the ledger first, so its writer adds nothing that is not seen; an
-entry that is damaged on every copy is passed over for the one before it, one that cannot be read
+Always true: an entry counts once it is acknowledged, synced on Qa bookies; a process that looks for
+the last one to go on from it fences the ledger first, so its writer adds nothing that is not seen;
+an entry that is damaged on every copy is passed over for the one before it, one that cannot be read
 now is an error. One entry is under way at a time.
 
 An entry says where the subscription was, whole. Always true: each has all positions, so the last

@@ -36,7 +36,7 @@ from spark_ledger.topic.subscription.records import (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who wants to own a subscription. `owner` is a random token of this very claim."""
+    """A claim to own a subscription. `owner` is a random token of this very claim."""
 
     query_id: str
     run_id: str
@@ -104,7 +104,7 @@ def taken(record: SubscriptionRecord, claim: Claim) -> SubscriptionRecord:
 
 
 def sought(record: SubscriptionRecord, owner: str, positions: Positions) -> SubscriptionRecord:
-    """Put to these positions by somebody who does not own it; whoever did, does not any more."""
+    """Put to these positions by a process that does not own it; its owner loses it."""
     released = SubscriptionLife.RELEASED
     floor = stored(positions)
     moved = replace(record, owner=owner, life=released, ledger_id=None, floor=floor)

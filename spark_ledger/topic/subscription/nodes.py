@@ -177,7 +177,7 @@ class SubscriptionNodes:
     async def renew_marks(self, seen: Seen, add: int | None, forget: Sequence[int]) -> None:
         """Make a mark of where the subscription was seen, if it is there still (else it may have
         gone back, and the mark would hide that), and remove others. Losing a race or a response is
-        no error: who asks next does it."""
+        no error: the next caller does it."""
         name, record = seen.name, seen.record
         operations: list[Operation] = [
             Delete(self._marks(name, number), ANY_VERSION) for number in forget

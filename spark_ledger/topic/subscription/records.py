@@ -35,7 +35,7 @@ class SubscriptionKind(Enum):
 
 
 class SubscriptionLife(Enum):
-    LIVE = "live"  # somebody opened it and did not release it; it may have died
+    LIVE = "live"  # its owner opened it and did not release it; it may have died
     RELEASED = "released"
 
 

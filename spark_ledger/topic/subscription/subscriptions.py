@@ -157,7 +157,7 @@ class Subscriptions:
         partitions: tuple[int, ...] | None = None,
     ) -> None:
         """For a query that has no id yet: whether it could have the subscription. If there is none,
-        it is made at `start`, used by nobody, and holds the rows from there on.
+        it is made at `start`, unused, and holds the rows from there on.
 
         Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.TopicNotFound,
         errors.TopicDeleted.
@@ -197,7 +197,7 @@ class Subscriptions:
         kind: SubscriptionKind = SubscriptionKind.QUERY,
         exist_ok: bool = False,
     ) -> dict[int, int]:
-        """Make a subscription that nobody uses yet; returns where it is: all rows from there on
+        """Make a subscription that no query uses yet; returns where it is: all rows from there on
         are held when it returns. Raises errors.SubscriptionExists, errors.TopicNotFound,
         errors.TopicDeleted, errors.OffsetsOutOfRange."""
         nodes = SubscriptionNodes(self.store, topic_id)

@@ -112,8 +112,8 @@ class TopicAdmin:
         )
 
     async def delete(self, name: str) -> TopicInfo:
-        """When it returns nobody can commit to the topic or read it by name, and who appends to a
-        live segment of it is fenced. Rows and nodes go after the delete delay."""
+        """When it returns no process can commit to the topic or read it by name, and the writer of
+        a live segment of it is fenced. Rows and nodes go after the delete delay."""
         info = await self._client.topics.delete(name)
         with reachable(f"deleting topic '{info.name}'"):
             state = await self._client.log(info.id).fold(fresh=True)
@@ -132,7 +132,7 @@ class TopicAdmin:
         return await self._client.topics.change_policies(name, changes)
 
     async def _check_bookies(self, name: str, ensemble_size: int) -> None:
-        """Only of a size that is given: the default is nobody's choice."""
+        """Only of a size that is given: no user chose the default."""
         what = f"a ledger of topic '{parse_topic(name).short}'"
         await self._client.ledgers.check_registered(ensemble_size, what)
 

@@ -101,7 +101,7 @@ def to_close(
     topics: Mapping[str, TopicSeen],
     now_ms: int,
 ) -> list[int]:
-    """The ledgers that nobody will close: of ended intents and deleted topics all, others when
+    """The ledgers that no writer will close: of ended intents and deleted topics all, others when
     their age is beyond rolling (hazard 19), referred to or not."""
     return [
         one.id for one in ledgers if not one.closed and _abandoned(one, intents, topics, now_ms)
@@ -181,7 +181,7 @@ TOGETHER_MIN = 2
 PAUSE_LEASES = 4
 UNUSED_LEASES = 96
 """A batch job's writer is made when its query is planned. What it is to write may take long to be
-computed, and until its first task begins nobody shows a heartbeat, or has a ledger."""
+computed, and until its first task begins it has no heartbeat and no ledger."""
 
 
 @dataclass(frozen=True, slots=True)

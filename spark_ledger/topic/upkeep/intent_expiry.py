@@ -6,7 +6,7 @@ commit under it later finds neither it nor the transaction record of its random 
 multi takes both, and says that it does not know (hazard 12). The records of named app ids stay, and
 so do the intents of queries: a zombie that makes its own again must find it ended (hazard 11). A
 block of ledger ids goes, of any intent, once it is older than KEPT_MS and no ledger with an id of
-it is there: nobody uses ids that he took that long ago (intents.IDS_KEPT_S).
+it is there: no process uses ids that it took that long ago (intents.IDS_KEPT_S).
 
 A pass looks at INTENTS_PER_PASS, the next one goes on there; a round begins once in ROUND_S.
 """
@@ -37,7 +37,7 @@ KEPT_MS = 7 * 86_400_000
 ROUND_S = 3600.0
 INTENTS_PER_PASS = 500
 INTENTS_AT_ONCE = 8
-_OWN = (BATCH, SYSTEM)  # whose ids are random: nobody makes the same again
+_OWN = (BATCH, SYSTEM)  # whose ids are random: the same is never made again
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class Janitor:
     # -- closing ------------------------------------------------------------------------------
 
     async def _close(self, a_pass: "_Pass", report: CleanReport) -> CleanReport:
-        """Recover what nobody will close: after this no writer adds to any of them."""
+        """Recover what no writer will close: after this no writer adds to any of them."""
         opened = sorted({one.topic for one in a_pass.ledgers.values() if not one.closed})
         topics = await each(self._policies, opened)
         seen = {

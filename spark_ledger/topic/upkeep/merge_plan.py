@@ -6,7 +6,7 @@ segments, all of them small, of about `bytes_max` bytes at most, and committed w
 what was merged is not merged again for being a little later. The first segment may be cut by the
 partition's start: then what is kept of it counts.
 
-Merging that nobody asked for (`Upkept`) copies each byte a bounded number of times: while a slot
+Merging by upkeep (`Upkept`) copies each byte a bounded number of times: while a slot
 still takes commits, only segments that become one of `growth` times the largest of them, and once
 more when it takes none (`last_growth`). From 4 KiB to 8 MiB that is four times and the last; what
 was merged so is merged no more. Segments that came just now are left alone.
@@ -117,7 +117,7 @@ def worth_looking(
     held: PartitionState, lo: int, limits: MergeLimits | None = None
 ) -> list[tuple[int, int]]:
     """Where from `lo` on there may be merges, as ranges of offsets; by the intervals alone. Of
-    chunks whose segments are not small on average, merging that nobody asked for does not look for
+    chunks whose segments are not small on average, merging by upkeep does not look for
     those that are."""
     limits = limits or MergeLimits()
     found: list[tuple[int, int]] = []

@@ -8,10 +8,10 @@ fails, however long either was under way.
 
 What is left of a deleted topic, piece by piece: its tree, then the node that says that it was
 deleted. Always true: the topic's own node goes last of its tree, and after it no ledger is made for
-the topic (ledger/records.py). A ledger made just before may be known to nobody yet: so the node
+the topic (ledger/records.py). A ledger made just before may be in no list yet: so the node
 that says that the topic was deleted goes only when a listing of ledgers that began without a tree
 found none of them, and a removal that ended early is gone on with. Nobody needs them: the topic
-takes no commit, its ledgers are gone, and who still has its id hears that there is no such topic.
+takes no commit, its ledgers are gone, and a process that still has its id gets TopicNotFound.
 """
 
 from spark_ledger.metadata import ledger_record, paths
@@ -56,7 +56,7 @@ async def remove_unpublished(
 
 def _unchanged(path: str, version: int | None) -> list[Operation]:
     """That the node has the version; or, where it is None, that there is no such node: the store
-    has no such check, but makes it and takes it away in the same multi, so nobody ever sees it."""
+    has no such check, but makes it and takes it away in the same multi, so no read ever sees it."""
     if version is None:
         return [Create(path), Delete(path, ANY_VERSION)]
     return [Check(path, version)]

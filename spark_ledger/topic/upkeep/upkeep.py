@@ -1,6 +1,6 @@
 """What topics need done for them, again and again: rows that retention does not keep let go, long
 logs checkpointed, garbage deleted, what ended long ago forgotten, small segments merged. One role
-in a cluster does it; who is elected saves work, no more: every step is guarded, so two may do it at
+in a cluster does it; the election saves work, no more: every step is guarded, so two may do it at
 once.
 
 Always true: what fails for one topic is said and does not hinder the others; the janitor goes after
@@ -33,7 +33,7 @@ from spark_ledger.topic.upkeep.intent_expiry import NOTHING_EXPIRED, Expired, In
 from spark_ledger.topic.upkeep.janitor import CleanReport, Janitor
 from spark_ledger.topic.upkeep.merging import PASS_BYTES, Merging, TopicHead
 
-LONG_LOG = 2 * CHECKPOINT_EVERY  # who commits makes checkpoints too, and comes first
+LONG_LOG = 2 * CHECKPOINT_EVERY  # committers make checkpoints too, and come first
 TOPICS_AT_ONCE = 8
 
 
@@ -77,14 +77,14 @@ class UpkeepReport:
         return ", ".join(parts)
 
     def warnings(self) -> list[str]:
-        """What somebody should look at, a line each."""
+        """What an operator should look at, a line each."""
         unclosed = (f"ledger {ledger}: {why}" for ledger, why in self.clean.unclosed.items())
         topics = (f"topic {name}: {why}" for name, why in self.problems.items())
         return [one for one in (self.clean.alarm, self.clean.refused, *unclosed, *topics) if one]
 
 
 async def elected(store: MetadataStore) -> bool:
-    """Whether this session has the role, taking it if nobody has. Raises errors.Unavailable."""
+    """Whether this session has the role, taking it if no session has. Raises errors.Unavailable."""
     with reachable("asking who maintains the cluster"):
         with suppress(NodeExists, OutcomeUnknown):
             await store.create(paths.MAINTAINER, ephemeral=True)

@@ -358,6 +358,6 @@ class EntrySender:
 
 
 def _taken(acked: "asyncio.Future[int]") -> None:
-    """Nobody is interested in how it ended."""
+    """Its outcome is not used."""
     if not acked.cancelled():
         acked.exception()

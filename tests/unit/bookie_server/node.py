@@ -141,3 +141,9 @@ class Node:
 
     def files(self, disk: SimDisk, folder: str) -> list[str]:
         return [path for path in disk.paths() if path.startswith(f"{folder}/")]
+
+
+async def delete(node, *ledger_ids):
+    session = node.store.session("deleter")
+    for ledger_id in ledger_ids:
+        await session.delete(paths.ledger(ledger_id))

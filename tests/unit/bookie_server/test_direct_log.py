@@ -220,7 +220,7 @@ def test_nothing_that_was_written_is_kept_in_memory():
     async def test(rig: Rig) -> None:
         await rig.put(1, 0)
         await asyncio.sleep(0)
-        assert not rig.direct_log._writing and not rig.placed._waiting
+        assert not rig.direct_log._writing and not rig.direct_log._waiting
 
     with_a_log(test)
 
@@ -493,7 +493,7 @@ def test_what_a_mark_passed_is_kept_in_memory_no_longer():
     async def test(rig: Rig) -> None:
         places = await fill(rig)
         await rig.flush(places)
-        assert not rig.direct_log._written and not rig.placed._ended
+        assert not rig.direct_log._written and not rig.direct_log._ended
 
     with_a_log(test)
 

@@ -12,7 +12,7 @@ from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.handling import reclaim_once
 from tests.simulation.loop import current, run
-from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
+from tests.unit.bookie_server.node import CONFIG, KIB, Node, delete, entry
 
 OK = Status.OK
 CLUSTER_ID = "cluster-1"
@@ -60,12 +60,6 @@ async def flushes(node, count=3):
     for _ in range(count):
         last = await node.bookie._storage.last_entry(99)
         await fill(node, 99, 1, first=0 if last is None else last + 1)
-
-
-async def delete(node, *ledger_ids):
-    session = node.store.session("deleter")
-    for ledger_id in ledger_ids:
-        await session.delete(paths.ledger(ledger_id))
 
 
 async def whole(node, *ledger_ids, entries=16):

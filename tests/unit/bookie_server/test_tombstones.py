@@ -13,7 +13,7 @@ from spark_ledger.metadata.cluster import Cluster
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
 from spark_ledger.metadata.store import NoNode, StoreUnavailable, Versioned
 from tests.simulation.loop import current, run
-from tests.unit.bookie_server.node import CONFIG, ID, Node, entry
+from tests.unit.bookie_server.node import CONFIG, ID, Node, delete, entry
 
 OK, DELETED = Status.OK, Status.LEDGER_DELETED
 CLUSTER_ID = "cluster-1"
@@ -35,12 +35,6 @@ def on_a_node(test, sweep_s=SWEEP_S, ledgers=20):
         await test(node)
 
     run(scenario(), seed=1, time_max_s=36_000)
-
-
-async def delete(node, *ledger_ids):
-    session = node.store.session("deleter")
-    for ledger_id in ledger_ids:
-        await session.delete(paths.ledger(ledger_id))
 
 
 async def buried(node, ledgers=20):

@@ -8,6 +8,7 @@ from bookie_server.api.frames import HEAD_BYTES, FrameKind, pack_head, unpack_he
 from spark_ledger.bookies import frame_network
 from spark_ledger.bookies.frame_network import FrameNetwork, NotConnected
 from spark_ledger.bookies.network import CallFailed, TooLate
+from tests.kit.waiting import until
 
 PATIENCE_S = 20
 NOBODY = "127.0.0.1:1"
@@ -53,14 +54,6 @@ class Peer:
     async def hears(self, count):
         await until(lambda: len(self.heard) >= count)
         return self.heard[count - 1]
-
-
-async def until(condition):
-    for _ in range(100 * PATIENCE_S):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come about")
 
 
 def real(test):

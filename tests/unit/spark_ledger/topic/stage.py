@@ -11,7 +11,7 @@ from bookie_server.storage_config import StorageConfig
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import CommitOutcome, TxnKey
 from spark_ledger.topic.log.intents import Intent
-from spark_ledger.topic.log.segments import Segment, merge_ranges
+from spark_ledger.topic.log.segments import INLINE, Segment, merge_ranges
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import plan_read
 from spark_ledger.topic.read.slice_reader import read_task
@@ -114,3 +114,23 @@ def segment(ledger_id: int, *entry_rows: int, partition: int = 0, first: int = 0
     rows = sum(entry_rows)
     entries = merge_ranges(range(first, first + len(entry_rows)))
     return Segment(partition, ledger_id, 0, entries, entry_rows, rows, rows * 100, 1, 2)
+
+
+def before_the_first_multi(store, act):
+    """Let `act` happen when the store's next multi is about to be sent."""
+    multi = store.multi
+
+    async def interrupted(operations):
+        store.multi = multi
+        await act()
+        return await multi(operations)
+
+    store.multi = interrupted
+
+
+def inline(*payloads, partition=0):
+    counts, size = (1,) * len(payloads), sum(map(len, payloads))
+    entries = ((0, len(payloads) - 1),)
+    return Segment(
+        partition, INLINE, 0, entries, counts, len(payloads), size, 1, 1, inline=tuple(payloads)
+    )

@@ -10,7 +10,7 @@ from spark_ledger.metadata.store import MultiFailed, OutcomeUnknown
 from spark_ledger.topic.commit.commit import CommitKind
 from spark_ledger.topic.log import records
 from spark_ledger.topic.write.task_writer import TaskResult
-from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
+from tests.unit.spark_ledger.topic.stage import TARGET, before_the_first_multi, play, segment
 
 
 def log_length(stage):
@@ -230,18 +230,6 @@ def test_nothing_is_committed_to_a_topic_that_a_newer_writer_has_changed():
             await other.commit(intent, 1, await other.written(intent, [b"b"]))
 
     play(act)
-
-
-def before_the_first_multi(store, act):
-    """Let `act` happen when the store's next multi is about to be sent."""
-    multi = store.multi
-
-    async def interrupted(operations):
-        store.multi = multi
-        await act()
-        return await multi(operations)
-
-    store.multi = interrupted
 
 
 def test_a_committer_that_slept_while_its_number_was_used_and_trimmed_commits_behind_the_others():

@@ -23,7 +23,7 @@ from spark_ledger.topic.log.actions import (
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.write.task_writer import TaskResult
 from tests.kit.segments_seen import segments_of
-from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, play, segment
+from tests.unit.spark_ledger.topic.stage import QUERY, TARGET, before_the_first_multi, play, segment
 
 
 def result(stage, intent, *segments, task=0):
@@ -120,18 +120,6 @@ def test_what_no_state_could_take_is_refused_and_not_written():
 
 
 # -- guards ------------------------------------------------------------------------------------
-
-
-def before_the_first_multi(store, act):
-    """Let `act` happen when the store's next multi is about to be sent."""
-    multi = store.multi
-
-    async def interrupted(operations):
-        store.multi = multi
-        await act()
-        return await multi(operations)
-
-    store.multi = interrupted
 
 
 def test_a_replacement_that_loses_to_a_trim_brings_no_row_back():

@@ -8,23 +8,14 @@ from spark_ledger.topic.commit.draft import CommitKind, TxnKey, Wanted
 from spark_ledger.topic.log import state
 from spark_ledger.topic.log.actions import Append, Hole, Overwrite, Replace, SealLive, Trim
 from spark_ledger.topic.log.records import Commit, TopicRows, TxnRecord
-from spark_ledger.topic.log.segments import INLINE, Segment
 from spark_ledger.topic.write.task_writer import TaskResult
-from tests.unit.spark_ledger.topic.stage import segment
+from tests.unit.spark_ledger.topic.stage import inline, segment
 
 TXN = TxnKey("q", "*", 7, "run-2")
 
 
 def shared(ledger, *entry_rows, partition, first=0):
     return replace(segment(ledger, *entry_rows, partition=partition, first=first), shared=True)
-
-
-def inline(*payloads, partition=0):
-    counts, size = (1,) * len(payloads), sum(map(len, payloads))
-    entries = ((0, len(payloads) - 1),)
-    return Segment(
-        partition, INLINE, 0, entries, counts, len(payloads), size, 1, 1, inline=tuple(payloads)
-    )
 
 
 def recorded(version, run_id, commit_id="other"):

@@ -11,10 +11,9 @@ from spark_ledger.topic.commit.draft import BODY_INLINE_BYTES_MAX, INLINE_COMMIT
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.intents import STALE
 from spark_ledger.topic.log.records import Spilled
-from spark_ledger.topic.log.segments import INLINE, Segment
 from spark_ledger.topic.write.task_writer import TaskResult
 from tests.kit.segments_seen import segments_of
-from tests.unit.spark_ledger.topic.stage import TARGET, play, segment
+from tests.unit.spark_ledger.topic.stage import TARGET, inline, play, segment
 
 
 def result(stage, intent, *segments, task=0, topic_id=None):
@@ -24,14 +23,6 @@ def result(stage, intent, *segments, task=0, topic_id=None):
 def many(count, first_ledger=0):
     """So many segments: a body of some 150 bytes for each."""
     return tuple(segment(first_ledger + n, 1) for n in range(count))
-
-
-def inline(*payloads, partition=0):
-    counts, size = (1,) * len(payloads), sum(map(len, payloads))
-    entries = ((0, len(payloads) - 1),)
-    return Segment(
-        partition, INLINE, 0, entries, counts, len(payloads), size, 1, 1, inline=tuple(payloads)
-    )
 
 
 def large(filling):
