@@ -17,13 +17,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 from delta.tables import DeltaTable
 from matplotlib import pyplot
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import spark_ledger
 from spark_ledger.demo.flights import read_flights
@@ -326,8 +325,11 @@ segments = (
     .option("metadata", "segments")
     .load("flights")
     .groupBy("partition", "commit")
-    .agg({"firstOffset": "min", "lastOffset": "max", "bytes": "sum"})
-    .toDF("partition", "commit", *("first", "last", "bytes"))
+    .agg(
+        F.min("firstOffset").alias("first"),
+        F.max("lastOffset").alias("last"),
+        F.sum("bytes").alias("bytes"),
+    )
     .orderBy("partition", "commit")
     .collect()
 )
@@ -338,21 +340,14 @@ segments = (
 # MAGIC ## Retention
 # MAGIC Old rows go by policy: by age (`retention_ms`) or by size of a partition
 # MAGIC (`retention_bytes`). Whole segments go, from the front. A cluster that `spark-ledger up`
-# MAGIC started looks every minute; `spark-ledger topic clean` looks now.
+# MAGIC started looks every minute; `admin.clean()` looks now.
 
 # COMMAND ----------
 
 largest = max(sum(s.bytes for s in segments if s.partition == p) for p in (0, 1))
 admin.set_policies("flights", retention_bytes=largest // 2)
-
-
-def clean():
-    command = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "clean"]
-    subprocess.run([*command, "--service-url", SERVICE_URL], check=True, stdout=subprocess.DEVNULL)
-    print(f"{admin.describe('flights').rows:,} rows are left")
-
-
-clean()
+admin.clean()
+print(f"{admin.describe('flights').rows:,} rows are left")
 assert admin.describe("flights").rows == ROWS
 
 # COMMAND ----------
@@ -366,7 +361,7 @@ assert admin.describe("flights").rows == ROWS
 # COMMAND ----------
 
 admin.delete_subscription("flights", "report")
-clean()
+admin.clean()
 starts = {part.partition: part.start_offset for part in admin.describe("flights").partitions}
 gone = sum(starts.values())
 print(f"{gone:,} rows are gone; the partitions start at", starts)
@@ -426,20 +421,13 @@ figure, axes = pyplot.subplots(figsize=(9, 3.5))
 colours = pyplot.get_cmap("viridis", DELIVERIES).colors
 numbers = {commit.commit: number for number, commit in enumerate(commits)}
 for segment in segments:
-    number, rows = numbers[segment.commit], segment.last + 1 - segment.first
-    is_gone = segment.last < starts[segment.partition]
-    axes.barh(
-        segment.partition,
-        rows,
-        left=segment.first,
-        height=0.6,
-        color="lightgrey" if is_gone else colours[number],
-        hatch="//" if is_gone else None,
-        edgecolor="white",
-    )
-    middle = segment.first + rows / 2
-    colour = "black" if is_gone or number > 3 else "white"
-    axes.text(middle, segment.partition, number, ha="center", va="center", color=colour)
+    number, row = numbers[segment.commit], segment.partition
+    begin, end = segment.first, segment.last + 1
+    kept = min(max(begin, starts[row]), end)  # from here on
+    axes.barh(row, kept - begin, 0.6, begin, color="lightgrey", hatch="//", edgecolor="white")
+    axes.barh(row, end - kept, 0.6, kept, color=colours[number], edgecolor="white")
+    label = {"boxstyle": "round", "color": "white"}
+    axes.text((begin + end) / 2, row, number, ha="center", va="center", bbox=label)
 for partition, offset in back_to.items():
     axes.plot([offset, offset], [partition - 0.42, partition + 0.42], color="red", linewidth=3)
 axes.plot([], [], color="red", linewidth=3, label="seek: the replay began here")
