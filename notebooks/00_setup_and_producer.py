@@ -318,9 +318,13 @@ for _ in range(2):
         .mode("append")
         .save("flights")
     )
-counting.processAllAvailable()
-assert spark.table("by_carrier").agg(F.sum("count")).first()[0] == ROWS + LATER
+for _ in range(300):  # a running query hears of a commit a moment after it
+    counted = spark.table("by_carrier").agg(F.sum("count")).first()[0]
+    if counted == ROWS + LATER:
+        break
+    time.sleep(0.1)
 counting.stop()
+assert counted == ROWS + LATER == admin.describe("flights").rows
 
 # COMMAND ----------
 
