@@ -2,8 +2,8 @@
 
     python benchmarks/spark.py                        everything, beside Kafka and Delta
     python benchmarks/spark.py --with none            without them
-    python benchmarks/spark.py --only write,micro     some parts: write, read, projection, micro,
-                                                      poll, memory
+    python benchmarks/spark.py --only write,micro     some parts: write, read, typed, projection,
+                                                      micro, poll, memory
     python benchmarks/spark.py --rows 50000 --gb 0.2  quicker, and less true
     python benchmarks/spark.py --bytes 200 --compression zstd    one case of write and read
 
@@ -26,16 +26,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import contenders, spark_cases, spark_rates
+from benchmarks import contenders, spark_cases, spark_rates, spark_typed
 from benchmarks.figures import Figure, show
 from spark_ledger.demo.jars import JarsMissing
 
 COPIES = 3
 DISK_SLACK = 1.2
 RATES = ("write", "read")
-PARTS = (*RATES, "projection", "micro", "poll", "memory")
+BESIDE_PEERS = (*RATES, "typed")
+PARTS = (*BESIDE_PEERS, "projection", "micro", "poll", "memory")
 CASES: dict[str, Callable[..., list[Figure] | None]] = {
     "rates": spark_rates.rates,
+    "typed": spark_typed.typed,
     "projection": spark_cases.projection,
     "micro": spark_cases.micro,
     "poll": spark_cases.poll,
@@ -96,6 +98,7 @@ def measure(wanted: argparse.Namespace) -> list[Figure]:
             for size in wanted.bytes
             for compression in wanted.compression
         ],
+        "typed": [{"rows": wanted.rows, "runs": wanted.runs, "peers": wanted.peers}],
         "projection": [{"rows": wanted.rows, "runs": wanted.runs}],
         "micro": [{"batches": wanted.batches}],
         "poll": [{"partitions": count} for count in (1, 1000)],
@@ -142,7 +145,7 @@ def main() -> int:
         carry_out(*wanted.case)
         return 0
     check_disk(wanted)
-    if wanted.parts & set(RATES):
+    if wanted.parts & set(BESIDE_PEERS):
         try:
             contenders.install(wanted.peers)
         except JarsMissing as error:

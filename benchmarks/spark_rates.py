@@ -100,7 +100,10 @@ class Taking:
             print(f"{one.name}, {action}, rows/s a run: {json.dumps(per_run)}", flush=True)
 
     def stream(self, one: Contender, total: int) -> None:
-        streamed = workload.read_stream(self.spark, one.format)
+        self.told(one, total, workload.read_stream(self.spark, one.format))
+
+    def told(self, one: Contender, total: int, streamed: workload.Streamed) -> None:
+        """The rate of its micro-batches alone."""
         assert streamed.rows == total, f"{one.name} streamed {streamed.rows} of {total} rows"
         turns = self.measured.setdefault((STREAM_READ, one.name), Turns())
         turns.rows_a_s.append(total / streamed.batches_s)

@@ -116,10 +116,14 @@ def read_stream(spark: SparkSession, source: Format) -> Streamed:
     """Streams all there is."""
     reader = spark.readStream.format(source.name).options(**source.read_options)
     frame = (reader.schema(source.schema) if source.schema else reader).load(source.path)
+    return streamed(frame.selectExpr(*KEY_AND_VALUE))
+
+
+def streamed(frame: DataFrame) -> Streamed:
+    """All there is of a streaming frame, into nothing."""
     with tempfile.TemporaryDirectory() as checkpoint:
         query = (
-            frame.selectExpr(*KEY_AND_VALUE)
-            .writeStream.format("noop")
+            frame.writeStream.format("noop")
             .trigger(availableNow=True)
             .option("checkpointLocation", checkpoint)
             .start()
