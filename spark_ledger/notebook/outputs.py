@@ -1,8 +1,8 @@
 """`display` and `displayHTML` outside of Databricks.
 
-Always true: a figure that is displayed again is redrawn in its place. In Jupyter that place is in
-the cell's output; elsewhere a picture is a PNG file in the folder that widget `folder` names, and
-its path is printed.
+Always true: a figure that a cell displays again is redrawn in its place. In Jupyter that place is
+in the cell's output; elsewhere a picture is a PNG file in the folder that widget `folder` names,
+and its path is printed.
 """
 
 import html
@@ -33,11 +33,12 @@ class Output:
 
 @dataclass
 class Picture:
-    """Where a figure is shown: a file and the page, or Jupyter's handle."""
+    """Where a figure is shown: a file and the page, or Jupyter's handle of a cell's output."""
 
     path: Path | None = None
     output: Output | None = None
     handle: Any = None
+    cell: int = 0
 
 
 class Shown:
@@ -122,17 +123,18 @@ def _show_figure(figure: Any) -> None:
     _forget_in_pyplot(figure)
     if _in_jupyter():
         image = _jupyter().Image(png)
-        if place.handle is None:
-            place.handle = _jupyter().display(image, display_id=True)
-        else:
+        cell = sys.modules["IPython"].get_ipython().execution_count
+        if place.handle is not None and place.cell == cell:
             place.handle.update(image)
+        else:
+            place.handle, place.cell = _jupyter().display(image, display_id=True), cell
         return
     if place.path is None:
         place.path = _new_path()
         print_without_page(f"picture: {place.path}")
     place.path.write_bytes(png)
-    if place.output is None:
-        place.output = Output("picture")
+    if place.output is None or all(place.output is not each for each in SHOWN.outputs):
+        place.output = Output("picture")  # this cell's first
         SHOWN.outputs.append(place.output)
     place.output.png = png
 

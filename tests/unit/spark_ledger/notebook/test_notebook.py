@@ -99,16 +99,17 @@ def test_a_cell_that_is_no_python_is_named_by_its_line(notebook):
 
 
 def test_a_run_shows_progress_and_leaves_a_page_with_its_outputs_and_pictures(notebook, tmp_path):
-    path = notebook(TITLE, "# MAGIC %pip install rich\n", NAMES + WIDGETS, FIGURE)
+    again = "axes.bar([1], [3])\ndisplay(figure)\n"
+    path = notebook(TITLE, "# MAGIC %pip install rich\n", NAMES + WIDGETS, FIGURE, again)
     done = run(tmp_path, "run", path, "--param", "kind=large")
     assert done.returncode == 0, done.stderr
-    assert "[1/3] A try\n  %pip is left out: all of it is installed\n" in done.stdout
+    assert "[1/4] A try\n  %pip is left out: all of it is installed\n" in done.stdout
     assert "\nout large\n" in done.stdout and "\nbold & plain\n" in done.stdout
     assert done.stdout.endswith("out/picture-1.png\nout/try.html\n")
     page = (tmp_path / "out" / "try.html").read_text()
     assert "<h1>A try</h1>" in page and "<em>and more</em>" in page and "<b>bold</b> &amp;" in page
     assert ">out large\n</pre>" in page
-    assert page.count("data:image/png") == 1, "a figure that is displayed again is redrawn"
+    assert page.count("data:image/png") == 2, "a cell that displays a figure again redraws it"
     assert sorted(os.listdir(tmp_path / "out")) == ["picture-1.png", "try.html"]
 
 
