@@ -160,7 +160,8 @@ dashboard = (
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC A second query reads at most a twentieth of the rows every half second. It is too slow. We
+# MAGIC ### A query that is too slow
+# MAGIC It reads at most a twentieth of the rows every half second. We
 # MAGIC wait until both have read what is there.
 
 # COMMAND ----------
@@ -180,7 +181,8 @@ audit.processAllAvailable()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC And a subscription that nobody uses yet, made by hand. It holds the rows from the
+# MAGIC ### A subscription that nobody uses
+# MAGIC It is made by hand. It holds the rows from the
 # MAGIC beginning for a query to come.
 
 # COMMAND ----------
@@ -202,6 +204,7 @@ spark.streams.addListener(listener)
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### Look at all three
 # MAGIC The cluster knows the lag of each subscription by itself, for queries of any session and
 # MAGIC of any machine. We look after every part that comes in, and then until both queries have
 # MAGIC read all of it.
@@ -250,7 +253,8 @@ display(lag.drop("topic").orderBy("subscription", "partition"))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC So are the subscriptions: `inUse` says whether a query has it now.
+# MAGIC ### Subscriptions are a table
+# MAGIC `inUse` says whether a query has it now.
 
 # COMMAND ----------
 
@@ -265,7 +269,8 @@ display(subscriptions.select("subscription", "kind", "inUse", "epoch", "createdA
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC What the listener has kept of the slow query:
+# MAGIC ### What the listener heard
+# MAGIC Of the slow query, after each of its last micro-batches:
 
 # COMMAND ----------
 
@@ -314,6 +319,7 @@ assert looks[-1][1] == {"dashboard": later, "audit": later, "next-year": ROWS + 
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### Begin where a subscription stands
 # MAGIC Any read can begin where a subscription stands: here a batch of what `dashboard` has not
 # MAGIC seen.
 
@@ -347,6 +353,7 @@ print(kept)
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### Let them go
 # MAGIC Retention, which deletes old rows by itself, obeys the same rule and says nothing. So a
 # MAGIC subscription that nobody uses holds its rows for ever. Either `seek` it, or delete it.
 # MAGIC
@@ -402,7 +409,7 @@ print(f"{ROWS:,} flights read by both queries, {later:,} seen as lag, none delet
 
 spark.streams.removeListener(listener)
 admin.close()
-if not ON_DATABRICKS:
-    spark.stop()
 if cluster:
+    spark.stop()
     cluster.stop()
+    shutil.rmtree(f"{FOLDER}/cluster")

@@ -22,6 +22,7 @@
 # COMMAND ----------
 
 import json
+import shutil
 import signal
 from concurrent import futures
 from itertools import pairwise
@@ -101,6 +102,7 @@ print("ledger", writer.ledger_id)
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### A reader, beside the writer
 # MAGIC A reader opens it at once, beside the writer. `recover=False` says: I only watch.
 
 # COMMAND ----------
@@ -140,6 +142,7 @@ assert reader.last_add_confirmed == writer.last_add_confirmed == 9
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### Two bookies hang
 # MAGIC Now two of the four bookies hang (SIGSTOP), and six entries are sent. Entry 12 would need
 # MAGIC one of the two for its second copy, so it is not acknowledged, and nor is any entry after
 # MAGIC it. A reader sees none of them: no row that a crash could still take back. Then the
@@ -236,7 +239,8 @@ print_fragments()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC And a second one. Two spare bookies were there, so now four of six are left: just enough.
+# MAGIC ### Kill another one
+# MAGIC Two spare bookies were there, so now four of six are left: just enough.
 
 # COMMAND ----------
 
@@ -290,6 +294,7 @@ assert record.closed and record.last_entry == ENTRIES - 1 and record.rows == ROW
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### The old writer is fenced
 # MAGIC The first writer was not dead at all. It appends, and learns that its time is over. Its
 # MAGIC entry is nowhere: what one reader has seen as the end is the end for all.
 
@@ -320,6 +325,7 @@ print(f"{len(read):,} flights, all as they were written")
 # COMMAND ----------
 
 # MAGIC %md
+# MAGIC ### The bookies come back
 # MAGIC The two come back with their disks, and every entry has its three copies again.
 
 # COMMAND ----------
@@ -397,3 +403,4 @@ second_client.close()
 client.close()
 if cluster:
     cluster.stop()
+    shutil.rmtree(f"{FOLDER}/cluster")

@@ -34,7 +34,8 @@ def result(name: str, given: dict[str, str]) -> dict[str, str]:
 
 def main() -> None:
     folder, service_url, *wanted = sys.argv[1:]
-    session.start("notebooks", Path(folder) / "spark", cores=2, delta=True)
+    scratch = Path(folder) / "spark"
+    session.start("notebooks", scratch, cores=2, delta=True, task_failures_max=4)
     for each in wanted:
         name, _, rest = each.partition(":")
         given = dict(word.split("=", 1) for word in rest.split(",") if word)
