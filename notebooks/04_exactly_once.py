@@ -8,7 +8,7 @@
 # MAGIC
 # MAGIC - **Here**: it starts a cluster of its own, kills parts of it, and stops it at the end.
 # MAGIC - **On a cluster that is there** (widget `service_url`), as on Databricks: nothing is
-# MAGIC   killed. Where it would be, the query is stopped, or the cell says that it does nothing.
+# MAGIC   killed. Where it would be, the query is stopped, or the cell does nothing.
 
 # COMMAND ----------
 
@@ -301,7 +301,7 @@ assert half < ROWS
 
 # MAGIC %md
 # MAGIC ## A backup
-# MAGIC Somebody keeps a copy of the checkpoint as it is now. We shall need it.
+# MAGIC The checkpoint is copied as it is now. We shall need it.
 
 # COMMAND ----------
 
@@ -349,8 +349,8 @@ assert look() == ROWS
 
 # MAGIC %md
 # MAGIC ## Every batch was committed once
-# MAGIC The topic says which run of the query committed which batch. The numbers have no gap, and
-# MAGIC none is there twice.
+# MAGIC The topic records which run of the query committed which batch. The numbers have no gap,
+# MAGIC and none is there twice.
 
 # COMMAND ----------
 
@@ -374,7 +374,7 @@ assert committed == list(range(len(committed)))
 # MAGIC Now the worst. The disk with the checkpoint is lost, and the backup is put back. It is
 # MAGIC half the job old, so Spark plans batches anew that the topic has already. With other sinks
 # MAGIC the rows would be there twice now, or new rows would be taken for old ones and dropped.
-# MAGIC Here the query fails at once, and says what to do.
+# MAGIC Here the query fails at once, and the error has the remedy.
 
 # COMMAND ----------
 
@@ -441,7 +441,7 @@ display(figure)
 # MAGIC ## If the newest checkpoint is lost for good
 # MAGIC `onReplay=append` lets the old one go on. Then no row is lost, but those since the backup
 # MAGIC are there twice: *at least once*. That is why it has to be said. Take it away once the
-# MAGIC query runs. Whoever reads removes the repetitions by the row's own number.
+# MAGIC query runs. A reader removes the repetitions by the row's own number.
 
 # COMMAND ----------
 

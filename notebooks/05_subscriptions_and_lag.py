@@ -7,13 +7,13 @@
 # MAGIC has read. Rows that it has not read are kept.
 # MAGIC
 # MAGIC Here flights come in for some seconds. One query keeps up with them, one is too slow, and
-# MAGIC one subscription is used by nobody. We watch their **lag**: the rows that are committed
+# MAGIC one subscription has no query at all. We watch their **lag**: the rows that are committed
 # MAGIC and not read.
 # MAGIC
 # MAGIC - **Here**: it starts ZooKeeper and three bookies (storage nodes) on this machine and
 # MAGIC   stops them at the end.
-# MAGIC - **On a cluster that is there**: say which in the widget `service_url`. It makes the
-# MAGIC   topic `flights` anew.
+# MAGIC - **On a cluster that is there**: give it in the widget `service_url`. It makes the topic
+# MAGIC   `flights` anew.
 
 # COMMAND ----------
 
@@ -161,8 +161,8 @@ dashboard = (
 
 # MAGIC %md
 # MAGIC ### A query that is too slow
-# MAGIC It reads at most a twentieth of the rows every half second. We
-# MAGIC wait until both have read what is there.
+# MAGIC It reads at most a twentieth of the rows every half second. We wait until both have read
+# MAGIC what is there.
 
 # COMMAND ----------
 
@@ -181,9 +181,8 @@ audit.processAllAvailable()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ### A subscription that nobody uses
-# MAGIC It is made by hand. It holds the rows from the
-# MAGIC beginning for a query to come.
+# MAGIC ### A subscription without a query
+# MAGIC It is made by hand. It holds the rows from the beginning for a query to come.
 
 # COMMAND ----------
 
@@ -254,7 +253,7 @@ display(lag.drop("topic").orderBy("subscription", "partition"))
 
 # MAGIC %md
 # MAGIC ### Subscriptions are a table
-# MAGIC `inUse` says whether a query has it now.
+# MAGIC `inUse` is true while a query has it.
 
 # COMMAND ----------
 
@@ -282,7 +281,7 @@ for lag_then in listener.lags("audit")[-5:]:
 # MAGIC %md
 # MAGIC ## One query at a time
 # MAGIC A second query of the same name would move the subscription to and fro. It is refused, and
-# MAGIC the message says what to do.
+# MAGIC the message has the remedy.
 
 # COMMAND ----------
 
@@ -302,7 +301,7 @@ assert "LEDGER_SUBSCRIPTION.BUSY" in busy
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Nobody runs, flights come in
+# MAGIC ## No query runs, flights come in
 # MAGIC Both queries stop. The lag of each is now exactly what is written.
 
 # COMMAND ----------
@@ -339,8 +338,7 @@ display(unseen.groupBy("carrier").count().orderBy("count", ascending=False).limi
 
 # MAGIC %md
 # MAGIC ## What keeps rows
-# MAGIC Somebody wants the space back and asks for all rows to go. The answer names who needs
-# MAGIC them.
+# MAGIC To get the space back, all rows shall go. The error names a subscription that needs them.
 
 # COMMAND ----------
 
@@ -354,11 +352,11 @@ print(kept)
 
 # MAGIC %md
 # MAGIC ### Let them go
-# MAGIC Retention, which deletes old rows by itself, obeys the same rule and says nothing. So a
-# MAGIC subscription that nobody uses holds its rows for ever. Either `seek` it, or delete it.
+# MAGIC Retention, which deletes old rows by itself, obeys the same rule without a message. So a
+# MAGIC subscription without a query holds its rows for ever. Either `seek` it, or delete it.
 # MAGIC
 # MAGIC A subscription also holds what it has read in the last hour: an older checkpoint may have
-# MAGIC to be restored. `force=True` is for who knows better.
+# MAGIC to be restored. `force=True` trims all the same.
 
 # COMMAND ----------
 
@@ -375,8 +373,7 @@ assert left.load("flights").count() == 0
 # MAGIC %md
 # MAGIC ## The picture
 # MAGIC A lag that returns to zero is a query that keeps up. One that grows while rows come in
-# MAGIC needs more machines, or fewer rows. One that only grows is used by nobody, and holds the
-# MAGIC data.
+# MAGIC needs more machines, or fewer rows. One that only grows has no query, and holds the data.
 
 # COMMAND ----------
 

@@ -4,7 +4,7 @@
 # MAGIC
 # MAGIC A topic is a log: rows stay after they were read, so they can be read again. Here a job
 # MAGIC with a bug writes wrong numbers to a Delta table. We go back to the moment before the bug,
-# MAGIC and replay. Then old rows are let go, and we see what a reader is told that comes too
+# MAGIC and replay. Then old rows are let go, and we see what happens to a reader that comes too
 # MAGIC late.
 
 # COMMAND ----------
@@ -162,8 +162,8 @@ def count(**options):
 # MAGIC %md
 # MAGIC ## Six deliveries, and a bug
 # MAGIC Flights come in six deliveries, each is one commit. After the third a new version of the
-# MAGIC job is deployed, by somebody who wants no nulls: a cancelled flight, which has no delay,
-# MAGIC now counts as on time.
+# MAGIC job is deployed. It avoids nulls: a cancelled flight, which has no delay, now counts as on
+# MAGIC time.
 
 # COMMAND ----------
 
@@ -200,7 +200,7 @@ report("coalesce(arr_delay, 0) AS arr_delay", "first")  # the same checkpoint: i
 
 # MAGIC %md
 # MAGIC ### The wrong number
-# MAGIC The mean delay is wrong. Who compares it with the file sees it.
+# MAGIC The mean delay is wrong: the file has another.
 
 # COMMAND ----------
 
@@ -278,8 +278,8 @@ display(ten.select("row", "carrier", "arr_delay", "__partition", "__offset"))
 
 # MAGIC %md
 # MAGIC ## Seek
-# MAGIC The subscription goes back to the moment of the fourth delivery. The answer says where
-# MAGIC that is in each partition. It may be a time, as here, `"earliest"`, `"latest"`, or
+# MAGIC The subscription goes back to the moment of the fourth delivery. `seek` returns the offset
+# MAGIC in each partition. The target may be a time, as here, `"earliest"`, `"latest"`, or
 # MAGIC offsets.
 
 # COMMAND ----------
@@ -373,7 +373,7 @@ assert 0 < gone < ROWS
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What a reader is told
+# MAGIC ## What a reader gets
 # MAGIC `earliest` is the first row that is there. Offsets of later rows have not changed.
 
 # COMMAND ----------
@@ -385,24 +385,24 @@ assert left.count() == ROWS - gone
 
 # MAGIC %md
 # MAGIC ### A job that comes too late
-# MAGIC The counting job read the first delivery, and slept since. Rows after that are gone. It is
-# MAGIC not told less than there was: it is told *that*, and how many.
+# MAGIC The counting job read the first delivery, and slept since. Rows after that are gone. It
+# MAGIC does not silently get fewer rows: it fails, with the number of those that are gone.
 
 # COMMAND ----------
 
 try:
     count()
 except Exception as error:
-    told = str(spark_ledger.cause_of(error))
-print(told)
-assert "LEDGER_DATA_LOSS.TRIMMED" in told
+    message = str(spark_ledger.cause_of(error))
+print(message)
+assert "LEDGER_DATA_LOSS.TRIMMED" in message
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ### Go on without them
-# MAGIC Whoever can live with that says `failOnDataLoss=false`, once. The query leaves out exactly
-# MAGIC what is gone, and reads all the rest.
+# MAGIC Where that is acceptable, set `failOnDataLoss` to false, once. The query leaves out
+# MAGIC exactly what is gone, and reads all the rest.
 
 # COMMAND ----------
 

@@ -5,7 +5,7 @@
 # MAGIC A topic with typed rows has a **schema**: its columns, in versions 1, 2, 3, ... Here
 # MAGIC flights get columns of their planes, then of the weather. Rows that are there already are
 # MAGIC not touched: they read null in columns that came later. What would break a reader is
-# MAGIC refused, and the message says which column.
+# MAGIC refused, and the message names the column.
 
 # COMMAND ----------
 
@@ -98,10 +98,12 @@ admin.create_topic("flights", partitions=2)
 
 table = read_flights(ROWS)
 third = table.num_rows // 3
-FLIGHT = ["row", "carrier", "tailnum", "origin", "month", "day", "hour", "dep_delay"]
+FLIGHT = ["carrier", "tailnum", "origin", "month", "day", "hour", "dep_delay"]
 parts = [
-    spark.createDataFrame(table.slice(start, third).select(FLIGHT))
-    for start in (0, third, 2 * third)
+    spark.createDataFrame(table.slice(n * third, third).select(FLIGHT)).withColumn(
+        "part", F.lit(n + 1)
+    )
+    for n in range(3)
 ]
 planes = spark.createDataFrame(read_table("planes")).select("tailnum", "manufacturer", "seats")
 weather = (
@@ -112,9 +114,9 @@ weather = (
 with_planes = [part.join(F.broadcast(planes), "tailnum", "left") for part in parts]
 with_wind = with_planes[2].join(weather, ["origin", "month", "day", "hour"], "left")
 
-OLD = ["row", "carrier", "origin", "CAST(dep_delay AS INT)"]
+OLD = ["part", "carrier", "origin", "CAST(dep_delay AS INT)"]
 NEW = [*OLD, "manufacturer", "CAST(seats AS INT)"]
-NEWEST = ["row", "carrier", "origin", "dep_delay", *NEW[4:], "wind_speed"]
+NEWEST = ["part", "carrier", "origin", "dep_delay", *NEW[4:], "wind_speed"]
 
 # COMMAND ----------
 
@@ -202,7 +204,7 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message
 
 # MAGIC %md
 # MAGIC ## Version 2: columns are added
-# MAGIC `mergeSchema` says that it is meant.
+# MAGIC With `mergeSchema` it is allowed.
 
 # COMMAND ----------
 
@@ -220,9 +222,9 @@ def read():
 
 display(
     read()
-    .groupBy((F.col("row") < third).alias("before"), "manufacturer")
+    .groupBy("part", "manufacturer")
     .agg(F.count("*").alias("flights"), F.avg("seats"))
-    .orderBy("before", F.desc("flights"))
+    .orderBy("part", F.desc("flights"))
     .limit(6)
 )
 
@@ -235,7 +237,7 @@ display(
 # COMMAND ----------
 
 assert read().count() == 2 * third
-assert read().where("seats IS NULL").where(f"row < {third}").count() == third
+assert read().where("part = 1 AND seats IS NULL").count() == third
 
 # COMMAND ----------
 
@@ -258,7 +260,7 @@ for version in admin.schema("flights").versions:
 
 # COMMAND ----------
 
-read().select("row", *[column.name for column in admin.schema("flights").union][1:]).printSchema()
+read().select([column.name for column in admin.schema("flights").union]).printSchema()
 assert dict(read().dtypes)["dep_delay"] == "bigint"
 assert read().count() == 3 * third
 
@@ -266,13 +268,13 @@ assert read().count() == 3 * third
 
 # MAGIC %md
 # MAGIC ## What is refused
-# MAGIC A column cannot become another kind of thing, with or without `mergeSchema`: nobody could
-# MAGIC read both.
+# MAGIC A column cannot become another kind of thing, with or without `mergeSchema`: no reader
+# MAGIC could have both.
 
 # COMMAND ----------
 
 message = refused(
-    lambda: write(parts[0].selectExpr("row", "string(dep_delay) AS dep_delay"), mergeSchema=True)
+    lambda: write(parts[0].selectExpr("part", "string(dep_delay) AS dep_delay"), mergeSchema=True)
 )
 print(message)
 assert "LEDGER_SCHEMA.INCOMPATIBLE" in message and "dep_delay" in message
@@ -288,7 +290,7 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message and "dep_delay" in message
 message = refused(
     lambda: (
         parts[0]
-        .selectExpr("carrier AS key", "string(row) AS value")
+        .selectExpr("carrier AS key", "string(dep_delay) AS value")
         .write.format("ledger")
         .option("serviceUrl", SERVICE_URL)
         .mode("append")
@@ -309,7 +311,7 @@ assert "LEDGER_SCHEMA.INCOMPATIBLE" in message
 
 admin.set_compatibility("flights", "full")
 message = refused(
-    lambda: write(with_wind.selectExpr("row", "carrier", "origin", "dep_delay"), mergeSchema=True)
+    lambda: write(with_wind.selectExpr("part", "carrier", "origin", "dep_delay"), mergeSchema=True)
 )
 print(message)
 assert "LEDGER_SCHEMA.INCOMPATIBLE" in message
@@ -368,15 +370,14 @@ assert count == 100 and {"seats", "manufacturer", "wind_speed"} < set(columns)
 # COMMAND ----------
 
 union = [column.name for column in admin.schema("flights").union]
-by_part = F.expr(f"least(2, row div {third}) AS part")
-filled = read().groupBy(by_part).agg(F.count("*"), *[F.count(name) for name in union])
+filled = read().groupBy("part").agg(F.count("*"), *[F.count(name) for name in union])
 shares = {part: [n / total for n in counts] for part, total, *counts in filled.collect()}
 
 figure, axes = pyplot.subplots(figsize=(9, 3.2))
 blues = pyplot.get_cmap("Blues")
 for version in versions:
     types = dict(zip(version.schema.names, version.schema.types, strict=True))
-    for x, (name, share) in enumerate(zip(union, shares[version.number - 1], strict=True)):
+    for x, (name, share) in enumerate(zip(union, shares[version.number], strict=True)):
         known = name in types
         colour = blues(0.15 + 0.6 * share) if known else "whitesmoke"
         square = pyplot.Rectangle((x - 0.47, -version.number - 0.45), 0.94, 0.9, color=colour)
@@ -402,8 +403,8 @@ display(figure)
 # COMMAND ----------
 
 seats, wind = union.index("seats"), union.index("wind_speed")
-assert shares[0][seats] == shares[0][wind] == shares[1][wind] == 0
-assert shares[1][seats] > 0.7 and shares[2][seats] > 0.7 and shares[2][wind] > 0.9
+assert shares[1][seats] == shares[1][wind] == shares[2][wind] == 0
+assert shares[2][seats] > 0.7 and shares[3][seats] > 0.7 and shares[3][wind] > 0.9
 print(f"{3 * third:,} flights under {len(versions)} versions of one schema")
 admin.close()
 if cluster:

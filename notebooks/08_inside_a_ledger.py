@@ -11,7 +11,7 @@
 # MAGIC
 # MAGIC - **Here**: it starts ZooKeeper and six bookies on this machine and stops them at the end.
 # MAGIC - **On a cluster that is there** (widget `service_url`): nothing is killed. The cells that
-# MAGIC   would do it say so. The cluster needs four bookies.
+# MAGIC   would do it do nothing. The cluster needs four bookies.
 
 # COMMAND ----------
 
@@ -89,7 +89,7 @@ print(json.dumps(batches[0][0])[:110], "...")
 
 # MAGIC %md
 # MAGIC ## A ledger
-# MAGIC Three numbers say how safe it is:
+# MAGIC Three numbers decide how safe it is:
 # MAGIC - `ensemble_size=4`: its entries are striped over four bookies, the **ensemble**.
 # MAGIC - `write_quorum=3`: every entry has three copies, its **write set**.
 # MAGIC - `ack_quorum=2`: an entry is **acknowledged** once two of them have it on disk.
@@ -103,7 +103,7 @@ print("ledger", writer.ledger_id)
 
 # MAGIC %md
 # MAGIC ### A reader, beside the writer
-# MAGIC A reader opens it at once, beside the writer. `recover=False` says: I only watch.
+# MAGIC A reader opens it at once, beside the writer. With `recover=False` it only watches.
 
 # COMMAND ----------
 
@@ -207,10 +207,10 @@ for entry_id in range(6):
 
 # MAGIC %md
 # MAGIC ## Kill a bookie
-# MAGIC `kill` is SIGKILL. The writer is not told. It goes on; the next entry that needs the dead
-# MAGIC bookie finds out, and the writer puts another bookie into its slot. From that entry on the
-# MAGIC ledger has a new **fragment**: a run of entries with one ensemble. This is an **ensemble
-# MAGIC change**.
+# MAGIC `kill` is SIGKILL. Nothing tells the writer. It goes on; the next entry that needs the
+# MAGIC dead bookie finds out, and the writer puts another bookie into its slot. From that entry
+# MAGIC on the ledger has a new **fragment**: a run of entries with one ensemble. This is an
+# MAGIC **ensemble change**.
 
 # COMMAND ----------
 
@@ -276,8 +276,8 @@ assert min(after_the_kills) >= 1
 
 # MAGIC %md
 # MAGIC ## Fencing: there is one writer, or none
-# MAGIC Suppose the writer's machine does not answer. Is it dead, or slow? Nobody can know. So a
-# MAGIC second client does not ask. It opens the ledger *with* recovery:
+# MAGIC Suppose the writer's machine does not answer. Is it dead, or slow? There is no way to
+# MAGIC know. So a second client does not wait for it. It opens the ledger *with* recovery:
 # MAGIC 1. It **fences** the ledger: bookies take no entry of the old writer any more.
 # MAGIC 2. It looks for the last entry that may have been acknowledged, and completes its copies.
 # MAGIC 3. It writes that end into the record. The ledger is CLOSED, for ever.
