@@ -280,8 +280,9 @@ look()
 
 # MAGIC %md
 # MAGIC ## Kill the driver
-# MAGIC The whole Spark of the job goes, in the middle of a micro-batch: entries are written, and
-# MAGIC no commit names them. Readers do not see them. Whatever the topic shows is whole batches.
+# MAGIC The whole Spark of the job goes, most likely in the middle of a micro-batch. What its
+# MAGIC tasks have written of that batch is in no commit, so no reader sees it. A topic shows
+# MAGIC whole batches.
 
 # COMMAND ----------
 
@@ -372,9 +373,10 @@ assert committed == list(range(len(committed)))
 # MAGIC %md
 # MAGIC ## An old checkpoint
 # MAGIC Now the worst. The disk with the checkpoint is lost, and the backup is put back. It is
-# MAGIC half the job old, so Spark plans batches anew that the topic has already. With other sinks
-# MAGIC the rows would be there twice now, or new rows would be taken for old ones and dropped.
-# MAGIC Here the query fails at once, and the error has the remedy.
+# MAGIC half the job old, so Spark plans batches anew that the topic has already. A sink that
+# MAGIC compares nothing would write them a second time. One that compares only numbers of batches
+# MAGIC would take new rows for old ones, and drop them. Here the query fails at once, and the
+# MAGIC error has the remedy.
 
 # COMMAND ----------
 

@@ -379,7 +379,7 @@ for version in versions:
     types = dict(zip(version.schema.names, version.schema.types, strict=True))
     for x, (name, share) in enumerate(zip(union, shares[version.number], strict=True)):
         known = name in types
-        colour = blues(0.15 + 0.6 * share) if known else "whitesmoke"
+        colour = blues(0.1 + 0.4 * share) if known else "whitesmoke"
         square = pyplot.Rectangle((x - 0.47, -version.number - 0.45), 0.94, 0.9, color=colour)
         axes.add_patch(square)
         text = f"{types[name]}\n{share:.1%}" if known else "null"
