@@ -274,7 +274,7 @@ else:
     print("skipped: nothing is killed on a cluster that others use")
 
 wait_for(ROWS // 3)
-look()
+print(f"the job goes on: {rows_now():,} rows")
 
 # COMMAND ----------
 
@@ -296,7 +296,7 @@ else:
     blow("query stopped")
 
 half = look()
-assert half < ROWS
+assert half < ROWS * 0.8
 
 # COMMAND ----------
 

@@ -273,6 +273,8 @@ display(subscriptions.select("subscription", "kind", "inUse", "epoch", "createdA
 
 # COMMAND ----------
 
+while listener.last("audit").rowsBehind:  # a listener hears a moment later
+    time.sleep(0.1)
 for lag_then in listener.lags("audit")[-5:]:
     print(lag_then)
 
