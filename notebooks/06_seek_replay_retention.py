@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from delta.tables import DeltaTable
 from matplotlib import pyplot
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 import spark_ledger
 from spark_ledger.demo.flights import read_flights
@@ -326,8 +327,11 @@ segments = (
     .option("metadata", "segments")
     .load("flights")
     .groupBy("partition", "commit")
-    .agg({"firstOffset": "min", "lastOffset": "max", "bytes": "sum"})
-    .toDF("partition", "commit", *("first", "last", "bytes"))
+    .agg(
+        F.min("firstOffset").alias("first"),
+        F.max("lastOffset").alias("last"),
+        F.sum("bytes").alias("bytes"),
+    )
     .orderBy("partition", "commit")
     .collect()
 )
