@@ -423,17 +423,20 @@ assert read("flights").exceptAll(read("flights-copy")).count() == 0  # and none 
 figure, axes = pyplot.subplots(figsize=(9, 4.5))
 seconds, rows = zip(*timeline, strict=True)
 axes.step(seconds, rows, where="post", linewidth=2)
-for flights in (ROWS - LATER, ROWS):
-    axes.axhline(flights, color="grey", linestyle="--", linewidth=1)
-axes.text(0, ROWS, "flights, first and later ones", va="bottom", color="grey")
-for second, what in blows:
+axes.axhline(ROWS - LATER, color="grey", linestyle="--", label="flights, at first")
+axes.axhline(ROWS, color="grey", linestyle=":", label="with the later ones")
+for number, (second, what) in enumerate(blows):
     axes.axvline(second, color="tab:red", linewidth=1)
-    axes.text(second, ROWS * 0.02, f" {what}", rotation=90, color="tab:red", ha="right")
+    height = ROWS * (0.02 if number % 2 else 0.6)
+    axes.text(second, height, f" {what}", rotation=90, color="tab:red", ha="right")
+first = next(second for second, rows in timeline if rows)
+axes.set_xlim(left=first - 1)  # before that the job's Spark starts
 axes.set_ylim(0, ROWS * 1.12)
 axes.set_xlabel("seconds")
 axes.set_ylabel("rows in the copy")
 axes.set_title("Three kills and an old checkpoint, and every row once")
 axes.grid(alpha=0.3)
+axes.legend(loc="center right")
 figure.tight_layout()
 display(figure)
 
