@@ -17,8 +17,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 from delta.tables import DeltaTable
@@ -342,21 +340,14 @@ segments = (
 # MAGIC ## Retention
 # MAGIC Old rows go by policy: by age (`retention_ms`) or by size of a partition
 # MAGIC (`retention_bytes`). Whole segments go, from the front. A cluster that `spark-ledger up`
-# MAGIC started looks every minute; `spark-ledger topic clean` looks now.
+# MAGIC started looks every minute; `admin.clean()` looks now.
 
 # COMMAND ----------
 
 largest = max(sum(s.bytes for s in segments if s.partition == p) for p in (0, 1))
 admin.set_policies("flights", retention_bytes=largest // 2)
-
-
-def clean():
-    command = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "clean"]
-    subprocess.run([*command, "--service-url", SERVICE_URL], check=True, stdout=subprocess.DEVNULL)
-    print(f"{admin.describe('flights').rows:,} rows are left")
-
-
-clean()
+admin.clean()
+print(f"{admin.describe('flights').rows:,} rows are left")
 assert admin.describe("flights").rows == ROWS
 
 # COMMAND ----------
@@ -370,7 +361,7 @@ assert admin.describe("flights").rows == ROWS
 # COMMAND ----------
 
 admin.delete_subscription("flights", "report")
-clean()
+admin.clean()
 starts = {part.partition: part.start_offset for part in admin.describe("flights").partitions}
 gone = sum(starts.values())
 print(f"{gone:,} rows are gone; the partitions start at", starts)

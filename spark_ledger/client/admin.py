@@ -34,6 +34,7 @@ from spark_ledger.topic.upkeep import compactor
 from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
 from spark_ledger.topic.upkeep.compactor import Compacted
 from spark_ledger.topic.upkeep.merge_plan import MergeLimits
+from spark_ledger.topic.upkeep.upkeep import Upkeep, UpkeepReport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,6 +146,22 @@ class Admin:
         return self._run(
             compactor.compact(self._client, topic, limits=limits, bytes_per_s=bytes_per_s)
         )
+
+    def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
+        """One pass of what `spark-ledger up` does every minute, for all topics: let go what
+        retention does not keep, delete ledgers that no topic needs, close those that writers left
+        open, merge small segments. With `dry_run` only the report. Without `force` it deletes no
+        more than a tenth of the ledgers merely because no topic refers to them. Raises
+        errors.Unavailable; what fails for one topic is in the report's `problems`."""
+
+        async def work() -> UpkeepReport:
+            upkeep = Upkeep(self._client)
+            try:
+                return await upkeep.once(dry_run=dry_run, force=force)
+            finally:
+                await upkeep.close()
+
+        return self._run(work())
 
     # -- subscriptions -----------------------------------------------------------------------------
 

@@ -77,6 +77,17 @@ def test_many_small_segments_become_one(admin, topics, topic, keyed):
     assert admin.compact(topic).commits == 0
 
 
+def test_what_retention_does_not_keep_goes_by_one_call(admin, topics, topic, keyed):
+    topics.write(keyed(10), topic)
+    assert topic not in admin.clean().trimmed
+    admin.set_policies(topic, retention_ms=1)
+    assert admin.clean(dry_run=True).trimmed[topic].rows == 10
+    assert len(topics.values(topic)) == 10
+    report = admin.clean()
+    assert report.trimmed[topic].rows == 10 and not report.problems.get(topic)
+    assert topics.values(topic) == []
+
+
 def test_a_schema_is_registered_once_by_sparks_types_or_arrows(admin, spark, topic):
     admin.create_topic(topic)
     columns = spark.range(1).selectExpr("id", "cast(id as string) AS name").schema
