@@ -421,20 +421,13 @@ figure, axes = pyplot.subplots(figsize=(9, 3.5))
 colours = pyplot.get_cmap("viridis", DELIVERIES).colors
 numbers = {commit.commit: number for number, commit in enumerate(commits)}
 for segment in segments:
-    number, rows = numbers[segment.commit], segment.last + 1 - segment.first
-    is_gone = segment.last < starts[segment.partition]
-    axes.barh(
-        segment.partition,
-        rows,
-        left=segment.first,
-        height=0.6,
-        color="lightgrey" if is_gone else colours[number],
-        hatch="//" if is_gone else None,
-        edgecolor="white",
-    )
-    middle = segment.first + rows / 2
-    colour = "black" if is_gone or number > 3 else "white"
-    axes.text(middle, segment.partition, number, ha="center", va="center", color=colour)
+    number, row = numbers[segment.commit], segment.partition
+    begin, end = segment.first, segment.last + 1
+    kept = min(max(begin, starts[row]), end)  # from here on
+    axes.barh(row, kept - begin, 0.6, begin, color="lightgrey", hatch="//", edgecolor="white")
+    axes.barh(row, end - kept, 0.6, kept, color=colours[number], edgecolor="white")
+    label = {"boxstyle": "round", "color": "white"}
+    axes.text((begin + end) / 2, row, number, ha="center", va="center", bbox=label)
 for partition, offset in back_to.items():
     axes.plot([offset, offset], [partition - 0.42, partition + 0.42], color="red", linewidth=3)
 axes.plot([], [], color="red", linewidth=3, label="seek: the replay began here")
