@@ -436,7 +436,7 @@ axes.set_xlabel("seconds")
 axes.set_ylabel("rows in the copy")
 axes.set_title("Three kills and an old checkpoint, and every row once")
 axes.grid(alpha=0.3)
-axes.legend(loc="center right")
+axes.legend(loc="lower center")
 figure.tight_layout()
 display(figure)
 
