@@ -61,6 +61,7 @@ cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=4, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+print("the cluster is", SERVICE_URL)
 
 # COMMAND ----------
 

@@ -57,6 +57,7 @@ cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+print("the cluster is", SERVICE_URL)
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION" in os.environ

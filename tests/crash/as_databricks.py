@@ -32,6 +32,11 @@ class Files:
         shutil.rmtree(path, ignore_errors=True)
         return True
 
+    def cp(self, source: str, to: str, recurse: bool = False) -> bool:
+        assert recurse
+        shutil.copytree(source, to)
+        return True
+
 
 class Utilities:
     def __init__(self, filled: dict[str, str]) -> None:
