@@ -73,6 +73,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = self._known_at_poll(start)
         first = self._positions(start, known)
+        if self._nothing_after(first, known) and self._opened().behind():
+            known = self._opened().fresh_ends()  # processAllAvailable ends at the first idle poll
+            first = self._positions(start, known)
         if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
             self._cursor.check()
             return start
@@ -163,6 +166,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cursor.wanted(self._opened(), first)
         else:
             self._cursor.at(self._opened(), start, first)
+
+    def _nothing_after(self, first: Positions, known: Ends) -> bool:
+        if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
+            return self._target is None
+        return self._target is None and offsets.ends_of(known) == first
 
     def _bounded(self, first: Positions, known: Ends) -> Positions:
         """All there is, or the target of availableNow; never below `first`."""

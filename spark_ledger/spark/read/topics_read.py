@@ -104,6 +104,11 @@ class TopicsRead:
             return self.fresh_ends()
         return self._seen(states, changes)
 
+    def behind(self) -> bool:
+        """Whether more was heard of than `ends` knows, and can be asked for now."""
+        assert self._followers is not None, "follow() comes first"
+        return any(one.behind for one in self._followers.values()) and not self.cluster.away
+
     def fresh_ends(self) -> Ends:
         """With all that was committed before this call, and all that bookies say is confirmed.
         Raises Unavailable, TopicDeleted, TopicRecreated."""

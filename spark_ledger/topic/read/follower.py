@@ -32,6 +32,7 @@ class TopicFollower:
             self._named = f"topic {name!r} (id {log.topic_id})"
         self._changed = asyncio.Event()
         self._armed = False
+        self._heard_times = self._folded_times = 0
         self._latest: tuple[TopicState, float] | None = None
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
@@ -62,6 +63,11 @@ class TopicFollower:
                 f"{self._named} could not be read for {UNCONFIRMED_S_MAX:.0f} s"
             )
         return state
+
+    @property
+    def behind(self) -> bool:
+        """Whether a change was heard of that is not in `state` yet."""
+        return self._folded_times < self._heard_times
 
     async def close(self) -> None:
         if self._task is not None:
@@ -95,7 +101,7 @@ class TopicFollower:
     async def _read(self, *, fresh: bool) -> TopicState:
         """Fold, with a watch unless one is still out."""
         self._changed.clear()
-        began_s = self._loop.time()
+        began_s, heard_times = self._loop.time(), self._heard_times
         self._read_again_s = began_s + REARM_S
         watch = None if self._armed else self._heard
         self._armed = True
@@ -104,11 +110,12 @@ class TopicFollower:
         except BaseException:
             self._armed = self._armed and watch is None
             raise
-        self._latest = (state, began_s)
+        self._latest, self._folded_times = (state, began_s), heard_times
         if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
             self._changed.set()
         return state
 
     def _heard(self) -> None:
         self._armed = False
+        self._heard_times += 1
         self._changed.set()

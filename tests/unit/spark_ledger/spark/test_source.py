@@ -24,6 +24,7 @@ class TopicsInATest:
     def __init__(self, *ends: int) -> None:
         self.true = self.seen = ends
         self.syncs = 0
+        self.heard = False
         self.planned = []
         self._told = {}
 
@@ -32,8 +33,12 @@ class TopicsInATest:
             self._told = {"t": TopicEnds("id-1", (0,) * len(self.seen), self.seen)}
         return self._told
 
+    def behind(self):
+        return self.heard
+
     def fresh_ends(self):
         self.syncs += 1
+        self.heard = False
         self.seen = self.true
         return self.ends()
 
@@ -109,6 +114,20 @@ def test_batch_0_of_a_query_whose_other_sources_had_rows_has_none_of_this_one_af
     again.partitions(again.initialOffset(), offset(5, 7))
     (planned,) = topics.planned
     assert planned[:2] == ({"t": {0: 5, 1: 7}}, {"t": {0: 5, 1: 7}})
+
+
+def test_a_poll_is_not_idle_by_memory_that_a_change_was_heard_to_have_outrun():
+    """Spark's processAllAvailable returns at the first idle poll after its call."""
+    topics = TopicsInATest(5, 7)
+    polled = reader(topics, startingOffsets="earliest")
+    end = polled.latestOffset(polled.initialOffset(), ReadAllAvailable())
+    assert polled.latestOffset(end, ReadAllAvailable()) is end
+    before = topics.syncs
+    topics.true, topics.heard = (6, 9), True
+    end = polled.latestOffset(end, ReadAllAvailable())
+    assert (end, topics.syncs) == (offset(6, 9), before + 1)
+    assert polled.latestOffset(end, ReadAllAvailable()) is end
+    assert topics.syncs == before + 1
 
 
 def test_an_idle_poll_returns_the_very_start_without_a_round_trip():

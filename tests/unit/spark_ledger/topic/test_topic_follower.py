@@ -33,6 +33,24 @@ def test_a_commit_is_known_soon_after_and_idle_polls_ask_nobody():
     play(act)
 
 
+def test_a_change_that_was_heard_of_is_behind_until_it_is_folded():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        intent = await stage.intent()
+        states = []
+        for version in range(3):  # the last two within the pause between two looks
+            await stage.commit(intent, version, await stage.written(intent, [b"a"]))
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+                states.append((follower.behind, follower.state().end_offsets()[0]))
+        assert (True, 0) in states and (True, 3) not in states
+        assert states[-1] == (False, 3)
+        await reader.close()
+
+    play(act)
+
+
 def test_an_idle_topic_is_read_again_every_ten_seconds_under_one_watch():
     async def act(stage):
         reader = await stage.another()
