@@ -320,7 +320,11 @@ assert sum(parts.values()) == SENT + TOO_LATE
 # MAGIC These expectations are yours. What a topic itself cannot take (a row larger than an entry,
 # MAGIC a partition that is not there) fails the write. With the option `badRecordsTopic` such rows
 # MAGIC go to that topic, in the same commit: [docs/spark.md](../docs/spark.md).
-# MAGIC
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The end
 # MAGIC Next: [03 gold](03_gold.py), tables that people look at.
 
 # COMMAND ----------
