@@ -45,12 +45,14 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+import spark_ledger
 from spark_ledger.local import LocalCluster
 
 cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+admin = spark_ledger.Admin(SERVICE_URL)
 print(SERVICE_URL)
 
 # COMMAND ----------
@@ -65,8 +67,6 @@ print(SERVICE_URL)
 import os
 
 from pyspark.sql import SparkSession
-
-import spark_ledger
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
@@ -85,12 +85,12 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
-# MAGIC What an earlier run left goes. A topic has partitions: rows with the same key go to the
-# MAGIC same one, and stay in order there.
+# MAGIC On a cluster of yours, too: topics of these names are deleted.
+# MAGIC
+# MAGIC A topic has partitions: rows with the same key go to the same one, and stay in order there.
 
 # COMMAND ----------
 
-admin = spark_ledger.Admin(SERVICE_URL)
 for topic in ("flights", "flights-json", "planes", "airports", "weather"):
     admin.delete_topic(topic)
 admin.create_topic("flights", partitions=4)
@@ -175,8 +175,8 @@ print(f"{ROWS:,} typed rows written in {typed_write_s:.1f} s")
 
 # MAGIC %md
 # MAGIC ## Read typed rows
-# MAGIC The columns are there, with their types. A sum of a column reads that column alone if a
-# MAGIC `schema` names it.
+# MAGIC The columns are there, with their types. A `schema` says which of them are read: here four
+# MAGIC of twelve.
 
 # COMMAND ----------
 
@@ -196,8 +196,8 @@ print(f"{ROWS:,} typed rows read in {typed_read_s:.1f} s")
 
 # MAGIC %md
 # MAGIC ## The same as JSON
-# MAGIC So it is done with Kafka: `to_json` on the way in, `from_json` on the way out. It works
-# MAGIC here, too, with the same columns `key` and `value`.
+# MAGIC As with Kafka: `to_json` on the way in, `from_json` on the way out, and the columns `key`
+# MAGIC and `value`.
 
 # COMMAND ----------
 
@@ -243,8 +243,8 @@ assert typed_sums == json_sums == sums, (typed_sums, json_sums, sums)
 
 # MAGIC %md
 # MAGIC ## What a topic has
-# MAGIC `metadata` reads a listing instead of rows. JSON takes more bytes: names and commas, in
-# MAGIC every row.
+# MAGIC With the option `metadata` a read gives facts about topics instead of their rows. JSON takes
+# MAGIC more bytes: it repeats the columns' names in every row.
 
 # COMMAND ----------
 
@@ -299,9 +299,9 @@ display(spark.table("by_carrier").orderBy("count", ascending=False))
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Produce more, and see it arrive
-# MAGIC The write has a name and a number. Made twice, it is there once: a batch job that is run
-# MAGIC again doubles nothing.
+# MAGIC ## Write the same twice
+# MAGIC The write has a name and a number, as in Delta (`txnAppId`, `txnVersion`). Made twice, it is
+# MAGIC in the topic once: a batch job that is run again doubles nothing.
 
 # COMMAND ----------
 
@@ -318,19 +318,30 @@ for _ in range(2):
         .mode("append")
         .save("flights")
     )
-for _ in range(300):  # a running query hears of a commit a moment after it
+assert admin.describe("flights").rows == ROWS + LATER
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## See it arrive
+# MAGIC The query still runs. It reads a commit a moment after it was made.
+
+# COMMAND ----------
+
+for _ in range(300):
     counted = spark.table("by_carrier").agg(F.sum("count")).first()[0]
     if counted == ROWS + LATER:
         break
     time.sleep(0.1)
 counting.stop()
-assert counted == ROWS + LATER == admin.describe("flights").rows
+assert counted == ROWS + LATER
 
 # COMMAND ----------
 
 # MAGIC %md
 # MAGIC ## Typed rows and JSON, side by side
-# MAGIC Measured above, on your machine. Compared with Kafka: docs/performance.md.
+# MAGIC Measured above, on your machine. Compared with Kafka:
+# MAGIC [docs/performance.md](../docs/performance.md).
 
 # COMMAND ----------
 

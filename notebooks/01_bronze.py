@@ -36,12 +36,14 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+import spark_ledger
 from spark_ledger.local import LocalCluster
 
 cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+admin = spark_ledger.Admin(SERVICE_URL)
 print(SERVICE_URL)
 
 # COMMAND ----------
@@ -57,7 +59,6 @@ import os
 
 from pyspark.sql import SparkSession
 
-import spark_ledger
 from spark_ledger.demo.jars import delta_jars
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
@@ -84,12 +85,12 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
+# MAGIC On a cluster of yours, too: the topic `flights` is deleted.
 
 # COMMAND ----------
 
 import shutil
 
-admin = spark_ledger.Admin(SERVICE_URL)
 admin.delete_topic("flights")
 admin.create_topic("flights", partitions=4)
 
@@ -264,14 +265,18 @@ import matplotlib.pyplot as plt
 
 figure, axes = plt.subplots(figsize=(8, 3))
 total = 0
+bars = {"before the stop": [], "after it": [], "later rows": []}
 for each in history:
     total += each.rows
-    run = "blue" if total <= some else "orange" if total <= ROWS else "green"
-    axes.bar(each.version, total, color=f"tab:{run}")
+    run = "before the stop" if total <= some else "after it" if total <= ROWS else "later rows"
+    bars[run].append((each.version, total))
+for run, points in bars.items():
+    axes.bar(*zip(*points, strict=True), label=run)
 axes.axhline(ROWS + LATER, color="black", linewidth=0.8)
+axes.legend(loc="lower right")
 axes.set_xlabel("version of the Delta table")
 axes.set_ylabel("rows")
-axes.set_title(f"blue: before it was stopped; then {total:,} rows, each of them once")
+axes.set_title(f"{total:,} rows, each of them once")
 display(figure)
 
 # COMMAND ----------

@@ -37,12 +37,14 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+import spark_ledger
 from spark_ledger.local import LocalCluster
 
 cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+admin = spark_ledger.Admin(SERVICE_URL)
 print(SERVICE_URL)
 
 # COMMAND ----------
@@ -55,8 +57,6 @@ print(SERVICE_URL)
 import os
 
 from pyspark.sql import SparkSession
-
-import spark_ledger
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
@@ -75,12 +75,12 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
+# MAGIC On a cluster of yours, too: topics of these names are deleted.
 
 # COMMAND ----------
 
 import shutil
 
-admin = spark_ledger.Admin(SERVICE_URL)
 for topic in ("flights-raw", "flights-clean", "flights-bad"):
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=2)
@@ -149,8 +149,8 @@ print(f"{ROWS:,} flights, {SENT:,} rows sent")
 
 # MAGIC %md
 # MAGIC ## Once each
-# MAGIC The watermark says how late a row may come: six hours. So long the query keeps the keys
-# MAGIC that it has seen, and leaves out a key that comes again.
+# MAGIC The watermark says how late a row may come: six hours. For that long the query keeps the
+# MAGIC keys that it has seen, and drops a row whose key comes again.
 
 # COMMAND ----------
 
@@ -170,8 +170,8 @@ once = (
 
 # MAGIC %md
 # MAGIC ## Expectations
-# MAGIC What has to hold for a row, under the name of what is wrong where it does not. `broken` is
-# MAGIC the first of these names.
+# MAGIC Each is a condition that a clean row meets, under the name of what is wrong if it does not.
+# MAGIC `broken` is the name of the first that a row does not meet; null for a clean row.
 
 # COMMAND ----------
 
@@ -196,8 +196,8 @@ checked = (
 
 # MAGIC %md
 # MAGIC ## Two topics, one commit
-# MAGIC `__topic` says where each row goes. A clean row keeps its columns; a bad one its text, and
-# MAGIC why. A micro-batch is in both topics, or in neither.
+# MAGIC `__topic` says where each row goes. A clean row keeps its columns; a bad one keeps its text,
+# MAGIC and the reason. A micro-batch is in both topics, or in neither.
 
 # COMMAND ----------
 
@@ -224,8 +224,8 @@ first_run = query.recentProgress
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## What came of it
-# MAGIC The same, counted from the flights themselves: no watermark, no stream.
+# MAGIC ## Checked
+# MAGIC Both topics have what a batch counts from the flights themselves, without a stream.
 
 # COMMAND ----------
 
@@ -320,7 +320,11 @@ assert sum(parts.values()) == SENT + TOO_LATE
 # MAGIC These expectations are yours. What a topic itself cannot take (a row larger than an entry,
 # MAGIC a partition that is not there) fails the write. With the option `badRecordsTopic` such rows
 # MAGIC go to that topic, in the same commit: [docs/spark.md](../docs/spark.md).
-# MAGIC
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The end
 # MAGIC Next: [03 gold](03_gold.py), tables that people look at.
 
 # COMMAND ----------

@@ -2,9 +2,9 @@
 # MAGIC %md
 # MAGIC # 03 Gold: one topic to another, and a table to look at
 # MAGIC
-# MAGIC Does bad sight delay flights? One query joins flights with the weather and with the names
-# MAGIC of airports, and writes another topic. A second one reads that topic and keeps a Delta
-# MAGIC table up to date by `MERGE`. A picture is drawn anew while the flights come.
+# MAGIC Does bad visibility delay flights? One query joins flights with the weather and with the
+# MAGIC names of airports, and writes another topic. A second one reads that topic and keeps a
+# MAGIC Delta table up to date by `MERGE`. A picture is drawn anew while the flights come.
 
 # COMMAND ----------
 
@@ -36,12 +36,14 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+import spark_ledger
 from spark_ledger.local import LocalCluster
 
 cluster = None
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
+admin = spark_ledger.Admin(SERVICE_URL)
 print(SERVICE_URL)
 
 # COMMAND ----------
@@ -57,7 +59,6 @@ import os
 
 from pyspark.sql import SparkSession
 
-import spark_ledger
 from spark_ledger.demo.jars import delta_jars
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
@@ -84,12 +85,12 @@ if "DATABRICKS_RUNTIME_VERSION" not in os.environ:
 
 # MAGIC %md
 # MAGIC ## Begin from nothing
+# MAGIC On a cluster of yours, too: topics of these names are deleted.
 
 # COMMAND ----------
 
 import shutil
 
-admin = spark_ledger.Admin(SERVICE_URL)
 for topic in ("flights", "flights-weather"):
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=2)
@@ -127,7 +128,7 @@ display(weather.limit(5))
 # MAGIC %md
 # MAGIC ## One topic to another
 # MAGIC A stream, joined with tables, written as typed rows. Each micro-batch is one commit:
-# MAGIC exactly once. The topics are empty yet, so `schema` says which columns will come.
+# MAGIC exactly once. The topics are still empty, so `schema` says which columns will come.
 
 # COMMAND ----------
 
@@ -155,7 +156,7 @@ enriching = enrich.start("flights-weather")
 
 # MAGIC %md
 # MAGIC ## The table
-# MAGIC By miles of sight: how many flights left, and their delay in minutes, all together.
+# MAGIC For each mile of visibility: how many flights left, and the sum of their delays in minutes.
 
 # COMMAND ----------
 
@@ -223,7 +224,7 @@ def draw(title):
     bars = axes.bar([row.miles for row in gold], [row.minutes / row.flights for row in gold])
     axes.bar_label(bars, [f"{row.flights:,}" for row in gold], fontsize=8)
     axes.set_xticks(range(11))
-    axes.set_xlabel("miles of sight (above a bar: how many flights)")
+    axes.set_xlabel("visibility in miles (above a bar: how many flights)")
     axes.set_ylabel("mean delay, minutes")
     axes.set_title(title)
     display(figure)
@@ -268,7 +269,7 @@ enriching.stop()
 merging.stop()
 enrich.trigger(availableNow=True).start("flights-weather").awaitTermination()
 merge_changes.trigger(availableNow=True).start().awaitTermination()
-draw(f"mean delay of {ROWS:,} flights by how far one could see")
+draw(f"mean delay of {ROWS:,} flights by visibility")
 
 # COMMAND ----------
 
@@ -294,8 +295,8 @@ assert admin.describe("flights-weather").rows == joined.count() > ROWS * 0.9
 
 # MAGIC %md
 # MAGIC ## Each micro-batch once
-# MAGIC The log of the second topic has a commit for each micro-batch that had rows. Its number is
-# MAGIC there once.
+# MAGIC The log of the second topic has a commit for each micro-batch that had rows. `version` is
+# MAGIC the number of the micro-batch. Each is there once.
 
 # COMMAND ----------
 

@@ -62,6 +62,7 @@ if not SERVICE_URL:
     cluster = LocalCluster(bookies=4, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
 print("the cluster is", SERVICE_URL)
+admin = spark_ledger.Admin(SERVICE_URL)
 
 # COMMAND ----------
 
@@ -112,7 +113,6 @@ def copy(folder, to):
 
 
 remove(RUN)
-admin = spark_ledger.Admin(SERVICE_URL)
 for topic in ("flights", "flights-copy"):
     admin.delete_topic(topic)
     admin.create_topic(topic, partitions=2)
@@ -147,8 +147,9 @@ write(table.slice(0, ROWS))
 # MAGIC %md
 # MAGIC ## The job
 # MAGIC A stream from `flights` to `flights-copy`, in twelve micro-batches or a few more. It is a
-# MAGIC program, as text, because it shall run in a process of its own. There is nothing special
-# MAGIC in it: exactly once is what a query with a checkpoint gets.
+# MAGIC program, as text, because it shall run in a process of its own (`exec` makes its function
+# MAGIC known here, too). There is nothing special in it: exactly once is what a query with a
+# MAGIC checkpoint gets.
 
 # COMMAND ----------
 
@@ -351,8 +352,8 @@ assert look() == ROWS
 
 # MAGIC %md
 # MAGIC ## Every batch was committed once
-# MAGIC The topic records which run of the query committed which batch. The numbers have no gap,
-# MAGIC and none is there twice.
+# MAGIC The topic records which run of the query (`runId`) committed which batch (`version`). The
+# MAGIC numbers have no gap, and none is there twice.
 
 # COMMAND ----------
 

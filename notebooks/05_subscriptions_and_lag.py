@@ -62,6 +62,7 @@ if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
 print("the cluster is", SERVICE_URL)
+admin = spark_ledger.Admin(SERVICE_URL)
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION" in os.environ
@@ -91,7 +92,6 @@ if ON_DATABRICKS:
 else:
     shutil.rmtree(CHECKPOINTS, ignore_errors=True)
 
-admin = spark_ledger.Admin(SERVICE_URL)
 admin.delete_topic("flights")
 admin.create_topic("flights", partitions=4)
 
@@ -254,7 +254,8 @@ display(lag.drop("topic").orderBy("subscription", "partition"))
 
 # MAGIC %md
 # MAGIC ### Subscriptions are a table
-# MAGIC `inUse` is true while a query has it.
+# MAGIC `inUse` is true while a query has it. `epoch` rises with every query that
+# MAGIC takes it.
 
 # COMMAND ----------
 
@@ -283,8 +284,8 @@ for lag_then in listener.lags("audit")[-5:]:
 
 # MAGIC %md
 # MAGIC ## One query at a time
-# MAGIC A second query of the same name would move the subscription to and fro. It is refused, and
-# MAGIC the message has the remedy.
+# MAGIC Two queries with one subscription would overwrite each other's position. The second one is
+# MAGIC refused, and the message has the remedy.
 
 # COMMAND ----------
 
@@ -341,7 +342,8 @@ display(unseen.groupBy("carrier").count().orderBy("count", ascending=False).limi
 
 # MAGIC %md
 # MAGIC ## What keeps rows
-# MAGIC To get the space back, all rows shall go. The error names a subscription that needs them.
+# MAGIC `truncate` deletes all rows of a topic, to get the space back. It is refused, and the error
+# MAGIC names a subscription that needs them.
 
 # COMMAND ----------
 

@@ -58,6 +58,7 @@ if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
 print("the cluster is", SERVICE_URL)
+admin = spark_ledger.Admin(SERVICE_URL)
 
 os.environ["PYSPARK_PYTHON"] = spark_ledger.worker_python()
 ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION" in os.environ
@@ -96,7 +97,6 @@ if ON_DATABRICKS:
 else:
     shutil.rmtree(RUN, ignore_errors=True)
 
-admin = spark_ledger.Admin(SERVICE_URL)
 admin.delete_topic("flights")
 admin.create_topic("flights", partitions=2, merging=False)
 

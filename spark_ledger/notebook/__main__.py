@@ -35,7 +35,7 @@ def run_one(
         typer.Option(metavar="NAME=VALUE", help="A parameter (a widget) of the notebook."),
     ] = None,
 ) -> None:
-    """Run a notebook; its page and its pictures stay in its folder."""
+    """Run a notebook; leave its page and its pictures in its folder (notebook-output/NAME)."""
     try:
         path = run(read_notebook(file), dict(map(_parameter, param or [])))
     except CellFailed as error:
@@ -47,7 +47,8 @@ def run_one(
 
 @app.command("export")
 def export_one(
-    file: File, out: Annotated[Path | None, typer.Option(help="Else FILE, as .ipynb.")] = None
+    file: File,
+    out: Annotated[Path | None, typer.Option(help="Where to. Default: beside FILE.")] = None,
 ) -> None:
     """Write a notebook as an .ipynb, which Jupyter runs."""
     notebook = read_notebook(file)

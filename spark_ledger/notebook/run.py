@@ -57,10 +57,7 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
     Raises errors.BadConfig before the first cell, CellFailed when one fails.
     """
     known = notebook.parameters()
-    for name in given:
-        if name not in known:
-            there = ", ".join(known) or "none"
-            raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
+    _check_parameters(notebook, given, known)
     find_java()
     WIDGETS.begin(given)
     SHOWN.begin()
@@ -79,6 +76,22 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)  # a cell may have removed it
         path.write_text(page(notebook, results), encoding="utf-8")
     return path
+
+
+def _check_parameters(
+    notebook: Notebook, given: Mapping[str, str], known: Mapping[str, str]
+) -> None:
+    for name in given:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
+    for name, default in known.items():
+        value = given.get(name, os.environ.get(name.upper(), default))
+        if default.isdecimal() and not value.isdecimal():
+            raise BadConfig(
+                f"parameter {name} is {value!r}, not a whole number",
+                f"Give one, as {name}={default}.",
+            )
 
 
 def _folder(notebook: Notebook, given: Mapping[str, str], known: Mapping[str, str]) -> Path:

@@ -229,7 +229,10 @@ def _sorted_out(written: StructType, typed: bool) -> tuple[dict[str, str], tuple
             check_not_reserved(column.name)
             payload.append(column.name)
         else:
-            raise SchemaUnknownColumn(f"column {column.name!r} cannot be written to a topic")
+            raise SchemaUnknownColumn(
+                f"column {column.name!r} cannot be written to a topic",
+                "Set valueFormat=arrow to write columns as they are, or select key and value only.",
+            )
     return found, tuple(payload)
 
 

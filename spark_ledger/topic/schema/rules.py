@@ -81,7 +81,8 @@ def decide(
     if forbidden is None:
         remedy += f", or register them as version {head.current + 1} by schemaMode=evolve"
     raise errors.SchemaIncompatible(
-        f"{apart} as in version {current.number} of the schema of topic {topic!r}", f"{remedy}."
+        f"{apart}, compared with version {current.number} of the schema of topic {topic!r}",
+        f"{remedy}.",
     )
 
 
@@ -143,11 +144,11 @@ def difference(written: pa.Schema, known: pa.Schema) -> Misfit | None:
     for field in known:
         other = columns.pop(field.name.lower(), None)
         if other is None:
-            return Misfit(field.name, "is missing, not there")
+            return Misfit(field.name, "is missing")
         if not _same(other.type, field.type):
             return Misfit(field.name, f"is of type {other.type}, not {field.type}")
     for field in columns.values():
-        return Misfit(field.name, "is new, not")
+        return Misfit(field.name, "is new")
     return None
 
 

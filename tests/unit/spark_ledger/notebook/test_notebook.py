@@ -164,6 +164,17 @@ def test_parameters_that_the_notebook_does_not_take_are_refused_before_it_runs(n
     assert "kind is 'huge'" in one_line(run(tmp_path, "run", path, "--param", "kind=huge"))
 
 
+def test_a_parameter_whose_default_is_a_number_takes_only_numbers(notebook, tmp_path):
+    path = notebook(TITLE, NAMES + "dbutils.widgets.text('rows', '100')\nprint('it ran')\n")
+    for done in (
+        run(tmp_path, "run", path, "--param", "rows=many"),
+        run(tmp_path, "run", path, ROWS="many"),
+    ):
+        assert "rows is 'many', not a whole number. Give one, as rows=100." in one_line(done)
+        assert "it ran" not in done.stdout
+    assert "it ran" in run(tmp_path, "run", path, "--param", "rows=7", ROWS="many").stdout
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_it_runs(notebook, tmp_path):
     (tmp_path / "file").touch()
     path = notebook(TITLE, NAMES + WIDGETS)

@@ -55,6 +55,11 @@ def test_columns_that_cannot_be_written_are_refused_by_name(declared, kind, says
         plan(declared, topic="t")
 
 
+def test_columns_written_without_a_format_are_told_of_the_format_that_takes_them():
+    with pytest.raises(SchemaUnknownColumn, match="Set valueFormat=arrow"):
+        plan("__key STRING, price DOUBLE", topic="t")
+
+
 def test_every_column_is_found_whatever_its_order_and_case():
     made = plan(ALL)
     assert made == written.WritePlan(

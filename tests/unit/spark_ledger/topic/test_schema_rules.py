@@ -53,9 +53,9 @@ def test_not_null_is_not_compared_with_what_is_written():
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        (schema(A64, B), "column 'a' is of type int64, not int32 as in version 1"),
-        (schema(A32), "column 'b' is missing"),
-        (schema(A32, B, ("c", pa.int8())), "column 'c' is new"),
+        (schema(A64, B), "column 'a' is of type int64, not int32, compared with version 1"),
+        (schema(A32), "column 'b' is missing, compared with version 1"),
+        (schema(A32, B, ("c", pa.int8())), "column 'c' is new, compared with version 1"),
     ],
 )
 def test_a_write_of_other_columns_says_which_and_how_to_evolve(written, says):
