@@ -273,7 +273,7 @@ for each in history:
 for run, points in bars.items():
     axes.bar(*zip(*points, strict=True), label=run)
 axes.axhline(ROWS + LATER, color="black", linewidth=0.8)
-axes.legend(loc="lower right")
+axes.legend(loc="upper left")
 axes.set_xlabel("version of the Delta table")
 axes.set_ylabel("rows")
 axes.set_title(f"{total:,} rows, each of them once")
