@@ -76,7 +76,7 @@ class Bookie:
         self._idle.set()
         self._stopping = False
         self.received = Budget(config.receive_bytes_max, config.recovery_reserve_bytes)
-        """Requests that came and are not responded."""
+        """Requests that came and have no response yet."""
         self.responses = Budget(config.read_pending_bytes_max, config.recovery_reserve_bytes)
         """Responses that are being read from disk, or sent."""
         self.long_polls = 0

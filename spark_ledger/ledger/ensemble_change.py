@@ -4,7 +4,7 @@ Always true:
 - a slot gets a new owner only after the change is in the store; while the write is on its way
   nothing is confirmed (`change_in_flight`), and what comes after is two passes (adopt);
 - without a spare bookie the change is put off as long as every write set keeps Qa members that
-  response: it is made when a bookie registers, or the failed one is asked now and then and taken
+  respond: it is made when a bookie registers, or the failed one is asked now and then and taken
   back when it responds;
 - `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
 - with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long

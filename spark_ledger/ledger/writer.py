@@ -104,7 +104,7 @@ class AsyncLedgerWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of entries that were appended and not responded by every bookie."""
+        """Of entries appended that not every bookie has responded to."""
         return self._pipeline.held_bytes
 
     @property

@@ -72,9 +72,10 @@ def run(notebook: Notebook, given: Mapping[str, str]) -> Path:
         _run_cells(notebook, module, results)
     finally:
         sys.modules["__main__"] = before
-        os.close(lock)
         folder.mkdir(parents=True, exist_ok=True)  # a cell may have removed it
         path.write_text(page(notebook, results), encoding="utf-8")
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a child may have the descriptor, too
+        os.close(lock)
     return path
 
 
@@ -87,6 +88,8 @@ def _check_parameters(
             raise BadConfig(f"{notebook.path} has no parameter {name!r}", f"It has: {there}.")
     for name, default in known.items():
         value = given.get(name, os.environ.get(name.upper(), default))
+        if name == "folder" and not value:
+            raise BadConfig("parameter folder is empty", f"Give one, as folder={default}.")
         if default.isdecimal() and not value.isdecimal():
             raise BadConfig(
                 f"parameter {name} is {value!r}, not a whole number",

@@ -19,7 +19,8 @@ from spark_ledger.errors import BadConfig
 FIRST_LINE = "# Databricks notebook source"
 BREAK = "# COMMAND ----------"
 MAGIC = re.compile(r"# MAGIC ?")
-MAKERS = ("text", "dropdown", "combobox", "multiselect")
+TITLE = "# DBTITLE"
+MAKERS = ("text", "dropdown")
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ def read_notebook(path: str | Path) -> Notebook:
         )
     cells = list(_cells(lines))
     for cell in cells:
-        if cell.kind == "python":
-            _check(path, cell)
+        _check(path, cell)
     return Notebook(path, tuple(cells))
 
 
@@ -86,7 +86,7 @@ def _cells(lines: list[str]) -> Iterator[Cell]:
     heading = ""
     for start, end in zip(starts, [*(start - 1 for start in starts[1:]), len(lines)], strict=True):
         body = lines[start:end]
-        while body and not body[0].strip():
+        while body and (not body[0].strip() or body[0].startswith(TITLE)):
             body, start = body[1:], start + 1
         text = "\n".join(body).rstrip()
         if not text:
@@ -94,14 +94,21 @@ def _cells(lines: list[str]) -> Iterator[Cell]:
         kind = "python"
         if all(line.startswith("# MAGIC") for line in text.split("\n")):
             text = "\n".join(MAGIC.sub("", line, count=1) for line in text.split("\n"))
-            kind = "pip" if text.startswith("%pip") else "md"
-            text = text.removeprefix("%md").lstrip("\n") if kind == "md" else text
+            kind = text.removeprefix("%").split(maxsplit=1)[0] if text.startswith("%") else "md"
+            text = text.removeprefix("%md").lstrip() if kind == "md" else text
         headings = re.findall(r"^#+ +(.+)$", text, re.M) if kind == "md" else []
         heading = headings[-1] if headings else heading
         yield Cell(kind, text, start + 1, heading)
 
 
 def _check(path: Path, cell: Cell) -> None:
+    if cell.kind not in ("md", "pip", "python"):
+        raise BadConfig(
+            f"{path}:{cell.line} is a cell of %{cell.kind}, which runs on Databricks alone",
+            "Cells are Python, %md or %pip.",
+        )
+    if cell.kind != "python":
+        return
     try:
         ast.parse(cell.text)
     except SyntaxError as error:
@@ -110,7 +117,9 @@ def _check(path: Path, cell: Cell) -> None:
 
 
 def _widget(call: ast.Call) -> tuple[str, str] | None:
-    function, arguments = call.func, [ast.unparse(word) for word in call.args[:2]]
+    named = {word.arg: word.value for word in call.keywords}
+    given = [*call.args[:2], *(named[name] for name in ("name", "defaultValue") if name in named)]
+    function, arguments = call.func, [ast.unparse(word) for word in given[:2]]
     if not isinstance(function, ast.Attribute) or function.attr not in MAKERS or not arguments:
         return None
     if ast.unparse(function.value) != "dbutils.widgets":

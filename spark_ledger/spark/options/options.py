@@ -186,7 +186,7 @@ def shape_options(options: Mapping[str, str]) -> ShapeOptions:
 
 def either_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Of a stream or else of a batch: Spark asks for columns before it says which of them it is.
-    Raises what is wrong with these options as a stream's where one of them is a stream's alone."""
+    What is wrong is told as of a batch, but where only a stream has some of these options."""
     try:
         return stream_read_options(options)
     except NewerSparkNeeded:
@@ -195,17 +195,15 @@ def either_read_options(options: Mapping[str, str]) -> ReadOptions:
         try:
             return batch_read_options(options)
         except LedgerError:
-            if _streams_alone() & {key.lower() for key in options}:
+            given = {key.lower() for key in options}
+            stream, batch = _names(Use.STREAM_READ), _names(Use.BATCH_READ)
+            if given & (stream - batch) and not given & (batch - stream):
                 raise failure from None
             raise
 
 
-def _streams_alone() -> set[str]:
-    stream, batch = (
-        {name.lower() for option in options_for(use) for name in option.names}
-        for use in (Use.STREAM_READ, Use.BATCH_READ)
-    )
-    return stream - batch
+def _names(use: Use) -> set[str]:
+    return {name.lower() for option in options_for(use) for name in option.names}
 
 
 class _Given:

@@ -1,12 +1,14 @@
 """The streaming source: what Spark asks the driver (offsets, tasks) and the tasks (rows).
 
 Always true: an offset never falls below the one Spark passed as start, and is that very one when
-there is nothing new; an idle poll looks in memory only; the first poll of a run, the first
-offset and the target of availableNow are read after a sync.
+there is nothing new; an idle poll looks in memory only, and waits for what was heard of to be
+there; the first poll of a run, the first offset and the target of availableNow are read after a
+sync.
 
 Spark keeps only the end of batch 0 and asks for the first offset again whenever it plans that
 batch, also after a restart, when "latest" or a subscription is further on. So the end of batch 0
-says where the batch begins (`_first`; without it there is no row in it), and batch 0 reads no
+says where the batch begins (`_first`; without it there is no row in it) and by which times that say
+no zone it was planned (`_zoneless`), and batch 0 reads no
 further than what was there when the first offset was found: a partition that begins at "latest" has
 no row in it.
 """
@@ -73,8 +75,8 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = self._known_at_poll(start)
         first = self._positions(start, known)
-        if self._nothing_after(first, known) and self._opened().behind():
-            known = self._opened().fresh_ends()  # processAllAvailable ends at the first idle poll
+        if self._nothing_after(first, known) and self._opened().catch_up():
+            known = self._opened().ends()  # processAllAvailable returns at the first idle poll
             first = self._positions(start, known)
         if self._idle is not None and self._idle[0] is known and self._idle[1] is first:
             self._cursor.check()
@@ -100,8 +102,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         given = offsets.encode(end, known)
         if start == self._initial:
             given[FIRST] = {name: at for name, at in start.items() if name != QUERY}
-            if self.options.zoneless:
-                given[ZONELESS] = [list(time) for time in self.options.zoneless]
+            given[ZONELESS] = [list(time) for time in self.options.zoneless]
         return self._cursor.signed(given)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """What the driver knows of the topics that a query reads: which they are, and how far they go.
 
-Always true: `ends` responses from memory (topic/read/follower.py says how old that may be: then it
+Always true: `ends` is from memory (topic/read/follower.py says how old that may be: then it
 waits for the metadata store) and gives the very same object while nothing changed; `fresh_ends`
 begins with a sync, so a user reads their own writes. A commit over several of the topics is in the
 ends of all or of none; an end never goes back, whether its rows are in a live segment or in a
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 RESCAN_S = 0.5
 UNSEEN_RESCANS = 2
+CATCH_UP_S = 1.0
 RESCAN_WAIT_S = 2.0
 """How long a poll waits for a look at most; then it responds with the topics that it knows."""
 NOTHING_SEEN = -1
@@ -104,10 +105,13 @@ class TopicsRead:
             return self.fresh_ends()
         return self._seen(states, changes)
 
-    def behind(self) -> bool:
-        """Whether more was heard of than `ends` knows, and can be asked for now."""
+    def catch_up(self) -> bool:
+        """Wait until what was heard of is in memory, CATCH_UP_S at most; whether there was more."""
         assert self._followers is not None, "follow() comes first"
-        return any(one.behind for one in self._followers.values()) and not self.cluster.away
+        behind = [one for one in self._followers.values() if one.behind]
+        loop = background_loop()
+        wait([loop.submit(one.caught_up(CATCH_UP_S)) for one in behind], 2 * CATCH_UP_S)
+        return bool(behind)
 
     def fresh_ends(self) -> Ends:
         """With all that was committed before this call, and all that bookies say is confirmed.

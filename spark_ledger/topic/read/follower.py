@@ -7,6 +7,7 @@ What is in ledgers and cannot be read now is tried again, as the store is.
 """
 
 import asyncio
+from contextlib import suppress
 
 from spark_ledger import errors
 from spark_ledger.metadata.store import OutcomeUnknown, StoreUnavailable
@@ -31,6 +32,7 @@ class TopicFollower:
         if name is not None:
             self._named = f"topic {name!r} (id {log.topic_id})"
         self._changed = asyncio.Event()
+        self._folded = asyncio.Event()
         self._armed = False
         self._heard_times = self._folded_times = 0
         self._latest: tuple[TopicState, float] | None = None
@@ -68,6 +70,14 @@ class TopicFollower:
     def behind(self) -> bool:
         """Whether a change was heard of that is not in `state` yet."""
         return self._folded_times < self._heard_times
+
+    async def caught_up(self, within_s: float) -> None:
+        """Return once what was heard of before this call is in `state`; after `within_s` anyhow."""
+        heard_times = self._heard_times
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self._folded_times < heard_times:
+                    await self._folded.wait()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -111,6 +121,8 @@ class TopicFollower:
             self._armed = self._armed and watch is None
             raise
         self._latest, self._folded_times = (state, began_s), heard_times
+        self._folded.set()
+        self._folded = asyncio.Event()  # of the next fold
         if self._loop.time() - began_s > REREAD_S:  # as in an outage: this confirms little
             self._changed.set()
         return state

@@ -144,7 +144,7 @@ class EntrySender:
 
     @property
     def held_bytes(self) -> int:
-        """Of entries that were sent and not responded by every bookie; any thread may look."""
+        """Of entries sent that not every bookie has responded to; any thread may look."""
         return sum(writer.held_bytes for writer in self._writers())
 
     async def send(self, entry: EncodedEntry) -> None:

@@ -137,7 +137,7 @@ class TaskWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Of the rows in memory, about: gathered, handed over, not responded by every bookie."""
+        """Of the rows in memory, about: gathered, handed over, not stored by every bookie."""
         return self._encoder.waiting_bytes + self._handed_bytes + self._sender.held_bytes
 
     def drain(self) -> None:

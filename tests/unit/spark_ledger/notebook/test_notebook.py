@@ -70,6 +70,25 @@ def one_line(done) -> str:
 # -- the file ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("magic", ["%sql SELECT 1", "%sh ls", "%run ./other"])
+def test_a_cell_that_only_databricks_can_run_is_refused_with_its_line(notebook, magic):
+    path = notebook(TITLE, f"# MAGIC {magic}\n")
+    with pytest.raises(BadConfig, match=rf"try.py:9 is a cell of {magic.split()[0]}, "):
+        read_notebook(path)
+
+
+def test_a_cells_title_is_no_part_of_it_and_a_parameter_may_be_named_in_full(notebook):
+    text = 'dbutils.widgets.text(name="rows", defaultValue="5")\n'
+    found = read_notebook(notebook(f"# DBTITLE 1,Title\n{TITLE}", text))
+    assert [cell.kind for cell in found.cells] == ["md", "python"]
+    assert found.parameters() == {"rows": "5"}
+
+
+def test_an_empty_folder_is_refused(notebook, tmp_path):
+    path = notebook(TITLE, NAMES + WIDGETS)
+    assert "parameter folder is empty" in one_line(run(tmp_path, "run", path, "--param", "folder="))
+
+
 def test_a_file_is_cells_of_text_of_packages_and_of_python(notebook):
     found = read_notebook(notebook(TITLE, "# MAGIC %pip install a b\n", "x = 1\ny = 2\n"))
     assert [(cell.kind, cell.line) for cell in found.cells] == [

@@ -19,3 +19,9 @@ def test_options_that_only_a_batch_has_are_taken_when_columns_are_asked_for():
     assert made.ending == Named("endingOffsets", LATEST)
     with pytest.raises(LedgerError, match="newest"):
         options.either_read_options({"topic": "t", "endingOffsets": "newest"})
+
+
+def test_a_batch_with_an_option_of_a_stream_is_told_of_that_option():
+    given = {"topic": "t", "endingOffsets": "latest", "maxOffsetsPerTrigger": "5"}
+    with pytest.raises(LedgerError, match="maxOffsetsPerTrigger belongs to a streaming read"):
+        options.either_read_options(given)

@@ -7,6 +7,14 @@ from spark_ledger.metadata import paths
 from tests.unit.spark_ledger.topic.stage import play
 
 
+async def heard(follower):
+    for _ in range(10_000):
+        if follower.behind:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("nothing was heard")
+
+
 def test_a_commit_is_known_soon_after_and_idle_polls_ask_nobody():
     async def act(stage):
         reader = await stage.another()
@@ -150,6 +158,25 @@ def test_what_ends_the_following_is_told_by_every_later_poll():
 
         with pytest.raises(errors.UnsupportedFormat, match="not a commit"):
             follower.state()
+        await reader.close()
+
+    play(act)
+
+
+def test_what_was_heard_of_can_be_waited_for_and_not_for_ever():
+    async def act(stage):
+        reader = await stage.another()
+        follower = await reader.follow(stage.topic.id)
+        intent = await stage.intent()
+        for version in range(3):
+            await stage.commit(intent, version, await stage.written(intent, [b"a"]))
+            await heard(follower)
+            await follower.caught_up(1)
+            assert follower.state().end_offsets() == {0: version + 1}
+        reader.store.suspend(60)
+        await heard(follower)
+        await follower.caught_up(1)
+        assert follower.behind
         await reader.close()
 
     play(act)
