@@ -109,9 +109,11 @@ class TopicsRead:
         """Wait until what was heard of is in memory, CATCH_UP_S at most; whether there was more."""
         assert self._followers is not None, "follow() comes first"
         behind = [one for one in self._followers.values() if one.behind]
+        if not behind:
+            return False
         loop = background_loop()
         wait([loop.submit(one.caught_up(CATCH_UP_S)) for one in behind], 2 * CATCH_UP_S)
-        return bool(behind)
+        return True
 
     def fresh_ends(self) -> Ends:
         """With all that was committed before this call, and all that bookies say is confirmed.
