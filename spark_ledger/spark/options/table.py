@@ -371,7 +371,7 @@ WRITE_OPTIONS = (
         " (Spark's task modulo partitions). It goes before a column `partition`",
         default_says="`column` if there is a column `partition`, else `hash`",
     ),
-    Option("compression", WRITE, Choice(COMPRESSIONS), "lz4", "of entries: `none`, `lz4`, `zstd`"),
+    Option("compression", WRITE, Choice(COMPRESSIONS), "none", "`none`, `lz4`, `zstd`"),
     Option(
         "ensembleSize",
         WRITE,
