@@ -32,7 +32,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/00_setup_and_producer", "Folder")
 dbutils.widgets.text("rows", "100000", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -48,7 +47,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url

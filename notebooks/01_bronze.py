@@ -25,7 +25,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/01_bronze", "Folder")
 dbutils.widgets.text("rows", "50000", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -39,7 +38,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
@@ -138,7 +140,7 @@ bronze = (
     .option("serviceUrl", SERVICE_URL)
     .option("valueFormat", "arrow")
     .option("startingOffsets", "earliest")
-    .option("maxOffsetsPerTrigger", ROWS // 5)
+    .option("maxOffsetsPerTrigger", max(1, ROWS // 5))
     .load("flights")
     .select(*flights.columns, "__partition", "__offset", "__publishTime")
     .writeStream.format("delta")

@@ -26,7 +26,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/02_silver", "Folder")
 dbutils.widgets.text("rows", "20000", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -40,7 +39,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 import spark_ledger
 from spark_ledger.local import LocalCluster
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
@@ -159,7 +161,7 @@ once = (
     .option("serviceUrl", SERVICE_URL)
     .option("startingOffsets", "earliest")
     .option("includeMetadata", True)  # for eventTime
-    .option("maxOffsetsPerTrigger", SENT // 3)
+    .option("maxOffsetsPerTrigger", max(1, SENT // 3))
     .load("flights-raw")
     .select("eventTime", F.col("key").cast("string"), F.col("value").cast("string"))
     .withWatermark("eventTime", "6 hours")

@@ -44,7 +44,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/04_exactly_once", "Folder")
 dbutils.widgets.text("rows", "24000", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -57,7 +56,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=4, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url

@@ -46,7 +46,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/05_subscriptions_and_lag", "Folder")
 dbutils.widgets.text("rows", "40000", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -57,7 +56,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=3, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url
@@ -168,7 +170,7 @@ dashboard = (
 # COMMAND ----------
 
 audit = (
-    read_stream("audit", maxOffsetsPerTrigger=ROWS // 20)
+    read_stream("audit", maxOffsetsPerTrigger=max(1, ROWS // 20))
     .writeStream.format("noop")
     .queryName("audit")
     .option("checkpointLocation", f"{CHECKPOINTS}/audit")

@@ -47,7 +47,6 @@ dbutils.widgets.text("service_url", "", "Cluster; empty: start one here")
 dbutils.widgets.text("folder", "notebook-output/08_inside_a_ledger", "Folder")
 dbutils.widgets.text("rows", "3600", "Flights")
 
-SERVICE_URL = dbutils.widgets.get("service_url")
 FOLDER = dbutils.widgets.get("folder")
 ROWS = int(dbutils.widgets.get("rows"))
 
@@ -59,7 +58,10 @@ ROWS = int(dbutils.widgets.get("rows"))
 
 # COMMAND ----------
 
+if cluster := globals().get("cluster"):  # of a run of this cell before
+    cluster.stop()
 cluster = None
+SERVICE_URL = dbutils.widgets.get("service_url")
 if not SERVICE_URL:
     cluster = LocalCluster(bookies=6, data_dir=f"{FOLDER}/cluster")
     SERVICE_URL = cluster.service_url

@@ -1,6 +1,7 @@
 """Notebooks as a user runs them: twice at once, killed and run again, in Jupyter, and as Databricks
 runs them. (Each of them, on few rows: tests/spark/test_notebooks.py.)"""
 
+import copy
 import os
 import signal
 import subprocess
@@ -79,7 +80,7 @@ def test_a_notebook_uses_what_databricks_gives_it(cluster, tmp_path, name):
 
 
 @pytest.mark.chaos
-def test_a_notebook_runs_in_jupyter(tmp_path, monkeypatch):
+def test_a_notebook_runs_in_jupyter_and_again_after_it_was_left_half_way(tmp_path, monkeypatch):
     import nbclient
     import nbformat
 
@@ -90,11 +91,13 @@ def test_a_notebook_runs_in_jupyter(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     monkeypatch.setenv("ROWS", ROWS)
     where = {"metadata": {"path": tmp_path}}
-    for _ in range(2):
+    whole = notebook.cells
+    for before in ([], whole[: len(whole) // 2]):  # all in one kernel
+        notebook.cells = [*map(copy.deepcopy, before), *whole]
         nbclient.NotebookClient(notebook, timeout=TIMEOUT_S, resources=where).execute()
         kinds = [
             kind
-            for cell in notebook.cells
+            for cell in whole
             for each in cell.get("outputs", ())
             for kind in each.get("data", ())
         ]
