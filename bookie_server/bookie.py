@@ -59,17 +59,20 @@ class Bookie:
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
+        repair_credential: bytes = b"",
     ) -> None:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with an exception when journal or storage failed: the process must exit."""
         self.disks = disks
+        self.drained = False
+        """An operator has its copies moved to others: it is read-only."""
         self.phase = ""
         """What Info says of the state instead: "starting" until the node's maker has
         registered it."""
         self._storage = storage
         self._config = config
-        self._ledgers = LedgerHandles(storage, metadata, bookie_id)
+        self._ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
         self._adder = Adder(storage, self._ledgers, config)
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -108,10 +111,12 @@ class Bookie:
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
+        repair_credential: bytes = b"",
     ) -> "Bookie":
         """Replay what the journals hold beyond the checkpoint; ready to serve when it returns.
 
-        A node that is not told the id of its cluster never takes a ledger for deleted.
+        A node that is not told the id of its cluster never takes a ledger for deleted. Who has the
+        `repair_credential` of the cluster may read and repair what has a password.
         Raises DiskFailed.
         """
         watched = [
@@ -135,14 +140,14 @@ class Bookie:
             disks,
         )
         disks.attach(storage.failure, storage.drop, storage.absent)
-        return cls(bookie_id, disks, storage, metadata, config, cluster_id)
+        return cls(bookie_id, disks, storage, metadata, config, cluster_id, repair_credential)
 
     @property
     def readonly_reason(self) -> str:
         """Why normal adds are refused by this node as a whole; empty when it is writable."""
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
-        limbo = self._limbo_reason
+        limbo = self._limbo_reason or ("it is being drained" if self.drained else "")
         if not self.disks.any_full:
             return limbo
         return disk_monitor.readonly_reason(self.disks.states, limbo)

@@ -13,10 +13,12 @@ import time
 
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.connect import connect
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store_calls import elected
 from spark_ledger.repair.limbo_janitor import LimboJanitor
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
-from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
 
@@ -47,7 +49,7 @@ async def maintain(
 
 async def _pass(client: TopicClient, upkeep: Upkeep, limbo: LimboJanitor) -> None:
     try:
-        if not await elected(client.store):
+        if not await elected(client.store, paths.MAINTAINER):
             return
         report = await upkeep.once()
         if report.eventful:

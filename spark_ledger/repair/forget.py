@@ -42,7 +42,7 @@ async def _named_by(ledgers: LedgerStore, bookie_id: str) -> list[int]:
     async for ledger_id in ledgers.list():
         with contextlib.suppress(NoSuchLedger):  # deleted meanwhile
             record = (await ledgers.record(ledger_id, fresh=True)).record
-            if any(bookie_id in fragment.ensemble for fragment in record.fragments):
+            if record.names(bookie_id):
                 found.append(ledger_id)
     return found
 

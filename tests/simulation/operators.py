@@ -14,8 +14,9 @@ import pyarrow as pa
 from spark_ledger.bookies.bookie_info import ask
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.metadata.store_calls import elected, store_now_ms
 from spark_ledger.repair.forget import forget
 from spark_ledger.repair.limbo import repair_everywhere
 from spark_ledger.repair.limbo_janitor import repair_once
@@ -25,7 +26,7 @@ from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
@@ -182,7 +183,7 @@ class TopicOperator:
 
     async def _upkeep(self, client: Client, topics: TopicClient) -> None:
         """A pass over everything, as the process that maintains a cluster makes it."""
-        if not await elected(client.session):
+        if not await elected(client.session, paths.MAINTAINER):
             return
         upkeep = Upkeep(topics)
         try:

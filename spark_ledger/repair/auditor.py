@@ -1,0 +1,181 @@
+"""The auditor: which ledgers are under-replicated, put on the list that workers work at.
+
+    who is registered, by its own watch (absence.py) -> one pass over all records: what each bookie
+    holds -> the ledgers of those that are lost or drained, those that bookies say are in limbo, and
+    those with a bookie that was joining -> the list (work_list.py)
+
+One role in a cluster; the election saves work, no more: two may do it at once.
+
+Always true: absence counts only while the session is whole; the pass over the records is made when
+another bookie is gone or drained, and again after AGAIN_S; what it keeps in memory is a count for
+each bookie, and the ids of ledgers of bookies that are to go.
+"""
+
+import asyncio
+import logging
+import time
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+from spark_ledger.errors import NoSuchLedger, Unavailable
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings, Settings
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.store import NoNode, SessionState, StoreError
+from spark_ledger.metadata.store_calls import each
+from spark_ledger.repair import limbo, work_list
+from spark_ledger.repair.absence import Absence, Judgement, judge
+from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.worker import Bookies, bookies
+
+AGAIN_S = 3600.0
+RECORDS_AT_ONCE = 128
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Index:
+    """One pass over the records: how many ledgers each bookie holds copies of, and which ledgers
+    those that are to go hold, or have somebody joining."""
+
+    ledgers: int = 0
+    held: Counter[str] = field(default_factory=Counter)
+    of: dict[str, "array[int]"] = field(default_factory=dict)
+    joining: dict[int, str] = field(default_factory=dict)
+
+    def see(self, record: LedgerRecord) -> None:
+        self.ledgers += 1
+        members = {bookie for fragment in record.fragments for bookie in fragment.ensemble}
+        self.held.update(members)
+        for bookie in self.of.keys() & members:
+            self.of[bookie].append(record.ledger_id)
+        for one in record.joining:
+            self.joining[record.ledger_id] = one.bookie_id
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What one look found: `listed` ledgers came on the list; `lost` and `draining` bookies;
+    `too_many` are gone, but so many that nothing is done until an operator says so."""
+
+    listed: int = 0
+    lost: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+    too_many: frozenset[str] = frozenset()
+
+    @property
+    def alarm(self) -> str:
+        """What an operator must look at; empty for nothing."""
+        if not self.too_many:
+            return ""
+        names = ", ".join(sorted(self.too_many))
+        return (
+            f"{len(self.too_many)} bookies are gone, more than a third: {names}. Nothing is copied"
+            " for them. If they will not come back: `spark-ledger autorecovery enable --force`"
+        )
+
+
+class Auditor:
+    """One observer; it must live on from look to look."""
+
+    def __init__(self, ledgers: LedgerStore) -> None:
+        self._ledgers = ledgers
+        self._store = ledgers.metadata
+        self._absence = Absence()
+        self._sessions = 1
+        self._index = Index()
+        self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
+        self._indexed_at = 0.0
+        self._store.add_session_listener(self._heard)
+
+    def _heard(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            self._sessions += 1
+
+    async def look(self) -> AuditReport:
+        """Look once, and list what is found. Raises Unavailable."""
+        try:
+            return await self._look()
+        except StoreError as failure:
+            raise Unavailable(f"the audit ended early: {failure!r}") from failure
+
+    async def _look(self) -> AuditReport:
+        settings = await read(self._ledgers)
+        now = await bookies(self._store)
+        known = {*await self._known(), *self._index.held, *now.registered}
+        loop_now = asyncio.get_running_loop().time()
+        self._absence.look(loop_now, self._sessions, known, now.registered)
+        if not settings.enabled:
+            return AuditReport()
+        gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
+        due = loop_now - self._indexed_at >= AGAIN_S
+        if due or self._indexed != (gone, now.draining):
+            await self._pass(gone, now)
+        judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
+        listed = await self._list(judged, now)
+        return AuditReport(listed, judged.lost, now.draining, judged.too_many)
+
+    async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
+        """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
+        index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
+
+        async def see(ledger_id: int) -> None:
+            try:
+                index.see((await self._ledgers.record(ledger_id)).record)
+            except NoSuchLedger:
+                return  # deleted meanwhile
+
+        batch: list[int] = []
+        async for ledger_id in self._ledgers.list():
+            batch.append(ledger_id)
+            if len(batch) == RECORDS_AT_ONCE:
+                await each(see, batch, RECORDS_AT_ONCE)
+                batch = []
+        await each(see, batch, RECORDS_AT_ONCE)
+        if (gone or now.draining) and index.ledgers:
+            log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
+        self._index, self._indexed = index, (gone, now.draining)
+        self._indexed_at = asyncio.get_running_loop().time()
+
+    async def _list(self, judged: Judgement, now: Bookies) -> int:
+        """How many ledgers came on the list, or have a reason more."""
+        since_ms = time.time_ns() // 10**6
+        wanted: dict[int, list[Reason]] = {}
+        for why, some in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining)):
+            for bookie in sorted(some):
+                for ledger_id in self._index.of.get(bookie, ()):
+                    wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
+        for ledger_id, bookie in self._index.joining.items():
+            wanted.setdefault(ledger_id, []).append(Reason(work_list.JOINING, bookie, since_ms))
+        for one in await limbo.listed(self._store):
+            reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
+            wanted.setdefault(one.ledger_id, []).append(reason)
+        listed = 0
+
+        async def add(ledger_id: int) -> None:
+            nonlocal listed
+            listed += await work_list.add(self._store, ledger_id, wanted[ledger_id])
+
+        await each(add, sorted(wanted), RECORDS_AT_ONCE)
+        self._index.joining = {}
+        for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
+            self._index.of[bookie] = array("q")
+        return listed
+
+    async def _known(self) -> list[str]:
+        try:
+            return await self._store.children(paths.BOOKIES_KNOWN)
+        except NoNode:
+            return []
+
+
+async def read(ledgers: LedgerStore) -> Settings:
+    """The cluster's settings; damaged ones are told, and count as none. Raises StoreError."""
+    try:
+        return await autorecovery.read_settings(ledgers.metadata)
+    except BadSettings as damage:
+        log.error("autorecovery: %s", damage)
+        return Settings()

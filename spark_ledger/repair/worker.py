@@ -1,0 +1,244 @@
+"""Making whole what is on the list of under-replicated ledgers, one ledger after another.
+
+    lock -> read the record again -> drop the reasons that are none any more -> close the ledger, if
+    its writer is gone -> give away the slots of bookies that are to go, bring back what others lack
+    -> off the list, or what stands in the way
+
+Always true:
+- whether a bookie is lost, drained or back is asked of the store again before each ledger and, for
+  one that is lost, while its copies are made: nothing is copied that is not missing;
+- an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
+  move for half of the delay, or when it was IN_RECOVERY already;
+- what hinders one ledger hinders no other: it is tried again, later each time; a list in which
+  nothing can be done costs one look a round.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.records import VersionedRecord
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.ledger_record import LedgerState, Tokens
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+from spark_ledger.repair import limbo, slots, work_list
+from spark_ledger.repair.copies import Pace
+from spark_ledger.repair.idle import IdleLedgers
+from spark_ledger.repair.work_list import Reason, Work
+
+BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
+IDLE_SHARE = 0.5  # of the delay
+_GO = (work_list.LOST, work_list.DRAINED)
+_NONE: tuple[int, ...] = ()
+
+log = logging.getLogger(__name__)
+
+
+class NotNeeded(Exception):
+    """The bookie whose copies are being made elsewhere is back."""
+
+
+class Bookies(NamedTuple):
+    """How the store says that they stand."""
+
+    registered: frozenset[str]
+    draining: frozenset[str]
+
+
+async def bookies(store: MetadataStore) -> Bookies:
+    """Not older than this call. Raises StoreError."""
+    await store.sync("/bookies")
+    registered: list[str] = []
+    for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+        try:
+            registered += await store.children(folder)
+        except NoNode:
+            continue
+    return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
+
+
+class Outcome(NamedTuple):
+    """What became of one ledger on the list: off it if there is no `why`."""
+
+    ledger_id: int
+    copied: int = 0
+    why: str = ""
+
+
+class _Wait(NamedTuple):
+    """When a ledger is tried again."""
+
+    until_s: float
+    pause_s: float
+
+
+class Worker:
+    """One process's. It must live on from round to round."""
+
+    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+        self._ledgers = ledgers
+        self._store = ledgers.metadata
+        self._tokens = tokens
+        self._idle = IdleLedgers(ledgers.cluster, tokens)
+        self._waits: dict[int, _Wait] = {}
+        self._settings = autorecovery.Settings()
+        self._paid_until_s = 0.0
+        self.copied_bytes = 0
+
+    async def round(self) -> list[Outcome]:
+        """Work once at each ledger that is listed and due; what became of each. Raises
+        Unavailable."""
+        ledger_ids = await work_list.listed(self._store)
+        self._waits = {each: self._waits[each] for each in ledger_ids if each in self._waits}
+        self._idle.forget_all_but(ledger_ids)
+        self._ledgers.cluster.rng.shuffle(ledger_ids)
+        outcomes = []
+        for ledger_id in ledger_ids:
+            wait = self._waits.get(ledger_id)
+            if wait is not None and self._now() < wait.until_s:
+                continue
+            try:
+                self._settings = await autorecovery.read_settings(self._store)
+                if not self._settings.enabled:
+                    break
+                if await work_list.lock(self._store, ledger_id):
+                    try:
+                        outcomes.append(await self._work_at(ledger_id))
+                    finally:
+                        await work_list.unlock(self._store, ledger_id)
+            except StoreError as failure:
+                raise Unavailable(f"repair ended early: {failure!r}") from failure
+        return outcomes
+
+    # -- one ledger ---------------------------------------------------------------------------
+
+    async def _work_at(self, ledger_id: int) -> Outcome:
+        """Raises StoreError."""
+        work = await work_list.find(self._store, ledger_id)
+        if work is None:
+            return Outcome(ledger_id)
+        copied, damaged = 0, _NONE
+        try:
+            left, why, copied, damaged = await self._repair(work)
+        except NoSuchLedger:
+            left, why = (), ""
+        except NotNeeded:
+            left, why = work.reasons, "a bookie is back"
+        except LedgerError as failure:
+            left, why = work.reasons, failure.what
+        if not left:
+            self._waits.pop(ledger_id, None)
+            await work_list.done(self._store, work)
+            return Outcome(ledger_id, copied)
+        self._put_off(ledger_id, moved=bool(copied))
+        if (left, why, damaged) != (work.reasons, work.blocked, work.damaged):
+            changed = replace(work, reasons=left, blocked=why, damaged=damaged)
+            await work_list.keep(self._store, changed)
+        log.info("ledger %d stays under-replicated for now: %s", ledger_id, why)
+        return Outcome(ledger_id, copied, why)
+
+    async def _repair(self, work: Work) -> tuple[tuple[Reason, ...], str, int, tuple[int, ...]]:
+        """What is left of the reasons, what stands in the way, how many entries were copied, and
+        which no bookie supplies. Raises LedgerError, NotNeeded, StoreError."""
+        now = await bookies(self._store)
+        reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
+        going = {reason.bookie_id for reason in reasons if reason.why in _GO}
+        known = await self._ledgers.record(work.ledger_id, fresh=True)
+        await self._withdraw(known, going)
+        why = ""
+        if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
+            if await self._may_close(known):
+                known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
+            else:
+                why = "it is open, and its writer may live"
+        copied, damaged = 0, _NONE
+        for slot in slots.slots_of(known.record, going):
+            moved = await slots.give_away(
+                *(self._ledgers, work.ledger_id, slot, self._tokens),
+                avoid=[*going, *now.draining],
+                pace=self._pace_of(slot.old if slot.old not in now.registered else ""),
+            )
+            copied, damaged = copied + moved.copied, damaged + moved.damaged
+            why = why or moved.why
+            log.log(logging.WARNING if moved.why else logging.INFO, "repair: %s", moved)
+        known = await self._ledgers.record(work.ledger_id, fresh=True)
+        left = []
+        for reason in reasons:
+            if reason.why in _GO or reason.why == work_list.JOINING:
+                keeps = known.record.names(reason.bookie_id) and reason.why in _GO
+            elif not known.record.closed:
+                keeps = True
+            else:
+                keeps, more, blocked = await self._bring_back(known, reason)
+                copied, why = copied + more, why or blocked
+            if keeps:
+                left.append(reason)
+        return tuple(left), why or ("in work" if left else ""), copied, damaged
+
+    async def _bring_back(self, known: VersionedRecord, reason: Reason) -> tuple[bool, int, str]:
+        """What a bookie lacks that stays. Whether something is missing still, how many entries it
+        was given, and why."""
+        (done,) = await limbo.repair_known(
+            *(self._ledgers, known, [reason.bookie_id], self._tokens),
+            everything=reason.why != work_list.LIMBO,
+        )
+        log.log(logging.INFO if done.cleared else logging.WARNING, "repair: %s", done)
+        return not done.cleared, done.copied, done.why
+
+    async def _withdraw(self, known: VersionedRecord, going: Collection[str]) -> None:
+        """Nobody joins in the place of a member that stays."""
+        for one in known.record.joining:
+            if known.record.fragment_of(one.first_entry).ensemble[one.slot] not in going:
+                await slots.withdraw(self._ledgers, known.record.ledger_id, one)
+
+    async def _may_close(self, known: VersionedRecord) -> bool:
+        if _is_in_recovery(known):
+            return True
+        idle_s = self._settings.lost_bookie_delay_s * IDLE_SHARE
+        return await self._idle.is_idle(known, idle_s)
+
+    # -- pace ---------------------------------------------------------------------------------
+
+    def _pace_of(self, absent: str) -> Pace:
+        """For copies in the place of those of a bookie that is `absent`."""
+
+        async def pace(copied: int) -> None:
+            self.copied_bytes += copied
+            if absent and absent in (await bookies(self._store)).registered:
+                raise NotNeeded
+            rate = self._settings.repair_bytes_per_s
+            if rate:
+                self._paid_until_s = max(self._paid_until_s, self._now()) + copied / rate
+                await asyncio.sleep(self._paid_until_s - self._now())
+
+        return pace
+
+    def _put_off(self, ledger_id: int, *, moved: bool) -> None:
+        before = self._waits.get(ledger_id)
+        longest = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s)
+        pause_s = BACK_OFF_S if before is None or moved else min(2 * before.pause_s, longest)
+        self._waits[ledger_id] = _Wait(self._now() + pause_s, pause_s)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _holds(reason: Reason, now: Bookies) -> bool:
+    """Whether the reason is one still, as far as the bookies tell."""
+    if reason.why == work_list.LOST:
+        return reason.bookie_id not in now.registered
+    return reason.why != work_list.DRAINED or reason.bookie_id in now.draining
+
+
+def _is_in_recovery(known: VersionedRecord) -> bool:
+    return known.record.state is LedgerState.IN_RECOVERY
+
+
+def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
+    """Whether the end of an open ledger has a bookie that gives a reason."""
+    members = known.record.last_fragment.ensemble
+    return any(reason.bookie_id in members for reason in reasons)

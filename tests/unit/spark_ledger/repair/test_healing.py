@@ -1,0 +1,236 @@
+"""A lost bookie's copies made elsewhere, against scripted bookies: auditor, list and worker."""
+
+import asyncio
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from spark_ledger.errors import LedgerError
+from spark_ledger.ledger import transitions as t
+from spark_ledger.ledger.records import MoveRefused
+from spark_ledger.metadata import autorecovery
+from spark_ledger.metadata.ledger_record import Joining, LedgerState
+from spark_ledger.repair import slots, work_list
+from spark_ledger.repair.auditor import Auditor
+from spark_ledger.repair.worker import Worker
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
+
+DELAY_S = 20.0
+TOKENS = autorecovery.repair_tokens("secret")
+
+
+async def healing(ledgers, **settings):
+    """An auditor and a worker."""
+    settings = {"lost_bookie_delay_s": DELAY_S, "repair_bytes_per_s": 0, **settings}
+    await autorecovery.change_settings(ledgers.metadata, **settings)
+    return Auditor(ledgers), Worker(ledgers, TOKENS)
+
+
+async def gone(cluster, *names):
+    for name in names:
+        cluster.bookies[name].refusing = True
+        await cluster.deregister(name)
+    await asyncio.sleep(1)  # for clients to hear of it
+
+
+async def look_for(auditor, worker, seconds, step_s=1.0):
+    """Look again and again; the last report and all outcomes."""
+    outcomes = []
+    for _ in range(int(seconds / step_s)):
+        report = await auditor.look()
+        outcomes += await worker.round()
+        await asyncio.sleep(step_s)
+    return report, outcomes
+
+
+async def copies_of(cluster, ledgers, ledger_id):
+    """By entry who of those that the record names has it."""
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    found = {}
+    for entry_id in range((record.last_entry or 0) + 1):
+        ensemble = record.fragment_of(entry_id).ensemble
+        found[entry_id] = sorted(
+            name for name in ensemble if (ledger_id, entry_id) in cluster.bookies[name].entries
+        )
+    return found
+
+
+@simulated
+async def test_copies_of_a_lost_bookie_are_made_elsewhere_after_the_delay_and_not_before():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 20)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    report, outcomes = await look_for(auditor, worker, DELAY_S - 2)
+    assert (report.lost, outcomes) == (frozenset(), [])
+    report, outcomes = await look_for(auditor, worker, 5)
+    assert report.lost == {ensemble[0]}
+    assert [outcome[1:] for outcome in outcomes] == [(20, "")]
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert not record.names(ensemble[0]) and not record.joining
+    assert all(len(names) == 3 for names in (await copies_of(cluster, ledgers, ledger_id)).values())
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_a_closed_ledger_is_fenced_at_the_bookie_that_joins_before_it_has_a_copy():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    spare = next(name for name in "abcd" if name not in ensemble)
+    asked = cluster.bookies[spare].requests
+    await gone(cluster, ensemble[1])
+    moved = await slots.give_away(ledgers, ledger_id, slots.Slot(0, 1, ensemble[1]), TOKENS)
+    assert moved[1:4] == (spare, 5, "")
+    fences = [at for at, one in enumerate(asked) if isinstance(one, m.ReadRequest) and one.fence]
+    adds = [at for at, one in enumerate(asked) if isinstance(one, m.AddRequest)]
+    assert fences[0] < adds[0]
+
+
+@simulated
+async def test_the_joining_bookie_is_named_before_its_first_copy_and_read_by_nobody():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    spare = next(name for name in "abcd" if name not in ensemble)
+
+    def takes_no_copy(request):
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(Status.IO_ERROR)] * len(request.adds))
+        return None
+
+    cluster.bookies[spare].override = takes_no_copy
+    slot = slots.Slot(0, 0, ensemble[0])
+    moved = await slots.give_away(ledgers, ledger_id, slot, TOKENS)
+    assert "does not take a copy" in moved.why
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    (joining,) = record.joining
+    assert joining.bookie_id == spare
+    assert record.last_fragment.ensemble == ensemble and record.names(spare)
+
+    cluster.bookies[spare].override = None
+    assert (await slots.give_away(ledgers, ledger_id, slot, TOKENS)).new == spare
+
+
+@simulated
+async def test_an_entry_that_nobody_supplies_leaves_the_slot_and_the_others_are_copied():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    for name in ensemble[1:]:
+        lose(cluster, name, (ledger_id, 2))
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await look_for(auditor, worker, DELAY_S + 10)
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert record.names(ensemble[0])
+    spare = record.joining[0].bookie_id
+    assert sorted(entry for _, entry in cluster.bookies[spare].entries) == [0, 1, 3, 4, 5]
+    work = await work_list.find(ledgers.metadata, ledger_id)
+    assert work is not None and work.damaged == (2,) and "no peer supplies" in work.blocked
+
+
+@simulated
+async def test_a_bookie_that_is_back_keeps_its_slot_and_who_joined_for_it_leaves():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    for name in ensemble[1:]:
+        lose(cluster, name, (ledger_id, 2))  # so that it cannot be swapped
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await look_for(auditor, worker, DELAY_S + 5)
+    assert (await ledgers.record(ledger_id, fresh=True)).record.joining
+    cluster.bookies[ensemble[0]].refusing = False
+    await cluster.register(ensemble[0])
+    report, _ = await look_for(auditor, worker, 2 * DELAY_S)
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert record.last_fragment.ensemble == ensemble and not record.joining
+    assert await work_list.listed(ledgers.metadata) == []
+    assert report.lost == frozenset()
+
+
+@simulated
+async def test_nothing_is_copied_when_more_than_a_third_are_gone_until_an_operator_says_so():
+    cluster, ledgers = await cluster_of(6)
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(8)]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, "a", "b", "c")
+    report, outcomes = await look_for(auditor, worker, DELAY_S + 5)
+    assert report.too_many == {"a", "b", "c"} and "--force" in report.alarm
+    assert outcomes == []
+    await autorecovery.change_settings(ledgers.metadata, accepted=("a", "b", "c"))
+    report, _ = await look_for(auditor, worker, 30)
+    assert report.too_many == frozenset()
+    healed = 0
+    for ledger_id in ledger_ids:
+        record = (await ledgers.record(ledger_id, fresh=True)).record
+        if {*record.last_fragment.ensemble} <= {*"abc"}:
+            assert not record.joining, "nobody has a copy to give"
+        else:
+            assert not any(map(record.names, "abc"))
+            healed += 1
+    assert healed
+
+
+@simulated
+async def test_an_open_ledger_whose_writer_moves_is_left_and_its_earlier_fragments_are_made_whole():
+    cluster, ledgers = await cluster_of(5)
+    writer = await ledger_of(ledgers, 4, close=False)
+    first = writer.record.last_fragment.ensemble
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, first[0])
+
+    async def write():
+        for _ in range(int(DELAY_S) + 10):
+            await writer.append([b"more"])
+            await asyncio.sleep(1)
+
+    writing = asyncio.create_task(write())
+    await look_for(auditor, worker, DELAY_S + 9)
+    await writing
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert record.state is LedgerState.OPEN
+    assert len(record.fragments) == 2 and not record.names(first[0])
+    await writer.close()
+    assert all(
+        len(names) == 3 for names in (await copies_of(cluster, ledgers, writer.ledger_id)).values()
+    )
+
+
+@simulated
+async def test_an_open_ledger_that_nobody_writes_is_closed_and_made_whole():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 4, close=False)
+    ensemble = writer.record.last_fragment.ensemble
+    writer.abandon(LedgerError("its process is gone"))
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[2])
+    await look_for(auditor, worker, 2 * DELAY_S + 5)
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert record.closed and record.last_entry == 3 and not record.names(ensemble[2])
+
+
+@simulated
+async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_nothing():
+    _, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    known = await ledgers.record(ledger_id, fresh=True)
+    ensemble = known.record.last_fragment.ensemble
+    spare = next(name for name in "abcd" if name not in ensemble)
+    records = ledgers.cluster.records
+    old, first, again = ensemble[0], Joining(0, 0, spare, "1"), Joining(0, 0, spare, "2")
+    known = await records.move(known, lambda r: t.join(r, old, first))
+    known = await records.move(known, lambda r: t.leave(r, first))
+    known = await records.move(known, lambda r: t.join(r, old, again))
+    with pytest.raises(MoveRefused, match="joined anew"):
+        await records.move(known, lambda r: t.swap(r, old, first))
