@@ -20,7 +20,7 @@ from bookie_server import __version__
 from bookie_server.add import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
-from bookie_server.api.entry_ids import EntryIds, ids_in
+from bookie_server.api.entry_ids import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.budget import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.disk import monitor as disk_monitor
@@ -43,6 +43,7 @@ from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
+STORED_AT_ONCE = 65536  # entries that one Stored looks up
 RESULTS_MAX = 16384  # statuses in one response of Read, whatever the range
 WAIT_MS_MAX = 60_000
 LONG_POLLS_MAX = 8192  # a few KiB each; beyond it the response is BUSY
@@ -253,6 +254,8 @@ class Bookie:
             return await self._write_lac(request)
         if isinstance(request, m.ClearLimboRequest):
             return await self._limbo.respond(request)
+        if isinstance(request, m.StoredRequest):
+            return await self._stored(request)
         return await self._info()
 
     # -- read --
@@ -320,6 +323,24 @@ class Bookie:
             handle.last_add_confirmed,
             StopReason.END_OF_RANGE if whole else StopReason.BYTE_LIMIT,
         )
+
+    async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
+        """What cache and index say; whether an entry can be read is for the scrub to say."""
+        first, last = request.first_entry, request.last_entry
+        if request.ledger_id < 0 or not 0 <= first <= last:
+            reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
+            return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
+        if not self._ledgers.known(request.ledger_id):
+            return m.StoredResponse(Status.OK, last)
+        handle = await self._ledgers.meet(request.ledger_id)
+        if not handle.allows("read", request.token):
+            return m.StoredResponse(Status.UNAUTHORIZED)
+        through = min(last, first + STORED_AT_ONCE - 1)
+        flushes = -1
+        while flushes != self._storage.flushes:  # else one may have moved meanwhile
+            flushes = self._storage.flushes
+            found = await self._storage.stored(request.ledger_id, first, through)
+        return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
 
     def _absence(self, handle: LedgerHandle) -> Status:
         """What an entry that is not stored gets: a node responds *no such entry* only if it is
@@ -419,4 +440,6 @@ def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
         return m.WriteLacResponse(status, reason=reason)
     if isinstance(request, m.ClearLimboRequest):
         return m.ClearLimboResponse(status, reason=reason)
+    if isinstance(request, m.StoredRequest):
+        return m.StoredResponse(status, reason=reason)
     return m.InfoResponse(status, reason=reason)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
-from bookie_server.api.entry import Buffer
+from bookie_server.api.entry import NO_ENTRY, Buffer
 from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
 from bookie_server.api.wire import (
@@ -472,6 +472,48 @@ def _decode_clear_limbo_response(data: memoryview) -> m.ClearLimboResponse:
     return m.ClearLimboResponse(Status(r.status), r.limbo, r.revision, r.retry_after_ms, r.reason)
 
 
+def _encode_stored_request(r: m.StoredRequest) -> bytes:
+    return bytes(
+        pb.StoredRequest(
+            bookie_id=r.bookie_id,
+            ledger_id=r.ledger_id,
+            first_entry=r.first_entry,
+            last_entry=r.last_entry,
+            token=r.token,
+        ).SerializeToString()
+    )
+
+
+def _decode_stored_request(data: memoryview) -> m.StoredRequest:
+    r = pb.StoredRequest.FromString(bytes(data))
+    return m.StoredRequest(r.bookie_id, r.ledger_id, r.first_entry, r.last_entry, r.token)
+
+
+def _encode_stored_response(r: m.StoredResponse) -> bytes:
+    pairs, before = list[int](), NO_ENTRY
+    for first, last in r.spans:
+        pairs += [first - before - 1, last - first + 1]
+        before = last
+    return bytes(
+        pb.StoredResponse(
+            status=int(r.status),
+            retry_after_ms=r.retry_after_ms,
+            reason=r.reason,
+            through=r.through,
+            stored=pairs,
+        ).SerializeToString()
+    )
+
+
+def _decode_stored_response(data: memoryview) -> m.StoredResponse:
+    r = pb.StoredResponse.FromString(bytes(data))
+    spans, before = list[Span](), NO_ENTRY
+    for left_out, count in zip(r.stored[::2], r.stored[1::2], strict=True):
+        spans.append((before + 1 + left_out, before + left_out + count))
+        before = spans[-1][1]
+    return m.StoredResponse(Status(r.status), r.through, spans, r.retry_after_ms, r.reason)
+
+
 def _encode_info_request(r: m.InfoRequest) -> bytes:
     return bytes(pb.InfoRequest(bookie_id=r.bookie_id).SerializeToString())
 
@@ -535,6 +577,8 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.ClearLimboResponse: _encode_clear_limbo_response,
     m.InfoRequest: _encode_info_request,
     m.InfoResponse: _encode_info_response,
+    m.StoredRequest: _encode_stored_request,
+    m.StoredResponse: _encode_stored_response,
 }
 _BUFFER_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.PackedAddRequest: _packed_add_request_buffers,
@@ -554,4 +598,6 @@ _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.ClearLimboResponse: _decode_clear_limbo_response,
     m.InfoRequest: _decode_info_request,
     m.InfoResponse: _decode_info_response,
+    m.StoredRequest: _decode_stored_request,
+    m.StoredResponse: _decode_stored_response,
 }

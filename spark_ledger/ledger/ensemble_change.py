@@ -147,10 +147,7 @@ class EnsembleChange:
             return {}
         failed = [index for index, slot in enumerate(slots) if slot.failed]
         directory, taken = self._cluster.directory, self._no_spares()
-        known = {
-            index: BookieInfo(slot.bookie_id, "", directory.rack(slot.bookie_id))
-            for index, slot in enumerate(slots)
-        }
+        known = {index: directory.told(slot.bookie_id) for index, slot in enumerate(slots)}
         members = {index: known[index] for index in known if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
         place, quorum = self._cluster.place, self._pipeline.quorum

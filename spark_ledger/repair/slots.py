@@ -18,7 +18,6 @@ import random
 from collections.abc import Collection
 from typing import NamedTuple
 
-from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
@@ -138,12 +137,8 @@ class _Move:
         others = [one.bookie_id for one in record.joining if one.first_entry == first_entry]
         taken = {*ensemble, *others, *self._avoid}
         spares = [bookie for bookie in writable.values() if bookie.id not in taken]
-        directory = self._cluster.directory
-        members = {
-            index: BookieInfo(bookie, "", directory.rack(bookie))
-            for index, bookie in enumerate(ensemble)
-            if index != slot
-        }
+        told = self._cluster.directory.told
+        members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
         quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
         chosen = self._cluster.place(quorum, [slot], spares, members)
         if slot not in chosen:
