@@ -3,12 +3,14 @@
     who is registered, by its own watch (absence.py) -> one pass over all records: what each bookie
     holds -> the ledgers of those that are lost or drained, those that bookies say are in limbo, and
     those with a bookie that was joining -> the list (work_list.py)
+    closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
+    entries they have (audit.py) -> those of which a bookie lacks some, on the list
 
 One role in a cluster; the election saves work, no more: two may do it at once.
 
 Always true: absence counts only while the session is whole; the pass over the records is made when
-another bookie is gone or drained, and again after AGAIN_S; what it keeps in memory is a count for
-each bookie, and the ids of ledgers of bookies that are to go.
+another bookie is gone or drained, and again after AGAIN_S or, where it takes long, AGAIN_TIMES as
+long; what it keeps in memory is a count for each bookie, and ids of ledgers.
 """
 
 import asyncio
@@ -22,15 +24,18 @@ from spark_ledger.errors import NoSuchLedger, Unavailable
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
-from spark_ledger.metadata.ledger_record import LedgerRecord
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
+from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 
-AGAIN_S = 3600.0
+AGAIN_S, AGAIN_TIMES = 60.0, 100
+CHECK_AGAIN_S = 7 * 86_400.0
+CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
 RECORDS_AT_ONCE = 128
 
 log = logging.getLogger(__name__)
@@ -45,6 +50,7 @@ class Index:
     held: Counter[str] = field(default_factory=Counter)
     of: dict[str, "array[int]"] = field(default_factory=dict)
     joining: dict[int, str] = field(default_factory=dict)
+    closed: "array[int]" = field(default_factory=lambda: array("q"))
 
     def see(self, record: LedgerRecord) -> None:
         self.ledgers += 1
@@ -54,6 +60,8 @@ class Index:
             self.of[bookie].append(record.ledger_id)
         for one in record.joining:
             self.joining[record.ledger_id] = one.bookie_id
+        if record.closed:
+            self.closed.append(record.ledger_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,18 @@ class AuditReport:
 class Auditor:
     """One observer; it must live on from look to look."""
 
-    def __init__(self, ledgers: LedgerStore) -> None:
+    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
         self._ledgers = ledgers
+        self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
-        self._indexed_at = 0.0
+        self._indexed_at = self._indexed_for_s = 0.0
+        self._unchecked: dict[int, None] = {}
+        self._checked: dict[int, None] = {}
+        self._checked_since = asyncio.get_running_loop().time()
         self._store.add_session_listener(self._heard)
 
     def _heard(self, state: SessionState) -> None:
@@ -111,15 +123,16 @@ class Auditor:
         if not settings.enabled:
             return AuditReport()
         gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
-        due = loop_now - self._indexed_at >= AGAIN_S
+        due = loop_now - self._indexed_at >= max(AGAIN_S, AGAIN_TIMES * self._indexed_for_s)
         if due or self._indexed != (gone, now.draining):
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
-        listed = await self._list(judged, now)
+        listed = await self._list(judged, now) + await self._check(now)
         return AuditReport(listed, judged.lost, now.draining, judged.too_many)
 
     async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
         """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
+        began = asyncio.get_running_loop().time()
         index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
 
         async def see(ledger_id: int) -> None:
@@ -139,6 +152,13 @@ class Auditor:
             log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
         self._index, self._indexed = index, (gone, now.draining)
         self._indexed_at = asyncio.get_running_loop().time()
+        self._indexed_for_s = self._indexed_at - began
+        if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
+            self._checked, self._checked_since = {}, self._indexed_at
+        closed = dict.fromkeys(index.closed)
+        self._checked = {each: None for each in self._checked if each in closed}
+        self._unchecked = {each: None for each in closed if each not in self._checked}
+        index.closed = array("q")
 
     async def _list(self, judged: Judgement, now: Bookies) -> int:
         """How many ledgers came on the list, or have a reason more."""
@@ -163,6 +183,32 @@ class Auditor:
         self._index.joining = {}
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
+        return listed
+
+    async def _check(self, now: Bookies) -> int:
+        """Ask the bookies of some ledgers which entries they have; how many came on the list."""
+        some = [*self._unchecked][:CHECKS_A_LOOK]
+        since_ms, listed = time.time_ns() // 10**6, 0
+
+        async def check(ledger_id: int) -> None:
+            nonlocal listed
+            self._unchecked.pop(ledger_id, None)
+            try:
+                record = (await self._ledgers.record(ledger_id)).record
+                found = await check_ledger(self._ledgers, record, self._tokens)
+            except NoSuchLedger:
+                return
+            self._checked[ledger_id] = None
+            reasons = [
+                Reason(work_list.LACKING, bookie, since_ms)
+                for bookie in found.lacking
+                if bookie in now.registered  # else it is lost, or will be back
+            ]
+            if reasons:
+                log.warning("audit: ledger %d lacks copies: %s", ledger_id, found.lacking)
+                listed += await work_list.add(self._store, ledger_id, reasons)
+
+        await each(check, some, CHECKS_AT_ONCE)
         return listed
 
     async def _known(self) -> list[str]:

@@ -28,8 +28,9 @@ class Autorecovery:
 
     def __init__(self, ledgers: LedgerStore, credential: str) -> None:
         self._ledgers = ledgers
-        self._auditor = Auditor(ledgers)
-        self._worker = Worker(ledgers, autorecovery.repair_tokens(credential))
+        tokens = autorecovery.repair_tokens(credential)
+        self._auditor = Auditor(ledgers, tokens)
+        self._worker = Worker(ledgers, tokens)
         self._alarm = ""
 
     @classmethod

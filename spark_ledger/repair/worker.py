@@ -219,7 +219,7 @@ class Worker:
 
     def _put_off(self, ledger_id: int, *, moved: bool) -> None:
         before = self._waits.get(ledger_id)
-        longest = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s)
+        longest = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
         pause_s = BACK_OFF_S if before is None or moved else min(2 * before.pause_s, longest)
         self._waits[ledger_id] = _Wait(self._now() + pause_s, pause_s)
 

@@ -1,5 +1,5 @@
-"""What repair asks of a bookie: which entries are stored, and, by the cluster's own credential, what
-a password keeps from others."""
+"""What repair asks of a bookie: which entries are stored, and, by the cluster's own credential,
+what a password keeps from others."""
 
 import pytest
 

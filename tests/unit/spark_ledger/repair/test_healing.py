@@ -25,7 +25,7 @@ async def healing(ledgers, **settings):
     """An auditor and a worker."""
     settings = {"lost_bookie_delay_s": DELAY_S, "repair_bytes_per_s": 0, **settings}
     await autorecovery.change_settings(ledgers.metadata, **settings)
-    return Auditor(ledgers), Worker(ledgers, TOKENS)
+    return Auditor(ledgers, TOKENS), Worker(ledgers, TOKENS)
 
 
 async def gone(cluster, *names):
@@ -126,7 +126,7 @@ async def test_an_entry_that_nobody_supplies_leaves_the_slot_and_the_others_are_
     auditor, worker = await healing(ledgers)
     await auditor.look()
     await gone(cluster, ensemble[0])
-    await look_for(auditor, worker, DELAY_S + 10)
+    await look_for(auditor, worker, DELAY_S + 15)
     record = (await ledgers.record(ledger_id, fresh=True)).record
     assert record.names(ensemble[0])
     spare = record.joining[0].bookie_id
@@ -145,7 +145,7 @@ async def test_a_bookie_that_is_back_keeps_its_slot_and_who_joined_for_it_leaves
     auditor, worker = await healing(ledgers)
     await auditor.look()
     await gone(cluster, ensemble[0])
-    await look_for(auditor, worker, DELAY_S + 5)
+    await look_for(auditor, worker, DELAY_S + 15)
     assert (await ledgers.record(ledger_id, fresh=True)).record.joining
     cluster.bookies[ensemble[0]].refusing = False
     await cluster.register(ensemble[0])
@@ -234,3 +234,34 @@ async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_
     known = await records.move(known, lambda r: t.join(r, old, again))
     with pytest.raises(MoveRefused, match="joined anew"):
         await records.move(known, lambda r: t.swap(r, old, first))
+
+
+@simulated
+async def test_copies_that_a_close_left_missing_are_found_and_made():
+    cluster, ledgers = await cluster_of(3)
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    cluster.bookies["b"].silent = True
+    writer = await ledgers.create(3, 3, 2)
+    for number in range(5):
+        await writer.append([b"%d" % number])
+    await writer.close()
+    cluster.bookies["b"].silent = False
+    assert not [key for key in cluster.bookies["b"].entries if key[0] == writer.ledger_id]
+    await look_for(auditor, worker, 130)
+    copies = await copies_of(cluster, ledgers, writer.ledger_id)
+    assert all(len(names) == 3 for names in copies.values())
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_a_ledger_with_a_password_heals_as_well():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 4, password=b"secret")
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    lost = writer.record.last_fragment.ensemble[0]
+    await gone(cluster, lost)
+    await look_for(auditor, worker, DELAY_S + 10)
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert not record.names(lost)
