@@ -102,17 +102,12 @@ class LedgerGhost:
     """When somebody was told so first: by entry, how many bookies had it."""
 
     @property
-    def fenced_by_repair(self) -> bool:
-        """Repair fences with its reads, which go to every fragment and are no recovery's."""
-        return self.closed and self.record.durability == "page-cache"
-
-    @property
     def closed(self) -> bool:
         return self.record.closed
 
     def names(self, bookie_id: str) -> bool:
         """Whether the record does: who it does not name may have let its copies go."""
-        return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
+        return self.record.names(bookie_id)
 
     def was_acked(self, entry_id: int, now_s: float) -> None:
         self.acked = entry_id
@@ -144,6 +139,8 @@ class LedgerGhost:
         self.record = record
         for slot, bookie in enumerate(record.last_fragment.ensemble):
             self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
+        for one in record.joining:
+            self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
 
     def delete_returned(self) -> None:
         if self.stored_at_delete is None:

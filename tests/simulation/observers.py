@@ -39,6 +39,8 @@ from tests.simulation.trace import Trace
 
 _LEDGERS = paths.LEDGERS + "/"
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+REPAIR_TOKEN = b"of repair"
+"""What bookies of the simulated cluster know repair by."""
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -209,7 +211,7 @@ class Observers:
         self.situations.read(ledger, request, response, bookie)
         if request.fence:
             self._fencing[exchange.ended] = (request, response)
-            if not ledger.fenced_by_repair:
+            if not _is_of_repair(ledger, request):
                 self._recovery_reads(exchange, ledger, request.first_entry)
             if meaning(response.status) is not Meaning.UNKNOWN:
                 bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
@@ -484,6 +486,13 @@ class Observers:
         invariants.entries_come_whole_and_in_the_order_submitted(
             self.ghost, ledger, entry_id, {entry_id: payload}
         )
+
+
+def _is_of_repair(ledger: LedgerGhost, request: m.ReadRequest) -> bool:
+    """Repair fences with its reads of a CLOSED ledger, which go to every fragment and are no
+    recovery's."""
+    by_repair = request.token == REPAIR_TOKEN or ledger.record.durability == "page-cache"
+    return ledger.closed and by_repair
 
 
 def _entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:

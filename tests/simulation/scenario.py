@@ -18,7 +18,7 @@ from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.lasting import a_core_goes_on, cut_for_ever
 from tests.simulation.ledger_work import LedgerWork
-from tests.simulation.limbo_work import NAME, LimboWork
+from tests.simulation.limbo_work import NAME, SETTINGS, LimboWork
 from tests.simulation.local_files import small_blocks
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.operators import NAME as OPERATOR
@@ -120,7 +120,7 @@ class Scenario:
         world.ghost.banned = "" if number is None else f"b{number + 1}:1"
         world.ghost.hard_racks = self.plan.racks == "hard"
         drawn = racks.draw(self.plan, world.loop.random_for("racks"))
-        await world.prepare(self.plan.bookies, drawn)
+        await world.prepare(self.plan.bookies, drawn, SETTINGS)
         self.ledgers = LedgerWork(world, self.plan)
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)

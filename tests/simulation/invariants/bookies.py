@@ -154,7 +154,7 @@ def what_a_start_cannot_read_is_said_to_be_lost(
 
 
 def _named(bookie: BookieGhost, ledger: LedgerGhost) -> bool:
-    return any(bookie.bookie_id in each.ensemble for each in ledger.record.fragments)
+    return ledger.record.names(bookie.bookie_id)
 
 
 def _is_over(bookie: BookieGhost, ledger: LedgerGhost | None) -> bool:
