@@ -84,6 +84,10 @@ class LedgerGhost:
     """By bookie: the mask of the slots it had in any published ensemble."""
     copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
     """(client, bookie, entry) of the copies that a repair gave: no part of a recovery."""
+    shown: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    """(client, bookie, entry) of what a bookie showed to a repair when it was asked last."""
+    took: dict[str, None] = field(default_factory=dict)
+    """Bookies that ever took a slot that was given away."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
@@ -142,6 +146,16 @@ class LedgerGhost:
         for one in record.joining:
             self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
 
+    def forget_copies_of(self, bookie: "BookieGhost") -> None:
+        """It joins, and was named by the record no more: what it had it may have let go."""
+        for entry_id, stored in self.stored.items():
+            stored.pop(bookie.bookie_id, None)
+            bookie.stored.pop((self.ledger_id, entry_id), None)
+            bookie.given.pop((self.ledger_id, entry_id), None)
+        self.shown = {what: None for what in self.shown if what[1] != bookie.bookie_id}
+        for way in (bookie.cleared, bookie.compared, bookie.told_to_clear):
+            way.pop(self.ledger_id, None)
+
     def delete_returned(self) -> None:
         if self.stored_at_delete is None:
             self.stored_at_delete = {entry: len(on) for entry, on in self.stored.items()}
@@ -170,6 +184,8 @@ class BookieGhost:
     unsynced: bool = False
     """It lost power in a run with ledgers of page-cache durability: of those it may lack what it
     acknowledged, but it never denies it."""
+    given: dict[tuple[int, int], None] = field(default_factory=dict)
+    """(ledger, entry) of slots that it took: they were durable then, whatever the durability."""
     unsure: bool = False
     """A directory failed at its first start of all, or it once started with none that was there to
     the last: it cannot know what was there."""
@@ -195,6 +211,8 @@ class Home(NamedTuple):
 class Ghost:
     over_budget: bool = False
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
+    answers_come_whole: bool = True
+    """Nothing that is read arrives damaged, or is looked up in files."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
     homes: dict[str, Home] = field(default_factory=dict)

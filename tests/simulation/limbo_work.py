@@ -114,23 +114,31 @@ class LimboWork:
         ghost, mine = self._world.ghost, self._world.ghost.bookie(node.bookie_id)
         if node.bookie is None or (mine.rotten and not mine.bereft):
             return  # what rots again is no fault of the repair
-        lacking = await _lacking(node, ledger.record)
-        invariants.what_was_cleared_is_whole(ghost, node.bookie_id, ledger.ledger_id, lacking)
-        if mine.bereft and not lacking:
+        missing = await lacking(node, ledger.record)
+        invariants.what_was_cleared_is_whole(ghost, node.bookie_id, ledger.ledger_id, missing)
+        if mine.bereft and not missing:
             ghost.meet("copies of a lost directory brought back")
 
 
-async def _lacking(node: BookieNode, record: LedgerRecord) -> list[int]:
-    assert record.last_entry is not None
+async def lacking(
+    node: BookieNode, record: LedgerRecord, first_entry: int | None = None
+) -> list[int]:
+    """What the bookie should have and does not, asked past the network; of one fragment only, if
+    its first entry is given."""
+    last = record.last_entry
+    if last is None:
+        last = record.last_fragment.first_entry - 1
     token = derive(PASSWORD).read if record.verifiers is not None else b""
-    lacking = []
-    for entries, slot in entries_kept(record, node.bookie_id, record.last_entry):
+    found = []
+    for entries, slot in entries_kept(record, node.bookie_id, last):
+        if first_entry not in (None, entries.start):
+            continue
         for entry_id in entries:
             if keeps(record, slot, entry_id) and not await _has(
                 node, record.ledger_id, entry_id, token
             ):
-                lacking.append(entry_id)
-    return lacking
+                found.append(entry_id)
+    return found
 
 
 async def _has(node: BookieNode, ledger_id: int, entry_id: int, token: bytes) -> bool:

@@ -79,6 +79,8 @@ class World:
         self.store.listeners.append(self.observers.committed)
         self.nodes: list[BookieNode] = []
         self.clients: list[Client] = []
+        self.drained: dict[str, None] = {}
+        """Bookies that an operator has drained: they are read-only."""
         self.exit_keeps: Keep = "random"
         """What a bookie's disks keep when it exits by itself."""
         self._names: dict[str, int] = {}
@@ -448,7 +450,10 @@ class BookieNode:
 
     @property
     def readonly(self) -> bool:
-        return self.bookie is not None and bool(self.bookie.readonly_reason)
+        if self.bookie is None:
+            return False
+        self.bookie.drained = self.bookie_id in self.world.drained
+        return bool(self.bookie.readonly_reason)
 
     # -- what it promised before ---------------------------------------------------------------
 
