@@ -86,8 +86,8 @@ class LedgerGhost:
     """(client, bookie, entry) of the copies that a repair gave: no part of a recovery."""
     shown: dict[tuple[str, str, int], None] = field(default_factory=dict)
     """(client, bookie, entry) of what a bookie showed to a repair when it was asked last."""
-    took: dict[str, None] = field(default_factory=dict)
-    """Bookies that ever took a slot that was given away."""
+    took: dict[tuple[str, int], None] = field(default_factory=dict)
+    """(bookie, first entry of the fragment) of the slots that were ever given away."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
@@ -151,7 +151,7 @@ class LedgerGhost:
         for entry_id, stored in self.stored.items():
             stored.pop(bookie.bookie_id, None)
             bookie.stored.pop((self.ledger_id, entry_id), None)
-            bookie.given.pop((self.ledger_id, entry_id), None)
+            bookie.synced.pop((self.ledger_id, entry_id), None)
         self.shown = {what: None for what in self.shown if what[1] != bookie.bookie_id}
         for way in (bookie.cleared, bookie.compared, bookie.told_to_clear):
             way.pop(self.ledger_id, None)
@@ -184,8 +184,9 @@ class BookieGhost:
     unsynced: bool = False
     """It lost power in a run with ledgers of page-cache durability: of those it may lack what it
     acknowledged, but it never denies it."""
-    given: dict[tuple[int, int], None] = field(default_factory=dict)
-    """(ledger, entry) of slots that it took: they were durable then, whatever the durability."""
+    synced: dict[tuple[int, int], None] = field(default_factory=dict)
+    """(ledger, entry) that it took from a recovery or a repair, or showed in answer to a fence:
+    they are durable, whatever the ledger's durability."""
     unsure: bool = False
     """A directory failed at its first start of all, or it once started with none that was there to
     the last: it cannot know what was there."""

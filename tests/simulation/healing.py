@@ -13,6 +13,7 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
+from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import Settings
@@ -26,6 +27,7 @@ from tests.simulation.chaos import Chaos
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import Swap
+from tests.simulation.limbo_work import NAME as REPAIRER
 from tests.simulation.limbo_work import TOKENS, lacking
 from tests.simulation.world import BookieNode, Client
 
@@ -220,7 +222,11 @@ class Healing:
 
     async def ends(self) -> None:
         """Everything was audited: all copies are made whole, as far as there are spares."""
-        world, client = self._world, await self._world.client(NAME)
+        world = self._world
+        for one in world.clients:  # what they have locked is theirs as long as they live
+            if one.process.alive and one.name.startswith((NAME, REPAIRER)):
+                one.kill()
+        client = await world.client(NAME)
         for bookie_id in await client.run(autorecovery.draining(client.session)):
             await client.run(self._undrain(client, bookie_id))
         world.drained.clear()
@@ -256,7 +262,10 @@ class Healing:
         return [each.bookie_id for each in self._world.ghost.bookies.values() if each.wiped]
 
     def _is_true(self, ledger: LedgerGhost, work: work_list.Work) -> bool:
-        """Whether what stands in the way does: no other bookie may take the copies."""
+        """Whether what stands in the way does: no other bookie may take the copies; or a ledger
+        that was made with bookies of before has nothing, and nobody who could tell."""
+        if slots.NO_COPY in work.blocked and ledger.record.last_entry == NO_ENTRY:
+            return True
         if slots.NO_SPARE not in work.blocked:
             return False
         ghost = self._world.ghost
@@ -267,11 +276,11 @@ class Healing:
         )
 
     async def _compare(self, ledger: LedgerGhost) -> None:
-        for bookie_id in ledger.took:
+        for bookie_id, first_entry in ledger.took:
             node = self._node_of(bookie_id)
             if node is None or node.bookie is None or not self._is_sound(node):
                 continue
-            missing = await lacking(node, ledger.record)
+            missing = await lacking(node, ledger.record, first_entry)
             invariants.who_took_a_slot_has_all_of_it(
                 self._world.ghost, bookie_id, ledger.ledger_id, missing
             )

@@ -9,7 +9,7 @@ limbo any more but ledgers that cannot be closed, and whatever a bookie cleared 
 import asyncio
 
 from bookie_server.api import messages as m
-from bookie_server.api.status import Status
+from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.metadata.autorecovery import Settings, repair_tokens
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_kept, keeps
@@ -124,7 +124,7 @@ async def lacking(
     node: BookieNode, record: LedgerRecord, first_entry: int | None = None
 ) -> list[int]:
     """What the bookie should have and does not, asked past the network; of one fragment only, if
-    its first entry is given."""
+    its first entry is given: then what it denies."""
     last = record.last_entry
     if last is None:
         last = record.last_fragment.first_entry - 1
@@ -134,16 +134,18 @@ async def lacking(
         if first_entry not in (None, entries.start):
             continue
         for entry_id in entries:
-            if keeps(record, slot, entry_id) and not await _has(
-                node, record.ledger_id, entry_id, token
-            ):
+            if not keeps(record, slot, entry_id):
+                continue
+            told = await _told(node, record.ledger_id, entry_id, token)
+            denies = meaning(told) is Meaning.NEGATIVE
+            if denies or (first_entry is None and told is not Status.OK):
                 found.append(entry_id)
     return found
 
 
-async def _has(node: BookieNode, ledger_id: int, entry_id: int, token: bytes) -> bool:
+async def _told(node: BookieNode, ledger_id: int, entry_id: int, token: bytes) -> Status:
     assert node.bookie is not None
     request = m.ReadRequest(node.bookie_id, ledger_id, entry_id, entry_id, 1 << 20, token=token)
     answer = await node.bookie.handle(request)
     assert isinstance(answer, m.ReadResponse)
-    return bool(answer.results) and answer.results[0].status is Status.OK
+    return answer.results[0].status if answer.results else answer.status

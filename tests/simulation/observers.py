@@ -32,7 +32,6 @@ from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhos
 from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import (
     Swap,
-    entries_of_slot,
     is_of_repair,
     swaps_of,
 )
@@ -206,6 +205,8 @@ class Observers:
                     ghost, bookie, key[0], exchange.begun
                 )
             bookie.stored[key] = exchange.ended
+        if recovery:
+            bookie.synced[key] = None
         ledger.stored.setdefault(key[1], {})[bookie.bookie_id] = None
         while len(ledger.stored.get(ledger.durable_prefix + 1, ())) >= ledger.ack_quorum:
             ledger.durable_prefix += 1
@@ -232,7 +233,7 @@ class Observers:
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
             if by_repair and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
-                self._shown(exchange, ledger, bookie, entry_id)
+                self._shown(exchange, ledger, bookie, entry_id, request.fence)
             if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
@@ -247,9 +248,16 @@ class Observers:
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
 
     def _shown(
-        self, exchange: Exchange, ledger: LedgerGhost, bookie: BookieGhost, entry_id: int
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        bookie: BookieGhost,
+        entry_id: int,
+        fenced: bool,
     ) -> None:
         """A bookie that keeps copies says to repair that it has one."""
+        if fenced:
+            bookie.synced[ledger.ledger_id, entry_id] = None
         ledger.stored.setdefault(entry_id, {})[bookie.bookie_id] = None
         bookie.stored.setdefault((ledger.ledger_id, entry_id), exchange.ended)
 
@@ -419,10 +427,7 @@ class Observers:
         ghost = self.ghost
         for swap in swaps_of(before, after):
             bookie = ghost.bookie(swap.new)
-            ledger.took[swap.new] = None
-            for entry_id in entries_of_slot(swap):
-                if swap.new in ledger.stored.get(entry_id, {}):
-                    bookie.given[ledger.ledger_id, entry_id] = None
+            ledger.took[swap.new, swap.fragment.first_entry] = None
             for told in self.swaps:
                 told(swap)
             invariants.a_slot_goes_to_who_has_every_entry(ghost, ledger, bookie, swap)

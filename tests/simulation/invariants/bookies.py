@@ -71,7 +71,7 @@ def an_acknowledged_add_survives_a_crash(
     power cut: it is not denied). Not so what is no business of the bookie any more."""
     ledger = ghost.ledgers.get(ledger_id)
     cached = ledger is not None and ledger.record.durability == "page-cache"
-    cached = cached and (ledger_id, entry_id) not in bookie.given
+    cached = cached and (ledger_id, entry_id) not in bookie.synced
     doubtful = bookie.rotten or ledger_id in bookie.partial or (bookie.unsynced and cached)
     unknown = doubtful and meaning(Status[status]) is Meaning.UNKNOWN
     released = ledger is not None and _released(bookie, ledger, entry_id)

@@ -9,7 +9,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
-from spark_ledger.metadata import autorecovery
+from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerState
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
@@ -234,3 +234,17 @@ async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_
     known = await records.move(known, lambda r: t.join(r, old, again))
     with pytest.raises(MoveRefused, match="joined anew"):
         await records.move(known, lambda r: t.swap(r, old, first))
+
+
+@simulated
+async def test_limbo_at_a_bookie_that_the_record_names_no_more_keeps_no_ledger_on_the_list():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    await ledgers.metadata.create(paths.limbo(ensemble[0], ledger_id), b"{}", parents=True)
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await look_for(auditor, worker, 3 * DELAY_S)
+    assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
+    assert await work_list.listed(ledgers.metadata) == []
