@@ -15,7 +15,6 @@ long; what it keeps in memory is a count for each bookie, and ids of ledgers.
 
 import asyncio
 import logging
-import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import NoNode, SessionState, StoreError
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import each, store_now_ms
 from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
@@ -162,17 +161,21 @@ class Auditor:
 
     async def _list(self, judged: Judgement, now: Bookies) -> int:
         """How many ledgers came on the list, or have a reason more."""
-        since_ms = time.time_ns() // 10**6
+        found = [
+            (ledger_id, why, bookie)
+            for why, some in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining))
+            for bookie in sorted(some)
+            for ledger_id in self._index.of.get(bookie, ())
+        ]
+        found += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
+        since_ms = await store_now_ms(self._store) if found else 0
         wanted: dict[int, list[Reason]] = {}
-        for why, some in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining)):
-            for bookie in sorted(some):
-                for ledger_id in self._index.of.get(bookie, ()):
-                    wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
-        for ledger_id, bookie in self._index.joining.items():
-            wanted.setdefault(ledger_id, []).append(Reason(work_list.JOINING, bookie, since_ms))
+        for ledger_id, why, bookie in found:
+            wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
         for one in await limbo.listed(self._store):
-            reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
-            wanted.setdefault(one.ledger_id, []).append(reason)
+            if one.bookie_id in now.registered:  # else it is lost, sooner or later, or comes back
+                reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
+                wanted.setdefault(one.ledger_id, []).append(reason)
         listed = 0
 
         async def add(ledger_id: int) -> None:
@@ -188,7 +191,7 @@ class Auditor:
     async def _check(self, now: Bookies) -> int:
         """Ask the bookies of some ledgers which entries they have; how many came on the list."""
         some = [*self._unchecked][:CHECKS_A_LOOK]
-        since_ms, listed = time.time_ns() // 10**6, 0
+        since_ms, listed = await store_now_ms(self._store) if some else 0, 0
 
         async def check(ledger_id: int) -> None:
             nonlocal listed

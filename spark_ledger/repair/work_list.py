@@ -32,7 +32,7 @@ take."""
 
 
 class Reason(NamedTuple):
-    """Of one bookie. `since_ms`: by the clock of who listed it."""
+    """Of one bookie. `since_ms`: by the clock of the metadata store."""
 
     why: str
     bookie_id: str

@@ -170,6 +170,8 @@ class Worker:
         for reason in reasons:
             if reason.why in _GO or reason.why == work_list.JOINING:
                 keeps = known.record.names(reason.bookie_id) and reason.why in _GO
+            elif not known.record.names(reason.bookie_id):
+                keeps = False  # others have its copies
             elif not known.record.closed:
                 keeps = True
             else:

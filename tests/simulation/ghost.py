@@ -84,6 +84,10 @@ class LedgerGhost:
     """By bookie: the mask of the slots it had in any published ensemble."""
     copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
     """(client, bookie, entry) of the copies that a repair gave: no part of a recovery."""
+    shown: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    """(client, bookie, entry) of what a bookie showed to a repair when it was asked last."""
+    took: dict[tuple[str, int], None] = field(default_factory=dict)
+    """(bookie, first entry of the fragment) of the slots that were ever given away."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
@@ -102,17 +106,12 @@ class LedgerGhost:
     """When somebody was told so first: by entry, how many bookies had it."""
 
     @property
-    def fenced_by_repair(self) -> bool:
-        """Repair fences with its reads, which go to every fragment and are no recovery's."""
-        return self.closed and self.record.durability == "page-cache"
-
-    @property
     def closed(self) -> bool:
         return self.record.closed
 
     def names(self, bookie_id: str) -> bool:
         """Whether the record does: who it does not name may have let its copies go."""
-        return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
+        return self.record.names(bookie_id)
 
     def was_acked(self, entry_id: int, now_s: float) -> None:
         self.acked = entry_id
@@ -144,6 +143,18 @@ class LedgerGhost:
         self.record = record
         for slot, bookie in enumerate(record.last_fragment.ensemble):
             self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
+        for one in record.joining:
+            self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
+
+    def forget_copies_of(self, bookie: "BookieGhost") -> None:
+        """It joins, and was named by the record no more: what it had it may have let go."""
+        for entry_id, stored in self.stored.items():
+            stored.pop(bookie.bookie_id, None)
+            bookie.stored.pop((self.ledger_id, entry_id), None)
+            bookie.synced.pop((self.ledger_id, entry_id), None)
+        self.shown = {what: None for what in self.shown if what[1] != bookie.bookie_id}
+        for way in (bookie.cleared, bookie.compared, bookie.told_to_clear):
+            way.pop(self.ledger_id, None)
 
     def delete_returned(self) -> None:
         if self.stored_at_delete is None:
@@ -173,6 +184,9 @@ class BookieGhost:
     unsynced: bool = False
     """It lost power in a run with ledgers of page-cache durability: of those it may lack what it
     acknowledged, but it never denies it."""
+    synced: dict[tuple[int, int], None] = field(default_factory=dict)
+    """(ledger, entry) that it took from a recovery or a repair, or showed in answer to a fence:
+    they are durable, whatever the ledger's durability."""
     unsure: bool = False
     """A directory failed at its first start of all, or it once started with none that was there to
     the last: it cannot know what was there."""
@@ -198,6 +212,8 @@ class Home(NamedTuple):
 class Ghost:
     over_budget: bool = False
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
+    answers_come_whole: bool = True
+    """Nothing that is read arrives damaged, or is looked up in files."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
     homes: dict[str, Home] = field(default_factory=dict)

@@ -30,6 +30,11 @@ from tests.kit.handling import handle_bytes
 from tests.simulation import invariants
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import Violation
+from tests.simulation.invariants.repair import (
+    Swap,
+    is_of_repair,
+    swaps_of,
+)
 from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
 from tests.simulation.sometimes import Situations
@@ -39,6 +44,8 @@ from tests.simulation.trace import Trace
 
 _LEDGERS = paths.LEDGERS + "/"
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+REPAIR_TOKEN = b"of repair"
+"""What bookies of the simulated cluster know repair by."""
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -65,11 +72,15 @@ class Observers:
         self.trace = trace
         self.violations: list[Violation] = []
         self.situations = Situations(ghost)
+        self.swaps: list[Callable[[Swap], None]] = []
+        """Called of each slot that was given away."""
         self.well_since: float | None = None
         """When every fault had ended; None before."""
         self.heard: tuple[m.Request, m.Response] | None = None
         """The messages of the answer that leaves a bookie just now."""
         self._writers: dict[int, Any] = {}
+        self._comparing: dict[int, tuple[m.ReadRequest, m.ReadResponse]] = {}
+        """By moment of the answer: what repair is told of the copies that a bookie has."""
         self._fencing: dict[int, tuple[m.Request, m.Response]] = {}
         """By moment of the answer: fencing exchanges that may still reach their caller."""
 
@@ -194,6 +205,8 @@ class Observers:
                     ghost, bookie, key[0], exchange.begun
                 )
             bookie.stored[key] = exchange.ended
+        if recovery:
+            bookie.synced[key] = None
         ledger.stored.setdefault(key[1], {})[bookie.bookie_id] = None
         while len(ledger.stored.get(ledger.durable_prefix + 1, ())) >= ledger.ack_quorum:
             ledger.durable_prefix += 1
@@ -209,13 +222,18 @@ class Observers:
         self.situations.read(ledger, request, response, bookie)
         if request.fence:
             self._fencing[exchange.ended] = (request, response)
-            if not ledger.fenced_by_repair:
+            if not _is_of_repair(ledger, request):
                 self._recovery_reads(exchange, ledger, request.first_entry)
             if meaning(response.status) is not Meaning.UNKNOWN:
                 bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
+        by_repair = _is_of_repair(ledger, request)
+        if by_repair:
+            self._comparing[exchange.ended] = (request, response)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
+            if by_repair and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
+                self._shown(exchange, ledger, bookie, entry_id, request.fence)
             if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
@@ -228,6 +246,20 @@ class Observers:
                     key = (ledger.ledger_id, entry_id)
                     bookie.fenced_negatives.setdefault(key, exchange.ended)
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
+
+    def _shown(
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        bookie: BookieGhost,
+        entry_id: int,
+        fenced: bool,
+    ) -> None:
+        """A bookie that keeps copies says to repair that it has one."""
+        if fenced:
+            bookie.synced[ledger.ledger_id, entry_id] = None
+        ledger.stored.setdefault(entry_id, {})[bookie.bookie_id] = None
+        bookie.stored.setdefault((ledger.ledger_id, entry_id), exchange.ended)
 
     def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
         if ledger.recovered_from is None:
@@ -279,6 +311,9 @@ class Observers:
     @kept
     def delivered(self, exchange: Exchange) -> None:
         """An answer was taken by its caller: what a recoverer may decide by."""
+        compared = self._comparing.pop(exchange.ended, None)
+        if compared is not None:
+            self._compared(exchange.caller, *compared)
         found = self._fencing.pop(exchange.ended, None)
         if found is None:
             return
@@ -297,6 +332,15 @@ class Observers:
         assert isinstance(request, m.ReadRequest)
         for entry_id, result in _results(request, response, len(ledger.submitted)):
             told.hear(entry_id, bookie_id, testimony(result.status))
+
+    def _compared(self, client: str, request: m.ReadRequest, response: m.ReadResponse) -> None:
+        ledger = self.ghost.ledgers[request.ledger_id]
+        for entry_id, result in _results(request, response, len(ledger.submitted)):
+            what = (client, request.bookie_id, entry_id)
+            if meaning(result.status) is Meaning.POSITIVE:
+                ledger.shown[what] = None
+            else:
+                ledger.shown.pop(what, None)
 
     @kept
     def looked(
@@ -320,6 +364,11 @@ class Observers:
         ledger = self.ghost.ledgers.get(header.ledger_id) if header is not None else None
         if header is not None and ledger is not None:
             ledger.copied[client, bookie_id, header.entry_id] = None
+            self._judge_copy(ledger, client, bookie_id, header.entry_id)
+
+    @kept
+    def _judge_copy(self, ledger: LedgerGhost, *what: Any) -> None:
+        invariants.nothing_is_copied_that_is_not_missing(self.ghost, ledger, *what)
 
     # -- the metadata store --------------------------------------------------------------------
 
@@ -350,6 +399,10 @@ class Observers:
             )
         if before is not None:
             self.situations.moved(ledger, before, after, author)
+        if before is not None and after is not None:
+            for one in after.joining:
+                if before.closed and not before.names(one.bookie_id):
+                    ledger.forget_copies_of(ghost.bookie(one.bookie_id))
         ledger.adopt(after)  # first of all: what is judged next must not depend on what fails now
         self._writer_says(ledger)
         invariants.every_move_is_a_row_of_the_table(ghost, known, before, after, author)
@@ -361,11 +414,24 @@ class Observers:
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
         invariants.what_a_change_moves_is_on_an_ack_quorum(ghost, ledger, before, after)
+        if is_of_repair(before, after):
+            self._given_away(ledger, before, after)
+            return
         invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
             if before.state is LedgerState.IN_RECOVERY:
                 self._recovered(ledger, after, author)
+
+    def _given_away(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
+        ghost = self.ghost
+        for swap in swaps_of(before, after):
+            bookie = ghost.bookie(swap.new)
+            ledger.took[swap.new, swap.fragment.first_entry] = None
+            for told in self.swaps:
+                told(swap)
+            invariants.a_slot_goes_to_who_has_every_entry(ghost, ledger, bookie, swap)
+            invariants.a_swap_takes_no_copy_away(ghost, ledger, swap)
 
     def _closed(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
         ghost, returned, heard = self.ghost, ledger.returned, ledger.lac_heard
@@ -484,6 +550,13 @@ class Observers:
         invariants.entries_come_whole_and_in_the_order_submitted(
             self.ghost, ledger, entry_id, {entry_id: payload}
         )
+
+
+def _is_of_repair(ledger: LedgerGhost, request: m.ReadRequest) -> bool:
+    """Repair fences with its reads of a CLOSED ledger, which go to every fragment and are no
+    recovery's."""
+    by_repair = request.token == REPAIR_TOKEN or ledger.record.durability == "page-cache"
+    return ledger.closed and by_repair
 
 
 def _entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:

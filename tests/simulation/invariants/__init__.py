@@ -71,6 +71,13 @@ from tests.simulation.invariants.records import (
     the_closed_tail_is_on_an_ack_quorum,
     the_length_is_the_sum_of_the_payloads,
 )
+from tests.simulation.invariants.repair import (
+    a_slot_goes_to_who_has_every_entry,
+    a_swap_takes_no_copy_away,
+    nothing_is_copied_that_is_not_missing,
+    who_took_a_slot_has_all_of_it,
+    work_ends,
+)
 from tests.simulation.invariants.topics import (
     a_chain_is_read_in_the_order_of_its_acks,
     a_checkpoint_only_rises,
@@ -151,8 +158,13 @@ __all__ = [
     "a_refused_token_decides_nothing",
     "a_row_is_where_its_commit_put_it",
     "a_session_has_few_ephemerals",
+    "a_slot_goes_to_who_has_every_entry",
     "a_source_never_goes_back",
     "a_source_reads_each_position_once",
+    "a_swap_takes_no_copy_away",
+    "nothing_is_copied_that_is_not_missing",
+    "who_took_a_slot_has_all_of_it",
+    "work_ends",
     "a_version_contributes_rows_at_most_once",
     "a_waiting_reader_is_told",
     "a_write_is_small",

@@ -9,7 +9,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
-from spark_ledger.metadata import autorecovery
+from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerState
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
@@ -265,3 +265,17 @@ async def test_a_ledger_with_a_password_heals_as_well():
     await look_for(auditor, worker, DELAY_S + 10)
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     assert not record.names(lost)
+
+
+@simulated
+async def test_limbo_at_a_bookie_that_the_record_names_no_more_keeps_no_ledger_on_the_list():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 6)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    await ledgers.metadata.create(paths.limbo(ensemble[0], ledger_id), b"{}", parents=True)
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await look_for(auditor, worker, 3 * DELAY_S)
+    assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
+    assert await work_list.listed(ledgers.metadata) == []
