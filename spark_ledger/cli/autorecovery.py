@@ -35,9 +35,6 @@ def start(
         int,
         typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
     ] = MERGE_BYTES,
-    lost_bookie_delay_s: Annotated[
-        float | None, typer.Option(help="Set this first, as `set` does, for the whole cluster.")
-    ] = None,
     parent_pipe: Annotated[
         bool,
         typer.Option(
@@ -53,7 +50,6 @@ def start(
     serve(
         resolve_service_url(service_url),
         merge_bytes=merge_bytes,
-        lost_bookie_delay_s=lost_bookie_delay_s,
         parent_pipe=parent_pipe,
     )
 
@@ -65,7 +61,7 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
     async def work(ledgers: "LedgerStore") -> "Status":
         from spark_ledger.repair.status import status
 
-        return await status(ledgers)
+        return await status(ledgers.metadata)
 
     found = with_ledgers(service_url, work)
     if json:
@@ -107,7 +103,7 @@ def enable(
     async def work(ledgers: "LedgerStore") -> "Settings":
         from spark_ledger.repair.status import enable
 
-        return await enable(ledgers, force=force)
+        return await enable(ledgers.metadata, force=force)
 
     settings = with_ledgers(service_url, work)
     lost = f"; accepted as lost: {', '.join(settings.accepted) or 'none'}" if force else ""
@@ -146,7 +142,7 @@ def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
     async def work(ledgers: "LedgerStore") -> "Settings":
         from spark_ledger.repair.status import change
 
-        return await change(ledgers, **changes)
+        return await change(ledgers.metadata, **changes)
 
     return with_ledgers(service_url, work)
 

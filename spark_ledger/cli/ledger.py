@@ -175,7 +175,7 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
     async def work(ledgers: "LedgerStore") -> "list[Work]":
         from spark_ledger.repair.status import underreplicated
 
-        return await underreplicated(ledgers)
+        return await underreplicated(ledgers.metadata)
 
     found = with_ledgers(service_url, work)
     if json:

@@ -22,7 +22,6 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store_calls import elected
-from spark_ledger.repair import status
 from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
@@ -40,18 +39,14 @@ async def maintain(
     pass_s: float = PASS_S,
     *,
     merge_bytes: int = PASS_BYTES,
-    lost_bookie_delay_s: float | None = None,
 ) -> None:
     """Let go, checkpoint, clean, merge (copying `merge_bytes` a pass at most, about), audit, and
-    repair what is under-replicated, until cancelled. `lost_bookie_delay_s` becomes the cluster's
-    setting first; None: it stays.
+    repair what is under-replicated, until cancelled.
 
-    Raises errors.Unavailable when the cluster cannot be reached, errors.BadConfig.
+    Raises errors.Unavailable when the cluster cannot be reached.
     """
     ledgers = await connect(service_url)
     try:
-        if lost_bookie_delay_s is not None:
-            await status.change(ledgers, lost_bookie_delay_s=lost_bookie_delay_s)
         healing = await Autorecovery.start(ledgers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(healing.run())
@@ -89,7 +84,6 @@ def serve(
     service_url: str,
     *,
     merge_bytes: int = PASS_BYTES,
-    lost_bookie_delay_s: float | None = None,
     parent_pipe: bool = False,
 ) -> None:
     """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: for a process
@@ -103,9 +97,7 @@ def serve(
         pause_s = TRY_AGAIN_S
         while True:
             try:
-                await maintain(
-                    service_url, merge_bytes=merge_bytes, lost_bookie_delay_s=lost_bookie_delay_s
-                )
+                await maintain(service_url, merge_bytes=merge_bytes)
             except Unavailable as failure:
                 if not parent_pipe:
                     raise

@@ -34,7 +34,6 @@ from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
 
 AGAIN_S = 3600.0
-SAME_MS = 1000
 RECORDS_AT_ONCE = 128
 
 log = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ class Auditor:
         self._ledgers = ledgers
         self._store = ledgers.metadata
         self._absence = Absence()
-        self._since_ms: dict[str, int] = {}
+        self._seen_absent: dict[str, tuple[float | None, int]] = {}
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
@@ -120,7 +119,7 @@ class Auditor:
         known = {*await self._known(), *self._index.held, *now.registered}
         loop_now = asyncio.get_running_loop().time()
         self._absence.look(loop_now, self._sessions, known, now.registered)
-        absent = self._absent(known - now.registered, loop_now)
+        absent = self._absent(known - now.registered)
         await self._take_back(settings, now)
         if not settings.enabled:
             return AuditReport(absent=absent)
@@ -132,17 +131,17 @@ class Auditor:
         listed = await self._list(judged, now)
         return AuditReport(listed, judged.lost, now.draining, judged.too_many, absent)
 
-    def _absent(self, bookie_ids: set[str], loop_now: float) -> dict[str, int]:
-        """Since when, in ms of this host's clock; the same number from look to look."""
-        now_ms = time.time_ns() // 10**6
-        absent = {}
+    def _absent(self, bookie_ids: set[str]) -> dict[str, int]:
+        """Since when, in ms of this host's clock when it was first seen absent."""
+        seen = {}
         for bookie_id in sorted(bookie_ids):
-            ago_s = loop_now - (self._absence.since(bookie_id) or loop_now)
-            since_ms = now_ms - round(ago_s * 1000)
-            before_ms = self._since_ms.get(bookie_id, since_ms)
-            absent[bookie_id] = before_ms if abs(before_ms - since_ms) < SAME_MS else since_ms
-        self._since_ms = absent
-        return absent
+            since = self._absence.since(bookie_id)
+            before = self._seen_absent.get(bookie_id)
+            if before is None or before[0] != since:
+                before = since, time.time_ns() // 10**6
+            seen[bookie_id] = before
+        self._seen_absent = seen
+        return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}
 
     async def _take_back(self, settings: Settings, now: Bookies) -> None:
         """An operator's word that a bookie is lost is of the absence that it was said of."""

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_ledger.errors import BadConfig
-from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.store import BadVersion, MetadataStore, NoNode, OutcomeUnknown
@@ -85,10 +84,9 @@ class Status:
     alarm: str
 
 
-async def status(ledgers: LedgerStore) -> Status:
+async def status(store: MetadataStore) -> Status:
     """As it is now. Raises Unavailable, BadConfig for settings that are damaged."""
-    store = ledgers.metadata
-    works = await underreplicated(ledgers)
+    works = await underreplicated(store)
     with reachable("asking how autorecovery stands"):
         await store.sync(paths.AUTORECOVERY)
         try:
@@ -114,21 +112,19 @@ async def status(ledgers: LedgerStore) -> Status:
     )
 
 
-async def underreplicated(ledgers: LedgerStore) -> list[Work]:
+async def underreplicated(store: MetadataStore) -> list[Work]:
     """Every ledger on the list, by id. Raises Unavailable."""
-    store = ledgers.metadata
     ledger_ids = await work_list.listed(store)
     with reachable("reading what is under-replicated"):
         found = await each(lambda one: work_list.find(store, one), ledger_ids, READS_AT_ONCE)
     return [work for work in found if work is not None]
 
 
-async def enable(ledgers: LedgerStore, *, force: bool = False) -> Settings:
+async def enable(store: MetadataStore, *, force: bool = False) -> Settings:
     """Repair from now on. `force`: the bookies that are gone now count as lost, even if they are
     more than a third. Durable on return. Raises Unavailable, BadConfig."""
     if not force:
-        return await change(ledgers, enabled=True)
-    store = ledgers.metadata
+        return await change(store, enabled=True)
     with reachable("asking which bookies are gone"):
         registered = (await bookies(store)).registered
         try:
@@ -136,10 +132,10 @@ async def enable(ledgers: LedgerStore, *, force: bool = False) -> Settings:
         except NoNode:
             known = []
     accepted = tuple(sorted(one for one in known if one not in registered))
-    return await change(ledgers, enabled=True, accepted=accepted)
+    return await change(store, enabled=True, accepted=accepted)
 
 
-async def change(ledgers: LedgerStore, **changes: Any) -> Settings:
+async def change(store: MetadataStore, **changes: Any) -> Settings:
     """Set these, and leave the others. Durable on return. Raises Unavailable; BadConfig: nothing
     was written."""
     for name in SETTABLE.keys() & changes.keys():
@@ -151,7 +147,7 @@ async def change(ledgers: LedgerStore, **changes: Any) -> Settings:
         )
     with reachable("changing the settings of autorecovery"):
         try:
-            return await autorecovery.change_settings(ledgers.metadata, **changes)
+            return await autorecovery.change_settings(store, **changes)
         except BadSettings as wrong:
             if str(wrong).startswith(paths.AUTORECOVERY):
                 raise _damaged(wrong) from wrong
