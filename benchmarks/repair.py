@@ -73,20 +73,23 @@ async def append_for(ledgers: LedgerStore, seconds: float) -> float:
     return done / MIB / taken
 
 
+async def listed(ledgers: LedgerStore, anything: bool) -> float:
+    """When there is anything on the list, or nothing."""
+    for _ in range(36_000):
+        if bool(await work_list.listed(ledgers.metadata)) == anything:
+            return time.monotonic()
+        await asyncio.sleep(0.1)
+    raise TimeoutError("an hour")
+
+
 async def healed(ledgers: LedgerStore, lost: str) -> tuple[float, float]:
     """When the first ledger came on the list, and when nothing names the bookie any more."""
-    while not await work_list.listed(ledgers.metadata):
-        await asyncio.sleep(0.05)
-    began = time.monotonic()
-    while await work_list.listed(ledgers.metadata):
-        await asyncio.sleep(0.1)
-    ended = time.monotonic()
+    began = await listed(ledgers, True)
+    ended = await listed(ledgers, False)
     async for ledger_id in ledgers.list():
         record = (await ledgers.record(ledger_id, fresh=True)).record
         assert not record.closed or not record.names(lost), record
     return began, ended
-
-
 
 
 def copying(size: int) -> float:
@@ -159,8 +162,7 @@ def load(size: int) -> list[Figure]:
             return await append_for(ledgers, 15)
 
         async def beside(ledgers: LedgerStore) -> tuple[float, float]:
-            while not await work_list.listed(ledgers.metadata):
-                await asyncio.sleep(0.05)
+            await listed(ledgers, True)
             before = len(await work_list.listed(ledgers.metadata))
             began = time.monotonic()
             rate = await append_for(ledgers, 15)

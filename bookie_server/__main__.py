@@ -50,6 +50,7 @@ from bookie_server.disk.monitor import (
     total_space,
 )
 from bookie_server.journal.writer import JournalFailed
+from bookie_server.serve.autorecovery import hosted
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
 from bookie_server.serve.registration import Registration, Standing
@@ -178,7 +179,8 @@ async def _run(config: BookieConfig) -> None:
         service.serve(bookie)
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at)
-        await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
+        async with hosted(config.service_url, wanted=config.autorecovery):
+            await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
 def _registration(

@@ -1,4 +1,4 @@
-"""`spark-ledger ledger list|show|read|recover|limbo`."""
+"""`spark-ledger ledger list|show|read|recover|limbo|underreplicated`."""
 
 import base64
 from datetime import UTC, datetime
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
     from spark_ledger.repair.limbo import Listed, Repaired
-    from spark_ledger.repair.limbo_janitor import Pass
+    from spark_ledger.repair.service import Pass
+    from spark_ledger.repair.work_list import Work
 
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
 Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
-IDLE_S = 300.0  # as limbo_janitor.IDLE_S
+IDLE_S = 300.0  # as repair/service.py
 
 
 @app.command("list")
@@ -142,7 +143,7 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
     """Prints what became of each; exit status 1 when a ledger is left in limbo."""
 
     async def work(ledgers: "LedgerStore") -> "Pass":
-        from spark_ledger.repair.limbo_janitor import repair_once
+        from spark_ledger.repair.service import repair_once
 
         return await repair_once(ledgers, idle_s)
 
@@ -164,6 +165,39 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
         print(", ".join(f"{name}: {count}" for name, count in summary.items()))
     if failed or done.left:
         raise typer.Exit(1)
+
+
+@app.command()
+def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Ledgers of which copies are missing, or are to be moved: at which bookie, why, since when,
+    and what stands in the way."""
+
+    async def work(ledgers: "LedgerStore") -> "list[Work]":
+        from spark_ledger.repair.status import underreplicated
+
+        return await underreplicated(ledgers.metadata)
+
+    found = with_ledgers(service_url, work)
+    if json:
+        print_json([_work(one) for one in found])
+        return
+    rows = [
+        (one.ledger_id, reason.bookie_id, reason.why, _time(reason.since_ms), one.blocked)
+        for one in found
+        for reason in one.reasons
+    ]
+    columns = ("LEDGER", "BOOKIE", "REASON", "SINCE", "BLOCKED BY")
+    print_table(columns, rows, "no ledger is under-replicated")
+
+
+def _work(one: "Work") -> dict[str, object]:
+    reasons = [reason._asdict() for reason in one.reasons]
+    return {
+        "ledger_id": one.ledger_id,
+        "reasons": reasons,
+        "blocked": one.blocked,
+        "damaged": list(one.damaged),
+    }
 
 
 @app.command()

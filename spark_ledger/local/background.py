@@ -154,7 +154,9 @@ def main() -> None:
     try:
         _take_lock(arguments.data_dir)
         state.unlink(missing_ok=True)
-        with LocalCluster(arguments.bookies, arguments.data_dir, port=arguments.port) as cluster:
+        with LocalCluster(
+            arguments.bookies, arguments.data_dir, port=arguments.port, autorecovery=False
+        ) as cluster:  # hosted here, without another process
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
             _write(state, json.dumps(asdict(here)))

@@ -15,8 +15,11 @@ long; what it keeps in memory is a count for each bookie, and ids of ledgers.
 
 import asyncio
 import logging
+import time
 from array import array
 from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spark_ledger.errors import NoSuchLedger, Unavailable
@@ -31,6 +34,7 @@ from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
+from spark_ledger.repair.worker import settings as read_settings
 
 AGAIN_S, AGAIN_TIMES = 60.0, 100
 CHECK_AGAIN_S = 7 * 86_400.0
@@ -66,23 +70,30 @@ class Index:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """What one look found: `listed` ledgers came on the list; `lost` and `draining` bookies;
-    `too_many` are gone, but so many that nothing is done until an operator says so."""
+    `too_many` are gone, but so many that nothing is done until an operator says so; `absent`: each
+    that is not registered, and since when by this host's clock."""
 
     listed: int = 0
     lost: frozenset[str] = frozenset()
     draining: frozenset[str] = frozenset()
     too_many: frozenset[str] = frozenset()
+    absent: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def alarm(self) -> str:
         """What an operator must look at; empty for nothing."""
-        if not self.too_many:
-            return ""
-        names = ", ".join(sorted(self.too_many))
-        return (
-            f"{len(self.too_many)} bookies are gone, more than a third: {names}. Nothing is copied"
-            " for them. If they will not come back: `spark-ledger autorecovery enable --force`"
-        )
+        return alarm(self.too_many)
+
+
+def alarm(too_many: Collection[str]) -> str:
+    """What an operator must look at when so many are gone; empty for nothing."""
+    if not too_many:
+        return ""
+    names = ", ".join(sorted(too_many))
+    return (
+        f"{len(too_many)} bookies are gone, more than a third: {names}. Nothing is copied"
+        " for them. If they will not come back: `spark-ledger autorecovery enable --force`"
+    )
 
 
 class Auditor:
@@ -93,6 +104,7 @@ class Auditor:
         self._tokens = tokens
         self._store = ledgers.metadata
         self._absence = Absence()
+        self._seen_absent: dict[str, tuple[float | None, int]] = {}
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
@@ -114,20 +126,41 @@ class Auditor:
             raise Unavailable(f"the audit ended early: {failure!r}") from failure
 
     async def _look(self) -> AuditReport:
-        settings = await read(self._ledgers)
+        settings = await read_settings(self._store)
         now = await bookies(self._store)
         known = {*await self._known(), *self._index.held, *now.registered}
         loop_now = asyncio.get_running_loop().time()
         self._absence.look(loop_now, self._sessions, known, now.registered)
+        absent = self._absent(known - now.registered)
+        await self._take_back(settings, now)
         if not settings.enabled:
-            return AuditReport()
+            return AuditReport(absent=absent)
         gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
         due = loop_now - self._indexed_at >= max(AGAIN_S, AGAIN_TIMES * self._indexed_for_s)
         if due or self._indexed != (gone, now.draining):
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
         listed = await self._list(judged, now) + await self._check(now)
-        return AuditReport(listed, judged.lost, now.draining, judged.too_many)
+        return AuditReport(listed, judged.lost, now.draining, judged.too_many, absent)
+
+    def _absent(self, bookie_ids: set[str]) -> dict[str, int]:
+        """Since when, in ms of this host's clock when it was first seen absent."""
+        seen = {}
+        for bookie_id in sorted(bookie_ids):
+            since = self._absence.since(bookie_id)
+            before = self._seen_absent.get(bookie_id)
+            if before is None or before[0] != since:
+                before = since, time.time_ns() // 10**6
+            seen[bookie_id] = before
+        self._seen_absent = seen
+        return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}
+
+    async def _take_back(self, settings: Settings, now: Bookies) -> None:
+        """An operator's word that a bookie is lost is of the absence that it was said of."""
+        if not now.registered.isdisjoint(settings.accepted):
+            accepted = tuple(one for one in settings.accepted if one not in now.registered)
+            with suppress(BadSettings):
+                await autorecovery.change_settings(self._store, accepted=accepted)
 
     async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
         """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
@@ -219,12 +252,3 @@ class Auditor:
             return await self._store.children(paths.BOOKIES_KNOWN)
         except NoNode:
             return []
-
-
-async def read(ledgers: LedgerStore) -> Settings:
-    """The cluster's settings; damaged ones are told, and count as none. Raises StoreError."""
-    try:
-        return await autorecovery.read_settings(ledgers.metadata)
-    except BadSettings as damage:
-        log.error("autorecovery: %s", damage)
-        return Settings()

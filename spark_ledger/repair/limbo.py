@@ -29,7 +29,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
-from spark_ledger.repair.copies import CannotCompare, Copies
+from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
 
@@ -150,12 +150,14 @@ async def repair_known(
     tokens: Tokens,
     *,
     everything: bool,
+    pace: Pace = unpaced,
 ) -> list[Repaired]:
     """Of a CLOSED ledger, as it is `known`: what became of it at each bookie. `everything`: it is
     compared whatever the bookie says; else only where it is in limbo."""
     results = []
     for bookie_id in bookie_ids:
-        one = _Repair(ledgers.cluster, known, tokens, bookie_id, everything=everything)
+        cluster = ledgers.cluster
+        one = _Repair(cluster, known, tokens, bookie_id, everything=everything, pace=pace)
         try:
             results.append(await one.run())
         except CannotCompare as failure:
@@ -176,6 +178,7 @@ class _Repair:
         bookie_id: str,
         *,
         everything: bool,
+        pace: Pace,
     ) -> None:
         assert known.record.last_entry is not None
         self._everything = everything
@@ -186,7 +189,7 @@ class _Repair:
         self._token = tokens.recover
         self._bookie_id = bookie_id
         fence = known.record.durability == "page-cache"
-        self._copies = Copies(cluster, known, tokens, bookie_id, fence=fence)
+        self._copies = Copies(cluster, known, tokens, bookie_id, fence=fence, pace=pace)
 
     def result(self, why: str = "") -> Repaired:
         """As far as it came."""

@@ -19,12 +19,14 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
-from spark_ledger.errors import LedgerError, NoSuchLedger, Unavailable
+from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerState, Tokens
-from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.store_calls import reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.idle import IdleLedgers
@@ -61,12 +63,34 @@ async def bookies(store: MetadataStore) -> Bookies:
     return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
 
 
+async def settings(store: MetadataStore) -> Settings:
+    """The cluster's; damaged ones are told, and count as none. Raises StoreError."""
+    try:
+        return await autorecovery.read_settings(store)
+    except BadSettings as damage:
+        log.error("autorecovery: %s", damage)
+        return Settings()
+
+
 class Outcome(NamedTuple):
-    """What became of one ledger on the list: off it if there is no `why`."""
+    """What became of one ledger on the list: off it if there is no `why`. `repaired`: at each
+    bookie that stays and was compared."""
 
     ledger_id: int
     copied: int = 0
     why: str = ""
+    repaired: tuple[limbo.Repaired, ...] = ()
+
+
+class _Found(NamedTuple):
+    """What a worker made of a ledger: what is left of the reasons, and what stands in the way;
+    entries that were copied, and those that no bookie supplies; each bookie that was compared."""
+
+    left: tuple[Reason, ...] = ()
+    why: str = ""
+    copied: int = 0
+    damaged: tuple[int, ...] = ()
+    repaired: tuple[limbo.Repaired, ...] = ()
 
 
 class _Wait(NamedTuple):
@@ -77,15 +101,19 @@ class _Wait(NamedTuple):
 
 
 class Worker:
-    """One process's. It must live on from round to round."""
+    """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
+    move for so long is recovered; None: for half of the delay."""
 
-    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+    def __init__(
+        self, ledgers: LedgerStore, tokens: Tokens, *, idle_s: float | None = None
+    ) -> None:
         self._ledgers = ledgers
         self._store = ledgers.metadata
         self._tokens = tokens
+        self._idle_s = idle_s
         self._idle = IdleLedgers(ledgers.cluster, tokens)
         self._waits: dict[int, _Wait] = {}
-        self._settings = autorecovery.Settings()
+        self._settings = Settings()
         self._paid_until_s = 0.0
         self.copied_bytes = 0
 
@@ -101,18 +129,29 @@ class Worker:
             wait = self._waits.get(ledger_id)
             if wait is not None and self._now() < wait.until_s:
                 continue
-            try:
-                self._settings = await autorecovery.read_settings(self._store)
-                if not self._settings.enabled:
+            with reachable("looking up the settings of autorecovery"):
+                if not (await settings(self._store)).enabled:
                     break
-                if await work_list.lock(self._store, ledger_id):
-                    try:
-                        outcomes.append(await self._work_at(ledger_id))
-                    finally:
-                        await work_list.unlock(self._store, ledger_id)
-            except StoreError as failure:
-                raise Unavailable(f"repair ended early: {failure!r}") from failure
+            outcome = await self.work_at(ledger_id)
+            if outcome is not None:
+                outcomes.append(outcome)
         return outcomes
+
+    async def work_at(self, ledger_id: int) -> Outcome | None:
+        """Work at a ledger that is listed, whether or not repair is enabled; None: another worker
+        does. Raises Unavailable."""
+        with reachable("repairing what is under-replicated"):
+            self._settings = await settings(self._store)
+            if not await work_list.lock(self._store, ledger_id):
+                return None
+            try:
+                return await self._work_at(ledger_id)
+            finally:
+                await work_list.unlock(self._store, ledger_id)
+
+    def watches(self, ledger_id: int) -> bool:
+        """Whether the ledger was left alone because it is open, and may be recovered later."""
+        return self._idle.watches(ledger_id)
 
     # -- one ledger ---------------------------------------------------------------------------
 
@@ -121,29 +160,27 @@ class Worker:
         work = await work_list.find(self._store, ledger_id)
         if work is None:
             return Outcome(ledger_id)
-        copied, damaged = 0, _NONE
         try:
-            left, why, copied, damaged = await self._repair(work)
+            found = await self._repair(work)
         except NoSuchLedger:
-            left, why = (), ""
+            found = _Found()
         except NotNeeded:
-            left, why = work.reasons, "a bookie is back"
+            found = _Found(work.reasons, "a bookie is back")
         except LedgerError as failure:
-            left, why = work.reasons, failure.what
-        if not left:
+            found = _Found(work.reasons, failure.what)
+        if not found.left:
             self._waits.pop(ledger_id, None)
             await work_list.done(self._store, work)
-            return Outcome(ledger_id, copied)
-        self._put_off(ledger_id, moved=bool(copied))
-        if (left, why, damaged) != (work.reasons, work.blocked, work.damaged):
-            changed = replace(work, reasons=left, blocked=why, damaged=damaged)
+            return Outcome(ledger_id, found.copied, repaired=found.repaired)
+        self._put_off(ledger_id, moved=bool(found.copied))
+        if found[:2] + found[3:4] != (work.reasons, work.blocked, work.damaged):
+            changed = replace(work, reasons=found.left, blocked=found.why, damaged=found.damaged)
             await work_list.keep(self._store, changed)
-        log.info("ledger %d stays under-replicated for now: %s", ledger_id, why)
-        return Outcome(ledger_id, copied, why)
+        log.info("ledger %d stays under-replicated for now: %s", ledger_id, found.why)
+        return Outcome(ledger_id, found.copied, found.why, found.repaired)
 
-    async def _repair(self, work: Work) -> tuple[tuple[Reason, ...], str, int, tuple[int, ...]]:
-        """What is left of the reasons, what stands in the way, how many entries were copied, and
-        which no bookie supplies. Raises LedgerError, NotNeeded, StoreError."""
+    async def _repair(self, work: Work) -> _Found:
+        """Raises LedgerError, NotNeeded, StoreError."""
         now = await bookies(self._store)
         reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
         going = {reason.bookie_id for reason in reasons if reason.why in _GO}
@@ -155,7 +192,7 @@ class Worker:
                 known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
             else:
                 why = "it is open, and its writer may live"
-        copied, damaged = 0, _NONE
+        copied, damaged, repaired = 0, _NONE, []
         for slot in slots.slots_of(known.record, going):
             moved = await slots.give_away(
                 *(self._ledgers, work.ledger_id, slot, self._tokens),
@@ -175,21 +212,24 @@ class Worker:
             elif not known.record.closed:
                 keeps = True
             else:
-                keeps, more, blocked = await self._bring_back(known, reason)
-                copied, why = copied + more, why or blocked
+                done = await self._bring_back(known, reason)
+                keeps = not done.cleared
+                copied, why = copied + done.copied, why or done.why
+                repaired.append(done)
             if keeps:
                 left.append(reason)
-        return tuple(left), why or ("in work" if left else ""), copied, damaged
+        why = why or ("in work" if left else "")
+        return _Found(tuple(left), why, copied, damaged, tuple(repaired))
 
-    async def _bring_back(self, known: VersionedRecord, reason: Reason) -> tuple[bool, int, str]:
-        """What a bookie lacks that stays. Whether something is missing still, how many entries it
-        was given, and why."""
+    async def _bring_back(self, known: VersionedRecord, reason: Reason) -> limbo.Repaired:
+        """What a bookie lacks that stays."""
         (done,) = await limbo.repair_known(
             *(self._ledgers, known, [reason.bookie_id], self._tokens),
             everything=reason.why != work_list.LIMBO,
+            pace=self._pace_of(""),
         )
         log.log(logging.INFO if done.cleared else logging.WARNING, "repair: %s", done)
-        return not done.cleared, done.copied, done.why
+        return done
 
     async def _withdraw(self, known: VersionedRecord, going: Collection[str]) -> None:
         """Nobody joins in the place of a member that stays."""
@@ -200,7 +240,9 @@ class Worker:
     async def _may_close(self, known: VersionedRecord) -> bool:
         if _is_in_recovery(known):
             return True
-        idle_s = self._settings.lost_bookie_delay_s * IDLE_SHARE
+        idle_s = self._idle_s
+        if idle_s is None:
+            idle_s = self._settings.lost_bookie_delay_s * IDLE_SHARE
         return await self._idle.is_idle(known, idle_s)
 
     # -- pace ---------------------------------------------------------------------------------
@@ -241,6 +283,11 @@ def _is_in_recovery(known: VersionedRecord) -> bool:
 
 
 def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
-    """Whether the end of an open ledger has a bookie that gives a reason."""
+    """Whether an open ledger must be closed for the reasons to go: its end has a bookie that is to
+    go, or one that stays lacks something, which is brought back only once it is known where the
+    ledger ends."""
     members = known.record.last_fragment.ensemble
-    return any(reason.bookie_id in members for reason in reasons)
+    return any(
+        reason.bookie_id in members if reason.why in _GO else reason.why != work_list.JOINING
+        for reason in reasons
+    )

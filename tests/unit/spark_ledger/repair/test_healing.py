@@ -69,7 +69,7 @@ async def test_copies_of_a_lost_bookie_are_made_elsewhere_after_the_delay_and_no
     assert (report.lost, outcomes) == (frozenset(), [])
     report, outcomes = await look_for(auditor, worker, 5)
     assert report.lost == {ensemble[0]}
-    assert [outcome[1:] for outcome in outcomes] == [(20, "")]
+    assert [outcome[1:3] for outcome in outcomes] == [(20, "")]
     record = (await ledgers.record(ledger_id, fresh=True)).record
     assert not record.names(ensemble[0]) and not record.joining
     assert all(len(names) == 3 for names in (await copies_of(cluster, ledgers, ledger_id)).values())
