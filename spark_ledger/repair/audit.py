@@ -10,7 +10,7 @@ Both the command and a Spark job run `check_ledger`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import Entry
@@ -26,6 +26,9 @@ from spark_ledger.repair.work_list import Work
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
+
+Refers = Callable[[str, int], bool]
+"""Whether the topic of that id refers to the ledger, or may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,10 @@ async def audit(
     tokens: Tokens,
     *,
     deep: bool = False,
-    referenced: Collection[int] | None = None,
+    refers: Refers | None = None,
 ) -> Audit:
-    """Check every ledger. `referenced`: ids that topics refer to; a closed ledger that was made for
-    a topic and is not among them is `unreferenced`. Raises Unavailable."""
+    """Check every ledger. A closed ledger that was made for a topic which does not refer to it is
+    `unreferenced`; without `refers` none is. Raises Unavailable."""
     result = Audit()
     batch: list[int] = []
 
@@ -95,7 +98,7 @@ async def audit(
             return  # deleted meanwhile
         work = await work_list.find(ledgers.metadata, ledger_id)
         result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
-        if referenced is not None and record.topic and ledger_id not in referenced:
+        if refers is not None and record.topic and not refers(record.topic, ledger_id):
             result.unreferenced += record.closed
 
     async for ledger_id in ledgers.list():
