@@ -146,7 +146,7 @@ class Healing:
         except StoreError:
             return
         self._tell(node, bookie_id, drained=True)
-        while self._world.loop.now < until and self._holds(bookie_id):
+        while self._world.loop.now < until and self._holds(bookie_id):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         if not self._holds(bookie_id):
             self._world.ghost.meet("bookie drained")

@@ -1,6 +1,7 @@
 """A lost bookie's copies made elsewhere, against scripted bookies: auditor, list and worker."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -14,7 +15,7 @@ from spark_ledger.metadata.ledger_record import Joining, LedgerState
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.worker import Worker
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
 
 DELAY_S = 20.0
@@ -248,3 +249,22 @@ async def test_limbo_at_a_bookie_that_the_record_names_no_more_keeps_no_ledger_o
     await look_for(auditor, worker, 3 * DELAY_S)
     assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
     assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_a_member_that_was_gone_before_the_worker_began_has_its_rack_all_the_same():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", racks="hard")
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(6)]
+    for name, rack in (("a", "r1"), ("b", "r2")):
+        value = json.dumps({"address": f"{name}:1", "free_bytes": 1, "rack": rack}).encode()
+        await ledgers.metadata.create(f"{paths.BOOKIES_KNOWN}/{name}", value, parents=True)
+    await gone(cluster, "a", "b")
+    await cluster.register("d", "r1")
+    await cluster.register("e", "r2")
+    for number, ledger_id in enumerate(ledger_ids):
+        old, new = (("a", "d"), ("b", "e"))[number % 2]
+        later = await cluster.client()
+        ensemble = (await later.record(ledger_id)).record.last_fragment.ensemble
+        slot = slots.Slot(0, ensemble.index(old), old)
+        moved = await slots.give_away(later, ledger_id, slot, TOKENS)
+        assert moved.new == new, "the other one has the rack of a member that is gone"
