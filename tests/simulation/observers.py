@@ -27,7 +27,7 @@ from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.kit.handling import handle_bytes
 from tests.simulation import contents, invariants
-from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost
+from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost, is_named
 from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import (
     Swap,
@@ -42,6 +42,7 @@ from tests.simulation.streams import StreamHandler
 from tests.simulation.trace import Trace
 
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+_REGISTERED = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -74,6 +75,7 @@ class Observers:
         """When every fault had ended; None before."""
         self.heard: tuple[m.Request, m.Response] | None = None
         """The messages of the answer that leaves a bookie just now."""
+        self._registrations: dict[str, dict[str, None]] = {}
         self._writers: dict[int, Any] = {}
         self._comparing: dict[int, tuple[m.ReadRequest, m.ReadResponse]] = {}
         """By moment of the answer: what repair is told of the copies that a bookie has."""
@@ -380,6 +382,20 @@ class Observers:
             elif change.path.startswith(_AVAILABLE):
                 bookie_id = change.path.removeprefix(_AVAILABLE)
                 self.situations.registered(bookie_id, change.after is not None)
+            self._registered(change)
+
+    def _registered(self, change: Change) -> None:
+        folder, _, bookie_id = change.path.rpartition("/")
+        if folder not in _REGISTERED:
+            return
+        here = self._registrations.setdefault(bookie_id, {})
+        if change.after is not None:
+            here[folder] = None
+            self.ghost.registered_s.setdefault(bookie_id, current().now)
+        else:
+            here.pop(folder, None)
+            if not here:
+                self.ghost.registered_s.pop(bookie_id, None)
 
     @kept
     def _ledger_changed(self, change: Change, author: str) -> None:
@@ -399,7 +415,7 @@ class Observers:
             self.situations.moved(ledger, before, after, author)
         if before is not None and after is not None:
             for one in after.joining:
-                if before.closed and not before.names(one.bookie_id):
+                if before.closed and not is_named(before, one.bookie_id):
                     ledger.forget_copies_of(ghost.bookie(one.bookie_id))
         ledger.adopt(after)  # first of all: what is judged next must not depend on what fails now
         self._writer_says(ledger)
@@ -408,6 +424,9 @@ class Observers:
             invariants.members_are_where_they_may_be(ghost, after)
         if before is None or after is None:
             return
+        if after.state is LedgerState.IN_RECOVERY and author.startswith("healer"):
+            invariants.a_ledger_that_moves_is_left_alone(ghost, ledger, current().now)
+        ledger.moves_s.append(current().now)
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
@@ -423,6 +442,7 @@ class Observers:
 
     def _given_away(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
         ghost = self.ghost
+        invariants.nobody_joins_for_who_is_there(ghost, before, after, current().now)
         for swap in swaps_of(before, after):
             bookie = ghost.bookie(swap.new)
             ledger.took[swap.new, swap.fragment.first_entry] = None

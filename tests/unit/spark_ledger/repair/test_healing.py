@@ -12,6 +12,7 @@ from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerState
+from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.worker import Worker
@@ -268,3 +269,25 @@ async def test_a_member_that_was_gone_before_the_worker_began_has_its_rack_all_t
         slot = slots.Slot(0, ensemble.index(old), old)
         moved = await slots.give_away(later, ledger_id, slot, TOKENS)
         assert moved.new == new, "the other one has the rack of a member that is gone"
+
+
+@simulated
+async def test_a_lock_that_could_not_be_given_back_is_given_back_with_the_next_round(monkeypatch):
+    _, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 1)).ledger_id
+    store = ledgers.metadata
+    await work_list.add(store, ledger_id, [work_list.Reason(work_list.LOST, "a", 0)])
+    _, worker = await healing(ledgers)
+    plain = store.delete
+
+    async def fails(path, version=-1):
+        if path.startswith(paths.UNDERREPLICATED_LOCKS):
+            raise StoreUnavailable("away")
+        await plain(path, version)
+
+    with monkeypatch.context() as away:
+        away.setattr(store, "delete", fails)
+        await worker.round()
+    assert await store.children(paths.UNDERREPLICATED_LOCKS) == [str(ledger_id)]
+    await worker.round()
+    assert await store.children(paths.UNDERREPLICATED_LOCKS) == []
