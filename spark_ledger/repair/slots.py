@@ -114,6 +114,7 @@ class _Move:
         joining = self._joining(known.record)
         if joining is None:
             return Moved(self._slot, why=NO_SPARE)
+        await self._pace(0)  # whether it is needed still
         old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
         try:
             known = await self._records.move(

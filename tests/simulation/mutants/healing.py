@@ -1,5 +1,5 @@
-"""Bugs of self-healing: who counts as lost, who joins, what is copied, when a slot is given away, and
-what becomes of the list of work."""
+"""Bugs of self-healing: who counts as lost, who joins, what is copied, when a slot is given away,
+and what becomes of the list of work."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -291,3 +291,29 @@ async def test_a_lock_that_could_not_be_given_back_is_given_back_with_the_next_r
     assert await store.children(paths.UNDERREPLICATED_LOCKS) == [str(ledger_id)]
     await worker.round()
     assert await store.children(paths.UNDERREPLICATED_LOCKS) == []
+
+
+@simulated
+async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_closed(monkeypatch):
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledger_of(ledgers, 4, close=False)
+    old = writer.record.last_fragment.ensemble[0]
+    writer.abandon(LedgerError("its process is gone"))
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, old)
+    plain = ledgers.recover
+
+    async def takes_long(*args, **options):
+        known = await plain(*args, **options)
+        await cluster.register("d")
+        await cluster.register(old)
+        await asyncio.sleep(1)
+        return known
+
+    monkeypatch.setattr(ledgers, "recover", takes_long)
+    _, outcomes = await look_for(auditor, worker, 2 * DELAY_S + 5)
+    assert "a bookie is back" in [outcome.why for outcome in outcomes]
+    known = await ledgers.record(writer.ledger_id, fresh=True)
+    assert known.record.closed and known.record.names(old)
+    assert known.version == 2, "in recovery, closed, and nothing else"
