@@ -272,6 +272,8 @@ class Bookie:
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
             await self._fence(handle)
+            handle.adds += 1  # what repair finds here it counts on: it is no garbage
+            await self._ledgers.settled([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):

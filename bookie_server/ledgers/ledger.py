@@ -41,7 +41,7 @@ class LedgerHandle:
         self.doubted = False
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
         self.forgotten = False
-        self.adds = 0  # frames that came
+        self.adds = 0  # frames that came, and fencing reads
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None

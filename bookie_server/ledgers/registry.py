@@ -124,7 +124,7 @@ class LedgerHandles:
         handle.doubted = False
 
     def adds(self, ledger_id: int) -> int:
-        """Counts up with each frame of adds for the ledger that came."""
+        """Counts up with each frame of adds for the ledger that came, and each fencing read."""
         handle = self._handles.get(ledger_id)
         return 0 if handle is None else handle.adds
 

@@ -26,7 +26,7 @@ ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
 
 Pace = Callable[[int], Awaitable[None]]
-"""Called with bytes that were copied; returns when more may be."""
+"""Called with bytes that were copied, and before anything is; returns when more may be."""
 
 
 async def unpaced(_: int) -> None:

@@ -108,9 +108,12 @@ class _Move:
         known = await self._records.read(self._ledger_id, fresh=True)
         if not self._within_reach(known.record):
             return Moved(self._slot, why=NO_COPY)
+        for member in known.record.fragment_of(self._slot.first_entry).ensemble:
+            await self._cluster.directory.find(member)  # its rack, however long it is gone
         joining = self._joining(known.record)
         if joining is None:
             return Moved(self._slot, why=NO_SPARE)
+        await self._pace(0)  # whether it is needed still
         old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
         try:
             known = await self._records.move(

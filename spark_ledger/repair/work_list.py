@@ -140,13 +140,19 @@ async def lock(store: MetadataStore, ledger_id: int) -> bool:
         return False
 
 
-async def unlock(store: MetadataStore, ledger_id: int) -> None:
-    """Give the lock back, if it is ours; what fails ends with the session."""
+async def unlock(store: MetadataStore, ledger_id: int) -> bool:
+    """Give the lock back, if it is ours. Whether it is certainly not ours any more."""
     path = paths.underreplicated_lock(ledger_id)
-    with suppress(StoreError):
+    try:
+        await store.sync(path)
         node = await store.get(path)
         if node.owner == store.session_id:
             await store.delete(path, node.version)
+        return True
+    except NoNode:
+        return True
+    except StoreError:
+        return False
 
 
 async def _put(store: MetadataStore, work: Work) -> bool:

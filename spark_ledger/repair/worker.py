@@ -113,6 +113,8 @@ class Worker:
         self._idle_s = idle_s
         self._idle = IdleLedgers(ledgers.cluster, tokens)
         self._waits: dict[int, _Wait] = {}
+        self._locked: dict[int, None] = {}
+        """Locks that could not be given back: others wait for them."""
         self._settings = Settings()
         self._paid_until_s = 0.0
         self.copied_bytes = 0
@@ -120,6 +122,8 @@ class Worker:
     async def round(self) -> list[Outcome]:
         """Work once at each ledger that is listed and due; what became of each. Raises
         Unavailable."""
+        for ledger_id in list(self._locked):
+            await self._unlock(ledger_id)
         ledger_ids = await work_list.listed(self._store)
         self._waits = {each: self._waits[each] for each in ledger_ids if each in self._waits}
         self._idle.forget_all_but(ledger_ids)
@@ -147,11 +151,17 @@ class Worker:
             try:
                 return await self._work_at(ledger_id)
             finally:
-                await work_list.unlock(self._store, ledger_id)
+                await self._unlock(ledger_id)
 
     def watches(self, ledger_id: int) -> bool:
         """Whether the ledger was left alone because it is open, and may be recovered later."""
         return self._idle.watches(ledger_id)
+
+    async def _unlock(self, ledger_id: int) -> None:
+        """What fails is tried again with the next round."""
+        self._locked[ledger_id] = None
+        if await work_list.unlock(self._store, ledger_id):
+            self._locked.pop(ledger_id, None)
 
     # -- one ledger ---------------------------------------------------------------------------
 

@@ -52,6 +52,13 @@ class LedgerRead(NamedTuple):
     whole: bool
 
 
+def is_named(record: LedgerRecord, bookie_id: str) -> bool:
+    """Whether the bookie keeps copies by the record, or is being given some: by this file's own
+    look, not by that of the code under test."""
+    members = [bookie for each in record.fragments for bookie in each.ensemble]
+    return bookie_id in members or any(one.bookie_id == bookie_id for one in record.joining)
+
+
 @dataclass
 class LedgerGhost:
     """One ledger. Entry ids count from 0; -1 is none."""
@@ -92,6 +99,8 @@ class LedgerGhost:
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
     """Highest last-add-confirmed in any header, reply or handle."""
+    moves_s: list[float] = field(default_factory=list)
+    """When entries of it were acknowledged, or its record changed."""
     returned: int = NO_ENTRY
     """Highest id a confirmed read returned."""
     recovered_from: Fragment | None = None
@@ -111,11 +120,12 @@ class LedgerGhost:
 
     def names(self, bookie_id: str) -> bool:
         """Whether the record does: who it does not name may have let its copies go."""
-        return self.record.names(bookie_id)
+        return is_named(self.record, bookie_id)
 
     def was_acked(self, entry_id: int, now_s: float) -> None:
         self.acked = entry_id
         self.acked_s.append(now_s)
+        self.moves_s.append(now_s)
 
     def was_read(self, begun_s: float, found: Mapping[int, bytes], whole: bool) -> None:
         entries = {entry_id: self._which(entry_id, got) for entry_id, got in found.items()}
@@ -214,6 +224,13 @@ class Ghost:
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
     answers_come_whole: bool = True
     """Nothing that is read arrives damaged, or is looked up in files."""
+    calm_repair: bool = False
+    """Nothing holds up those who repair: what they look at is as it was when they act on it."""
+    lost_bookie_delay_s: float = 0.0
+    drained: dict[str, None] = field(default_factory=dict)
+    """Bookies that an operator has drained, or had a moment ago."""
+    registered_s: dict[str, float] = field(default_factory=dict)
+    """By bookie that is registered: since when."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
     homes: dict[str, Home] = field(default_factory=dict)

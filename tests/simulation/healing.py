@@ -17,7 +17,7 @@ from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import Settings
-from spark_ledger.metadata.store import NodeExists, NoNode, StoreError
+from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import elected
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor, AuditReport
@@ -29,13 +29,15 @@ from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import Swap
 from tests.simulation.limbo_work import NAME as REPAIRER
 from tests.simulation.limbo_work import TOKENS, lacking
-from tests.simulation.world import BookieNode, Client
+from tests.simulation.world import BookieNode, Client, World
 
 NAME = "healer"
 SESSION_S = 5.0
 """Sessions end so soon: a bookie that is down counts as gone in a run's time."""
 WHOLE_S = 200.0
 """Simulated seconds in which everything must be whole again, after the audit."""
+CALM = {"kill", "blank", "power", "restart", "power everywhere"}
+"""Runs with no other classes of fault hold up nobody who repairs, if healing does not."""
 DRAINED_S = 25.0
 """An operator gives up then."""
 
@@ -45,6 +47,30 @@ def draw_settings(rng: random.Random) -> Settings:
         lost_bookie_delay_s=rng.choice((1.5, 4.0, 8.0)),
         repair_bytes_per_s=rng.choice((0, 0, 3_000)),
     )
+
+
+class _Mind:
+    """Of one process that heals: its auditor and worker, and what the auditor must have seen."""
+
+    def __init__(self, client: Client, world: World) -> None:
+        self.auditor = Auditor(client.ledgers, TOKENS)
+        self.worker = Worker(client.ledgers, TOKENS)
+        self.gone_since: dict[str, float] = {}
+        """By bookie that is not registered: since which look, or earlier."""
+        self.whole_since = world.loop.now
+        """Since when its session is."""
+        self._world = world
+        client.session.add_session_listener(self._heard)
+
+    def _heard(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            self.whole_since = self._world.loop.now
+
+    def sees(self) -> None:
+        """Just before a look, or just after it."""
+        ghost, now = self._world.ghost, self._world.loop.now
+        gone = [bookie for bookie in ghost.homes if bookie not in ghost.registered_s]
+        self.gone_since = {bookie: self.gone_since.get(bookie, now) for bookie in gone}
 
 
 class Healing:
@@ -58,6 +84,10 @@ class Healing:
         self._drains = rng.random() < 0.5
         self._calm = rng.random() < 0.3
         """Nothing is done to healers but what the chaos does to everybody."""
+        ghost = self._world.ghost
+        ghost.calm_repair = self._calm and {*chaos.plan.faults} <= CALM
+        self._jumps = "clock jump" in chaos.plan.faults
+        self._minds: dict[Client, _Mind] = {}
         self._end = self._world.loop.now + chaos.plan.chaos_s
         self._accepted: tuple[str, ...] = ()
         self._world.observers.swaps.append(self._swapped)
@@ -75,26 +105,37 @@ class Healing:
             await asyncio.sleep(0.5)
 
     async def _heal(self, client: Client) -> None:
-        auditor, worker = Auditor(client.ledgers, TOKENS), Worker(client.ledgers, TOKENS)
+        mind = self._minds[client] = _Mind(client, self._world)
         always = client.rng.random() < 0.4  # two may do it at once
         while self._world.loop.now < self._end:
             await asyncio.sleep(client.rng.uniform(0.1, 1.0))
             if not self._calm and client.rng.random() < 0.25:
                 self._disturb(client)
-            await self._pass(client, auditor, worker, always)
+            await self._pass(client, mind, always)
 
-    async def _pass(self, client: Client, auditor: Auditor, worker: Worker, always: bool) -> None:
+    async def _pass(self, client: Client, mind: "_Mind", always: bool) -> None:
         ghost = self._world.ghost
         try:
             if always or await elected(client.session, paths.AUDITOR):
-                await self._accept(client, await auditor.look())
-            for outcome in await worker.round():
+                mind.sees()
+                report = await mind.auditor.look()
+                mind.sees()
+                if not self._jumps:
+                    self._judge_lost(mind, report)
+                await self._accept(client, report)
+            for outcome in await mind.worker.round():
                 ghost.meet("under-replicated ledger " + ("left" if outcome.why else "made whole"))
                 if outcome.why:
                     self._world.trace.note(client.name, f"{outcome}")
         except (LedgerError, StoreError) as error:
             what = error if isinstance(error, LedgerError) else LedgerError(str(error))
             self._work.met(client, "heal", what)
+
+    def _judge_lost(self, mind: "_Mind", report: AuditReport) -> None:
+        now = self._world.loop.now
+        gone_s = {bookie: now - since for bookie, since in mind.gone_since.items()}
+        judge = invariants.a_bookie_is_lost_after_the_whole_delay
+        judge(self._world.ghost, sorted(report.lost), gone_s, now - mind.whole_since)
 
     async def _accept(self, client: Client, report: AuditReport) -> None:
         """An operator knows which bookies are gone for good."""
@@ -145,8 +186,9 @@ class Healing:
             pass
         except StoreError:
             return
+        self._world.ghost.drained[bookie_id] = None
         self._tell(node, bookie_id, drained=True)
-        while self._world.loop.now < until and self._holds(bookie_id):
+        while self._world.loop.now < until and self._holds(bookie_id):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
         if not self._holds(bookie_id):
             self._world.ghost.meet("bookie drained")
@@ -223,22 +265,24 @@ class Healing:
     async def ends(self) -> None:
         """Everything was audited: all copies are made whole, as far as there are spares."""
         world = self._world
+        living = [one for one in self._minds if one.process.alive]
+        client = living[0] if living else await world.client(NAME)
+        mind = self._minds.get(client) or _Mind(client, world)
         for one in world.clients:  # what they have locked is theirs as long as they live
-            if one.process.alive and one.name.startswith((NAME, REPAIRER)):
+            others = one.name.startswith((NAME, REPAIRER)) and one is not client
+            if one.process.alive and others:
                 one.kill()
-        client = await world.client(NAME)
         for bookie_id in await client.run(autorecovery.draining(client.session)):
             await client.run(self._undrain(client, bookie_id))
         world.drained.clear()
         for node in world.nodes:
             if node.running and node.bookie is not None:
                 node._standing_changed()
-        auditor, worker = Auditor(client.ledgers, TOKENS), Worker(client.ledgers, TOKENS)
         deadline = world.loop.now + WHOLE_S
         while left := await client.run(self._left(client)):
             if world.loop.now > deadline:
                 invariants.work_ends(world.ghost, left, WHOLE_S)
-            await client.run(self._pass(client, auditor, worker, True))
+            await client.run(self._pass(client, mind, True))
             await asyncio.sleep(1)
         invariants.work_ends(world.ghost, [], WHOLE_S)
         for ledger in self._ledgers():

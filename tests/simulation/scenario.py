@@ -127,6 +127,7 @@ class Scenario:
         drawn = racks.draw(self.plan, world.loop.random_for("racks"))
         rng = world.loop.random_for("healing")
         settings = draw_settings(rng) if self.plan.healing else SETTINGS
+        world.ghost.lost_bookie_delay_s = settings.lost_bookie_delay_s
         await world.prepare(self.plan.bookies, drawn, settings)
         self.ledgers = LedgerWork(world, self.plan)
         self.limbo = LimboWork(world, self.plan, self.ledgers)

@@ -27,6 +27,7 @@ from spark_ledger.metadata.autorecovery import Settings
 from spark_ledger.metadata.store import SessionState, StoreError
 from tests.simulation import invariants, promises, registering
 from tests.simulation.budgets import CLIENT, STORAGE
+from tests.simulation.contents import REPAIR_TOKEN
 from tests.simulation.direct_log_watch import DirectLogWatch
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost, Home
@@ -35,7 +36,7 @@ from tests.simulation.invariants import Violation
 from tests.simulation.local_files import NearClient, SimFiles, root
 from tests.simulation.loop import SimLoop, current
 from tests.simulation.network import SimClient, SimNetwork
-from tests.simulation.observers import REPAIR_TOKEN, Observers
+from tests.simulation.observers import Observers
 from tests.simulation.store import SimStore
 from tests.simulation.trace import Trace
 from tests.simulation.watching import (

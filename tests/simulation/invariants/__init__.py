@@ -72,8 +72,11 @@ from tests.simulation.invariants.records import (
     the_length_is_the_sum_of_the_payloads,
 )
 from tests.simulation.invariants.repair import (
+    a_bookie_is_lost_after_the_whole_delay,
+    a_ledger_that_moves_is_left_alone,
     a_slot_goes_to_who_has_every_entry,
     a_swap_takes_no_copy_away,
+    nobody_joins_for_who_is_there,
     nothing_is_copied_that_is_not_missing,
     who_took_a_slot_has_all_of_it,
     work_ends,
@@ -158,6 +161,9 @@ __all__ = [
     "a_refused_token_decides_nothing",
     "a_row_is_where_its_commit_put_it",
     "a_session_has_few_ephemerals",
+    "a_bookie_is_lost_after_the_whole_delay",
+    "a_ledger_that_moves_is_left_alone",
+    "nobody_joins_for_who_is_there",
     "a_slot_goes_to_who_has_every_entry",
     "a_source_never_goes_back",
     "a_source_reads_each_position_once",

@@ -155,7 +155,7 @@ def what_a_start_cannot_read_is_said_to_be_lost(
 
 
 def _named(bookie: BookieGhost, ledger: LedgerGhost) -> bool:
-    return ledger.record.names(bookie.bookie_id)
+    return ledger.names(bookie.bookie_id)
 
 
 def _is_over(bookie: BookieGhost, ledger: LedgerGhost | None) -> bool:

@@ -78,7 +78,8 @@ def every_move_is_a_row_of_the_table(
     allowed = _MOVES[move]
     require(set(changed) <= set(allowed), "18", f"{what}, changing its {', '.join(changed)}")
     if is_of_repair(before, after):
-        return judge_move(before, after, what)
+        judge_move(before, after, what)
+        return
     require(before.joining == after.joining, "18", f"{what}, changing who joins")
     if before.state is LedgerState.OPEN and after.state is not LedgerState.IN_RECOVERY:
         require(author == ledger.author, "18", f"{what}, but its writer is {ledger.author}")

@@ -1,10 +1,15 @@
-"""Copies that are made elsewhere, and slots that are given away for it: R1 to R4."""
+"""Copies that are made elsewhere, and slots that are given away for it: R1 to R5."""
 
 from typing import NamedTuple
 
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
+
+SEEN_S = 1.0
+"""After so long a registration, an append or a change of a record was seen by who looks."""
+SLACK_S = 0.5
+"""Between what is seen here and there."""
 
 
 class Swap(NamedTuple):
@@ -129,6 +134,48 @@ def nothing_is_copied_that_is_not_missing(
         "R4",
         f"{client} copies ledger {ledger.ledger_id} entry {entry_id} to {bookie_id}, which had"
         " shown it that it has it",
+    )
+
+
+@invariant("R4", when=lambda ghost: ghost.calm_repair)
+def nobody_joins_for_who_is_there(
+    ghost: Ghost, before: LedgerRecord, after: LedgerRecord, now_s: float
+) -> None:
+    """Copies are made elsewhere of a bookie that is gone, or drained: nobody joins in the place of
+    one that is registered, and was for a while, so that whoever repairs had to see it."""
+    for one in after.joining:
+        if one in before.joining:
+            continue
+        old = before.fragment_of(one.first_entry).ensemble[one.slot]
+        here_s = now_s - ghost.registered_s.get(old, now_s)
+        require(
+            here_s < SEEN_S or old in ghost.drained,
+            "R4",
+            f"{one.bookie_id} joins ledger {before.ledger_id} in the place of {old}, which is"
+            f" registered for {here_s:.1f} s",
+        )
+
+
+@invariant("R5")
+def a_bookie_is_lost_after_the_whole_delay(
+    ghost: Ghost, lost: list[str], seen_gone_s: dict[str, float], whole_s: float
+) -> None:
+    """A bookie counts as lost only when the auditor saw it gone all through the delay, in one
+    session that was whole (`whole_s`: for so long it was), however many are lost together."""
+    delay_s = ghost.lost_bookie_delay_s
+    early = {b: min(whole_s, seen_gone_s.get(b, 0.0)) for b in lost}
+    early = {b: for_s for b, for_s in early.items() if for_s < delay_s - SLACK_S}
+    require(not early, "R5", f"lost after {early} s, not after {delay_s} s")
+
+
+@invariant("R5", when=lambda ghost: ghost.calm_repair)
+def a_ledger_that_moves_is_left_alone(ghost: Ghost, ledger: LedgerGhost, now_s: float) -> None:
+    """Repair recovers no OPEN ledger that moved within half of the delay: its writer lives."""
+    idle_s = now_s - max([0.0, *ledger.moves_s[-1:]])
+    require(
+        idle_s >= ghost.lost_bookie_delay_s / 2 - SEEN_S,
+        "R5",
+        f"ledger {ledger.ledger_id} moved {idle_s:.1f} s ago, and is recovered by repair",
     )
 
 

@@ -1,6 +1,7 @@
 """A lost bookie's copies made elsewhere, against scripted bookies: auditor, list and worker."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -11,10 +12,11 @@ from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerState
+from spark_ledger.metadata.store import StoreUnavailable
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.worker import Worker
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
 
 DELAY_S = 20.0
@@ -279,3 +281,70 @@ async def test_limbo_at_a_bookie_that_the_record_names_no_more_keeps_no_ledger_o
     await look_for(auditor, worker, 3 * DELAY_S)
     assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
     assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_a_member_that_was_gone_before_the_worker_began_has_its_rack_all_the_same():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", racks="hard")
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(6)]
+    for name, rack in (("a", "r1"), ("b", "r2")):
+        value = json.dumps({"address": f"{name}:1", "free_bytes": 1, "rack": rack}).encode()
+        await ledgers.metadata.create(f"{paths.BOOKIES_KNOWN}/{name}", value, parents=True)
+    await gone(cluster, "a", "b")
+    await cluster.register("d", "r1")
+    await cluster.register("e", "r2")
+    for number, ledger_id in enumerate(ledger_ids):
+        old, new = (("a", "d"), ("b", "e"))[number % 2]
+        later = await cluster.client()
+        ensemble = (await later.record(ledger_id)).record.last_fragment.ensemble
+        slot = slots.Slot(0, ensemble.index(old), old)
+        moved = await slots.give_away(later, ledger_id, slot, TOKENS)
+        assert moved.new == new, "the other one has the rack of a member that is gone"
+
+
+@simulated
+async def test_a_lock_that_could_not_be_given_back_is_given_back_with_the_next_round(monkeypatch):
+    _, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 1)).ledger_id
+    store = ledgers.metadata
+    await work_list.add(store, ledger_id, [work_list.Reason(work_list.LOST, "a", 0)])
+    _, worker = await healing(ledgers)
+    plain = store.delete
+
+    async def fails(path, version=-1):
+        if path.startswith(paths.UNDERREPLICATED_LOCKS):
+            raise StoreUnavailable("away")
+        await plain(path, version)
+
+    with monkeypatch.context() as away:
+        away.setattr(store, "delete", fails)
+        await worker.round()
+    assert await store.children(paths.UNDERREPLICATED_LOCKS) == [str(ledger_id)]
+    await worker.round()
+    assert await store.children(paths.UNDERREPLICATED_LOCKS) == []
+
+
+@simulated
+async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_closed(monkeypatch):
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledger_of(ledgers, 4, close=False)
+    old = writer.record.last_fragment.ensemble[0]
+    writer.abandon(LedgerError("its process is gone"))
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, old)
+    plain = ledgers.recover
+
+    async def takes_long(*args, **options):
+        known = await plain(*args, **options)
+        await cluster.register("d")
+        await cluster.register(old)
+        await asyncio.sleep(1)
+        return known
+
+    monkeypatch.setattr(ledgers, "recover", takes_long)
+    _, outcomes = await look_for(auditor, worker, 2 * DELAY_S + 5)
+    assert "a bookie is back" in [outcome.why for outcome in outcomes]
+    known = await ledgers.record(writer.ledger_id, fresh=True)
+    assert known.record.closed and known.record.names(old)
+    assert known.version == 2, "in recovery, closed, and nothing else"
