@@ -206,3 +206,31 @@ def test_a_bookie_started_by_hand_hosts_a_process_that_lives_as_long_as_it(
         assert eventually(lambda: not alive([second]))
     finally:
         bookie.kill()
+
+
+def test_a_bookie_is_decommissioned_by_command_under_writes_stopped_and_forgotten(
+    healing: LocalCluster,
+):
+    url = ("--service-url", healing.service_url)
+    set_to(healing, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+    healing.add_bookie()
+    payloads = [b"payload %d" % number for number in range(20)]
+    with LedgerClient(healing.service_url) as client:
+        closed = [ledger_of(client, payloads) for _ in range(4)]
+        writer = client.create_ledger(3, 3, 2)
+        writer.append(payloads[0])
+        going = next(
+            one for one in healing.bookies if record_of(healing, writer.ledger_id).names(one.id)
+        )
+        moved = succeeds("bookie", "decommission", going.id, *url)  # an idle writer is recovered
+        assert f"spark-ledger bookie forget {going.id}" in moved
+        assert not named(healing, going.id)
+        assert all(is_whole(healing, ledger_id) for ledger_id in [*closed, writer.ledger_id])
+        listed = json.loads(succeeds("bookie", "list", "--json", *url))
+        (state,) = [one["state"] for one in listed if one["id"] == going.id]
+        assert state == "ro"
+    going.stop()
+    succeeds("bookie", "forget", going.id, *url)
+    assert going.id not in succeeds("bookie", "list", *url)
+    going.destroy()
+    going.start()
