@@ -97,7 +97,7 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
             await store.sync(path)
             if bookie_id not in await autorecovery.draining(store):
                 raise Unavailable(f"whether bookie {bookie_id} drains is not known")
-            await _list(store, bookie_id, records)
+        await _list(store, bookie_id, records)
     return [record.ledger_id for record in records]
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bookie_server.api.entry import Entry
-from spark_ledger import LedgerClient
+from spark_ledger import Admin, LedgerClient
+from spark_ledger.errors import BadConfig
 from spark_ledger.ledger.cluster import judge
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
@@ -186,6 +187,34 @@ def test_a_wrong_setting_is_one_line_and_changes_nothing(cluster: LocalCluster):
     said = fails("autorecovery", "set", "repair_bytes_per_s=7", "lost_bookie_delay_s=0", *url)
     assert "[LEDGER_CONFIG.INVALID] lost_bookie_delay_s = 0.0 is no delay" in said
     assert status(cluster) == before
+
+
+def test_admin_has_the_same_verbs(healing: LocalCluster):
+    set_to(healing, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+    with LedgerClient(healing.service_url) as client:
+        ledger_of(client, [b"payload"])
+    healing.add_bookie()
+    going = healing.bookies[0]
+    with Admin(healing.service_url) as admin:
+        now = admin.set_autorecovery(repair_bytes_per_s=1 << 20)
+        assert (now.repair_bytes_per_s, now.lost_bookie_delay_s) == (1 << 20, DELAY_S)
+        assert not admin.set_autorecovery(enabled=False).enabled
+        left = admin.decommission_bookie(going.id, wait=False)
+        assert left.ledgers > 0 and "autorecovery is disabled" in left.hindrance
+        listed = admin.underreplicated()
+        assert len(listed) == left.ledgers
+        assert {one.bookie_id for work in listed for one in work.reasons} == {going.id}
+        assert admin.autorecovery_status().draining == (going.id,)
+        assert admin.set_autorecovery(enabled=True).enabled
+        assert admin.decommission_bookie(going.id).done
+        assert admin.underreplicated() == []
+        assert admin.cancel_decommission(going.id)
+        assert not admin.cancel_decommission(going.id)
+        with pytest.raises(BadConfig, match="force is given without enabled=True"):
+            admin.set_autorecovery(force=True)
+        with pytest.raises(BadConfig, match="lost_bookie_delay_s = 0.0 is no delay"):
+            admin.set_autorecovery(enabled=False, lost_bookie_delay_s=0)
+        assert admin.autorecovery_status().enabled
 
 
 def test_a_bookie_started_by_hand_hosts_a_process_that_lives_as_long_as_it(

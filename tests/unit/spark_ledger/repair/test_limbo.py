@@ -216,6 +216,25 @@ async def test_a_listed_ledger_that_is_gone_or_cannot_be_recovered_hinders_no_ot
 
 
 @simulated
+async def test_an_idle_open_ledger_in_limbo_where_only_an_earlier_fragment_is_is_closed_too():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 3, close=False)
+    name = writer.record.last_fragment.ensemble[0]
+    cluster.bookies[name].refusing = True
+    await cluster.deregister(name)
+    await asyncio.gather(*[writer.append([b"more"]) for _ in range(3)])
+    assert name not in writer.record.last_fragment.ensemble and writer.record.names(name)
+    cluster.bookies[name].refusing = False
+    await cluster.register(name)
+    lose(cluster, name, (writer.ledger_id, 1))
+    await in_limbo(cluster, name, writer.ledger_id)
+    writer.abandon(errors.LedgerError("its process is gone"))
+    done = await repair_once(ledgers, idle_s=30)
+    (result,) = done.repaired
+    assert (result.bookie_id, result.cleared, result.copied, done.left) == (name, True, 1, {})
+
+
+@simulated
 async def test_what_a_worker_of_the_cluster_repairs_now_is_left_to_it():
     cluster, ledgers = await cluster_of(3)
     ledger_id = (await ledger_of(ledgers, 1)).ledger_id
