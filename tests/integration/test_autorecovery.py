@@ -212,7 +212,7 @@ def test_admin_has_the_same_verbs(healing: LocalCluster):
         assert not admin.cancel_decommission(going.id)
         with pytest.raises(BadConfig, match="force is given without enabled=True"):
             admin.set_autorecovery(force=True)
-        with pytest.raises(BadConfig, match="lost_bookie_delay_s = 0.0 is no delay"):
+        with pytest.raises(BadConfig, match=r"lost_bookie_delay_s = 0\.0 is no delay"):
             admin.set_autorecovery(enabled=False, lost_bookie_delay_s=0)
         assert admin.autorecovery_status().enabled
 
