@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from spark_ledger.errors import NoSuchLedger, Unavailable
+from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
@@ -159,6 +159,8 @@ class Auditor:
                 index.see((await self._ledgers.record(ledger_id)).record)
             except NoSuchLedger:
                 return  # deleted meanwhile
+            except UnsupportedFormat as damage:
+                log.error("ledger %d is not looked after: %s", ledger_id, damage.what)
 
         batch: list[int] = []
         async for ledger_id in self._ledgers.list():

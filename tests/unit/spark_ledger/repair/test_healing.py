@@ -9,7 +9,7 @@ from bookie_server.api.status import Status
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger import transitions as t
 from spark_ledger.ledger.records import MoveRefused
-from spark_ledger.metadata import autorecovery
+from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerState
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor
@@ -234,3 +234,18 @@ async def test_a_worker_that_slept_while_its_bookie_left_and_joined_again_swaps_
     known = await records.move(known, lambda r: t.join(r, old, again))
     with pytest.raises(MoveRefused, match="joined anew"):
         await records.move(known, lambda r: t.swap(r, old, first))
+
+
+@simulated
+async def test_a_record_that_cannot_be_read_hinders_no_other_ledger_and_is_told(caplog):
+    cluster, ledgers = await cluster_of(4)
+    damaged, fine = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(2)]
+    node = await cluster.admin.get(paths.ledger(damaged))
+    await cluster.admin.set(paths.ledger(damaged), b"{", node.version)
+    name = (await ledgers.record(fine)).record.last_fragment.ensemble[0]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, name)
+    await look_for(auditor, worker, DELAY_S + 5)
+    assert not (await ledgers.record(fine, fresh=True)).record.names(name)
+    assert f"ledger {damaged} is not looked after" in caplog.text
