@@ -29,6 +29,7 @@ from spark_ledger.metadata.store import NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import each
 from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
+from spark_ledger.repair.limbo import Listed
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
@@ -96,6 +97,7 @@ class Auditor:
         self._store = ledgers.metadata
         self._absence = Absence()
         self._seen_absent: dict[str, tuple[float | None, int]] = {}
+        self._limbo_told: set[tuple[str, int]] = set()
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
@@ -184,7 +186,8 @@ class Auditor:
                     wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
         for ledger_id, bookie in self._index.joining.items():
             wanted.setdefault(ledger_id, []).append(Reason(work_list.JOINING, bookie, since_ms))
-        for one in await limbo.listed(self._store):
+        in_limbo = await self._in_limbo()
+        for one in in_limbo:
             reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
             wanted.setdefault(one.ledger_id, []).append(reason)
         listed = 0
@@ -194,10 +197,24 @@ class Auditor:
             listed += await work_list.add(self._store, ledger_id, wanted[ledger_id])
 
         await each(add, sorted(wanted), RECORDS_AT_ONCE)
+        self._limbo_told.update((one.bookie_id, one.ledger_id) for one in in_limbo)
         self._index.joining = {}
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
         return listed
+
+    async def _in_limbo(self) -> list[Listed]:
+        """What bookies list as in limbo, but for what is on our list because of it: thousands may
+        be there for long."""
+        named = await limbo.named(self._store)
+        if not named:
+            self._limbo_told = set()
+            return []
+        on_list = set(await work_list.listed(self._store))
+        told = self._limbo_told.intersection(named)
+        self._limbo_told = {one for one in told if one[1] in on_list}
+        new = [one for one in named if one not in self._limbo_told]
+        return await limbo.listed_of(self._store, new)
 
     async def _known(self) -> list[str]:
         try:

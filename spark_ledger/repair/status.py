@@ -64,10 +64,10 @@ async def _found(store: MetadataStore) -> Found | None:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `absent`: id of a bookie, and since
-    when, in ms; a bookie that is lost is not among those that are merely absent. `by_reason`: how
-    many of the `under_replicated` ledgers are listed for each reason; `blocked` are stuck for now,
-    and `damaged` lack entries that no bookie supplies."""
+    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `absent`: id of a
+    bookie, and since when, in ms; a bookie that is lost is not among those that are merely absent.
+    `by_reason`: how many of the `under_replicated` ledgers are listed for each reason; `blocked`
+    are stuck for now, and `damaged` lack entries that no bookie supplies."""
 
     enabled: bool
     lost_bookie_delay_s: float

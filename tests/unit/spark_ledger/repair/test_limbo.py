@@ -15,7 +15,7 @@ from spark_ledger.metadata.ledger_record import (
     entries_kept,
     keeps,
 )
-from spark_ledger.repair import work_list
+from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Listed, listed, repair, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
@@ -182,6 +182,33 @@ async def test_a_worker_leaves_a_writer_that_moves_and_recovers_one_that_does_no
     assert await work_list.listed(ledgers.metadata) == []
     with pytest.raises(errors.LedgerError):
         await writer.append([b"too late"])
+
+
+@simulated
+async def test_the_auditor_reads_what_is_in_limbo_once_and_lists_again_what_was_taken_off_too_early(
+    monkeypatch,
+):
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
+    for name in "ab":
+        await in_limbo(cluster, name, ledger_id)
+    auditor, asked = Auditor(ledgers), []
+    one_listed = limbo._one_listed
+
+    async def counted(metadata, *one):
+        asked.append(one)
+        return await one_listed(metadata, *one)
+
+    monkeypatch.setattr(limbo, "_one_listed", counted)
+    await auditor.look()
+    assert asked == [("a", ledger_id), ("b", ledger_id)]
+    await auditor.look()
+    assert len(asked) == 2
+    await cluster.admin.delete(paths.underreplicated(ledger_id))
+    await auditor.look()
+    assert len(asked) == 4
+    work = await work_list.find(ledgers.metadata, ledger_id)
+    assert work is not None and {one.bookie_id for one in work.reasons} == {"a", "b"}
 
 
 @simulated
