@@ -33,7 +33,8 @@ Refers = Callable[[str, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """One ledger. `lacking`: by bookie how many entries it lacks that it should keep; `nowhere`:
+    """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
+    tell of, if it is one of the `silent`; `nowhere`:
     entries that no member has, the first of them; `near`: slots with another copy on the same host
     or, where racks are known, on the same rack though another rack is there."""
 
@@ -44,6 +45,7 @@ class Checked:
     first_nowhere: int = -1
     near: int = 0
     blocked: str = ""
+    silent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -123,6 +125,7 @@ async def check_ledger(
     if last is None:
         last = record.last_fragment.first_entry - 1
     lacking: dict[str, int] = {}
+    silent: set[str] = set()
     nowhere, first_nowhere = 0, -1
     for fragment, entries in entries_of(record, last):
         if not entries or not is_settled(record, fragment.first_entry):
@@ -134,7 +137,9 @@ async def check_ledger(
                 for s, b in enumerate(fragment.ensemble)
             )
         )
-        for bookie, missing in zip(fragment.ensemble, members, strict=True):
+        for bookie, (missing, told) in zip(fragment.ensemble, members, strict=True):
+            if not told:
+                silent.add(bookie)
             if missing:
                 lacking[bookie] = lacking.get(bookie, 0) + len(missing)
             for entry_id in missing:
@@ -145,7 +150,10 @@ async def check_ledger(
             first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
     near = _near(ledgers, record)
-    return Checked(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked)
+    return Checked(
+        *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
+        frozenset(silent),
+    )
 
 
 async def _of_member(
@@ -156,26 +164,28 @@ async def _of_member(
     entries: range,
     tokens: Tokens,
     deep: bool,
-) -> list[int]:
-    """The entries that the bookie should keep and lacks."""
+) -> tuple[list[int], bool]:
+    """The entries that the bookie should keep and lacks, and whether it told of all."""
     missing: list[int] = []
+    told = True
     walk = _read if deep else _stored
     async for window, here in walk(ledgers, record.ledger_id, bookie_id, entries, tokens):
-        missing += [e for e in window if keeps(record, slot, e) and e not in here]
-    return missing
+        told = told and here is not None
+        missing += [e for e in window if keeps(record, slot, e) and e not in (here or ())]
+    return missing, told
 
 
 async def _stored(
     ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
-) -> AsyncIterator[tuple[range, Collection[int]]]:
-    """Window by window, what its index has."""
+) -> AsyncIterator[tuple[range, Collection[int] | None]]:
+    """Window by window, what its index has; None: it does not tell."""
     at = entries.start
     while at < entries.stop:
         told = await ledgers.cluster.bookies.stored(
             bookie_id, ledger_id, at, entries.stop - 1, token=tokens.read
         )
         if told.status is not Status.OK or told.through < at:
-            yield range(at, entries.stop), ()
+            yield range(at, entries.stop), None
             return
         yield range(at, told.through + 1), _ids(told.spans)
         at = told.through + 1
@@ -183,8 +193,8 @@ async def _stored(
 
 async def _read(
     ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
-) -> AsyncIterator[tuple[range, Collection[int]]]:
-    """Window by window, what it delivers, checked."""
+) -> AsyncIterator[tuple[range, Collection[int] | None]]:
+    """Window by window, what it delivers, checked; None: it does not tell."""
     at = entries.start
     while at < entries.stop:
         response = await ledgers.cluster.bookies.read(
@@ -193,7 +203,8 @@ async def _read(
             token=tokens.read,
         )
         if response.status is not Status.OK or not response.results:
-            yield range(at, entries.stop), ()
+            has_none = response.status is Status.NO_SUCH_LEDGER
+            yield range(at, entries.stop), () if has_none else None
             return
         window = range(at, min(at + len(response.results), entries.stop))
         yield window, [e for e in window if _is_whole(judge(response, ledger_id, e - at, e))]

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from spark_ledger.errors import NoSuchLedger, Unavailable
+from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
@@ -32,6 +32,7 @@ from spark_ledger.metadata.store_calls import each, store_now_ms
 from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
+from spark_ledger.repair.limbo import Listed
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 from spark_ledger.repair.worker import settings as read_settings
@@ -105,6 +106,7 @@ class Auditor:
         self._store = ledgers.metadata
         self._absence = Absence()
         self._seen_absent: dict[str, tuple[float | None, int]] = {}
+        self._limbo_told: set[tuple[str, int]] = set()
         self._sessions = 1
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
@@ -172,6 +174,8 @@ class Auditor:
                 index.see((await self._ledgers.record(ledger_id)).record)
             except NoSuchLedger:
                 return  # deleted meanwhile
+            except UnsupportedFormat as damage:
+                log.error("ledger %d is not looked after: %s", ledger_id, damage.what)
 
         batch: list[int] = []
         async for ledger_id in self._ledgers.list():
@@ -188,8 +192,8 @@ class Auditor:
         if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
             self._checked, self._checked_since = {}, self._indexed_at
         closed = dict.fromkeys(index.closed)
-        self._checked = {each: None for each in self._checked if each in closed}
-        self._unchecked = {each: None for each in closed if each not in self._checked}
+        self._checked = {one: None for one in self._checked if one in closed}
+        self._unchecked = {one: None for one in closed if one not in self._checked}
         index.closed = array("q")
 
     async def _list(self, judged: Judgement, now: Bookies) -> int:
@@ -205,10 +209,10 @@ class Auditor:
         wanted: dict[int, list[Reason]] = {}
         for ledger_id, why, bookie in found:
             wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
-        for one in await limbo.listed(self._store):
-            if one.bookie_id in now.registered:  # else it is lost, sooner or later, or comes back
-                reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
-                wanted.setdefault(one.ledger_id, []).append(reason)
+        in_limbo = await self._in_limbo(now)
+        for one in in_limbo:
+            reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
+            wanted.setdefault(one.ledger_id, []).append(reason)
         listed = 0
 
         async def add(ledger_id: int) -> None:
@@ -216,6 +220,7 @@ class Auditor:
             listed += await work_list.add(self._store, ledger_id, wanted[ledger_id])
 
         await each(add, sorted(wanted), RECORDS_AT_ONCE)
+        self._limbo_told.update((one.bookie_id, one.ledger_id) for one in in_limbo)
         self._index.joining = {}
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
@@ -232,13 +237,15 @@ class Auditor:
             try:
                 record = (await self._ledgers.record(ledger_id)).record
                 found = await check_ledger(self._ledgers, record, self._tokens)
-            except NoSuchLedger:
+            except (NoSuchLedger, UnsupportedFormat):
                 return
-            self._checked[ledger_id] = None
+            if found.silent.isdisjoint(now.registered):
+                self._checked[ledger_id] = None
+            told = now.registered - found.silent  # others are lost, or asked again
             reasons = [
                 Reason(work_list.LACKING, bookie, since_ms)
                 for bookie in found.lacking
-                if bookie in now.registered  # else it is lost, or will be back
+                if bookie in told
             ]
             if reasons:
                 log.warning("audit: ledger %d lacks copies: %s", ledger_id, found.lacking)
@@ -246,6 +253,19 @@ class Auditor:
 
         await each(check, some, CHECKS_AT_ONCE)
         return listed
+
+    async def _in_limbo(self, now: Bookies) -> list[Listed]:
+        """What bookies list as in limbo, but for what is on our list because of it: thousands may
+        be there for long."""
+        named = await limbo.named(self._store)
+        if not named:
+            self._limbo_told = set()
+            return []
+        on_list = set(await work_list.listed(self._store))
+        told = self._limbo_told.intersection(named)
+        self._limbo_told = {one for one in told if one[1] in on_list}
+        new = [one for one in named if one not in self._limbo_told and one[0] in now.registered]
+        return await limbo.listed_of(self._store, new)
 
     async def _known(self) -> list[str]:
         try:

@@ -18,7 +18,7 @@ Always true:
 """
 
 import json
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 from bookie_server.api.status import Status
@@ -29,6 +29,7 @@ from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, derive, entries_kept
 from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
+from spark_ledger.metadata.store_calls import each, reachable
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 COMPARISONS_MAX = 4
@@ -59,18 +60,30 @@ class Repaired(NamedTuple):
 
 async def listed(metadata: MetadataStore) -> list[Listed]:
     """Everything that any bookie lists, by bookie and ledger. Raises Unavailable."""
-    found = []
-    try:
+    return await listed_of(metadata, await named(metadata))
+
+
+async def named(metadata: MetadataStore) -> list[tuple[str, int]]:
+    """Each bookie with each ledger that it lists, in order: a call for each bookie. Raises
+    Unavailable."""
+    with reachable("listing what is in limbo"):
         await metadata.sync(paths.LIMBO)
-        for bookie_id in await _children(metadata, paths.LIMBO):
-            names = await _children(metadata, paths.limbo(bookie_id))
-            for ledger_id in sorted(int(name) for name in names if name.isdecimal()):
-                one = await _one_listed(metadata, bookie_id, ledger_id)
-                if one is not None:
-                    found.append(one)
-    except StoreError as failure:
-        raise Unavailable(f"what is in limbo cannot be listed: {failure!r}") from failure
-    return found
+        return [
+            (bookie_id, ledger_id)
+            for bookie_id in await _children(metadata, paths.LIMBO)
+            for ledger_id in sorted(
+                int(name)
+                for name in await _children(metadata, paths.limbo(bookie_id))
+                if name.isdecimal()
+            )
+        ]
+
+
+async def listed_of(metadata: MetadataStore, some: Collection[tuple[str, int]]) -> list[Listed]:
+    """Those of these that are listed still. Raises Unavailable."""
+    with reachable("reading what is in limbo"):
+        found = await each(lambda one: _one_listed(metadata, *one), some)
+    return [one for one in found if one is not None]
 
 
 async def _children(metadata: MetadataStore, path: str) -> list[str]:
@@ -123,9 +136,9 @@ async def repair_everywhere(
                 f"Its bookies are {', '.join(ensemble)}: name the one that is gone by its id.",
             )
     known = await ledgers.recover(ledger_id, password=password, gone=gone)
-    named = [each for fragment in known.record.fragments for each in fragment.ensemble]
-    named += await _listing(ledgers.metadata, ledger_id)
-    bookie_ids = list(dict.fromkeys(named))
+    members = [one for fragment in known.record.fragments for one in fragment.ensemble]
+    members += await _listing(ledgers.metadata, ledger_id)
+    bookie_ids = list(dict.fromkeys(members))
     return known.record, await repair_known(
         ledgers, known, bookie_ids, derive(password), everything=True
     )
@@ -137,7 +150,7 @@ async def _listing(metadata: MetadataStore, ledger_id: int) -> list[str]:
         await metadata.sync(paths.LIMBO)
         bookie_ids = await _children(metadata, paths.LIMBO)
         return [
-            each for each in bookie_ids if await _one_listed(metadata, each, ledger_id) is not None
+            one for one in bookie_ids if await _one_listed(metadata, one, ledger_id) is not None
         ]
     except StoreError as failure:
         raise Unavailable(f"what is in limbo cannot be listed: {failure!r}") from failure

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from spark_ledger.errors import BadConfig
@@ -54,20 +54,20 @@ async def _found(store: MetadataStore) -> Found | None:
         return None
     try:
         plain: dict[str, Any] = json.loads(value)
-        found = Found(**plain)
+        found = Found(**{one.name: plain[one.name] for one in fields(Found)})
         return Found(
             *(found.host, found.pid, dict(found.absent), tuple(found.lost), tuple(found.too_many))
         )
-    except (TypeError, ValueError):
-        return Found()  # it was elected just now
+    except (KeyError, TypeError, ValueError):
+        return Found("elected just now")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`auditor`: "host:pid", empty if no process is. `lost`, `absent`: id of a bookie, and since
-    when, in ms; a bookie that is lost is not among those that are merely absent. `by_reason`: how
-    many of the `under_replicated` ledgers are listed for each reason; `blocked` are stuck for now,
-    and `damaged` lack entries that no bookie supplies."""
+    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `absent`: id of a
+    bookie, and since when, in ms; a bookie that is lost is not among those that are merely absent.
+    `by_reason`: how many of the `under_replicated` ledgers are listed for each reason; `blocked`
+    are stuck for now, and `damaged` lack entries that no bookie supplies."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -100,7 +100,7 @@ async def status(store: MetadataStore) -> Status:
     gone = {*known.lost, *known.too_many}
     return Status(
         **asdict(settings),
-        auditor=f"{known.host}:{known.pid}" if found else "",
+        auditor=f"{known.host}:{known.pid}" if known.pid else known.host,
         lost={one: since for one, since in known.absent.items() if one in gone},
         absent={one: since for one, since in known.absent.items() if one not in gone},
         draining=tuple(sorted(draining)),

@@ -186,7 +186,7 @@ class Worker:
         if found[:2] + found[3:4] != (work.reasons, work.blocked, work.damaged):
             changed = replace(work, reasons=found.left, blocked=found.why, damaged=found.damaged)
             await work_list.keep(self._store, changed)
-        log.info("ledger %d stays under-replicated for now: %s", ledger_id, found.why)
+            log.warning("ledger %d stays under-replicated for now: %s", ledger_id, found.why)
         return Outcome(ledger_id, found.copied, found.why, found.repaired)
 
     async def _repair(self, work: Work) -> _Found:
@@ -211,7 +211,8 @@ class Worker:
             )
             copied, damaged = copied + moved.copied, damaged + moved.damaged
             why = why or moved.why
-            log.log(logging.WARNING if moved.why else logging.INFO, "repair: %s", moved)
+            if not moved.why:
+                log.info("repair: %s", moved)
         known = await self._ledgers.record(work.ledger_id, fresh=True)
         left = []
         for reason in reasons:
@@ -238,7 +239,8 @@ class Worker:
             everything=reason.why != work_list.LIMBO,
             pace=self._pace_of(""),
         )
-        log.log(logging.INFO if done.cleared else logging.WARNING, "repair: %s", done)
+        if done.cleared:
+            log.info("repair: %s", done)
         return done
 
     async def _withdraw(self, known: VersionedRecord, going: Collection[str]) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bookie_server.api.entry import Entry
-from spark_ledger import LedgerClient
+from spark_ledger import Admin, LedgerClient
+from spark_ledger.errors import BadConfig
 from spark_ledger.ledger.cluster import judge
 from spark_ledger.local import LocalCluster
 from spark_ledger.local.local_bookie import LocalBookie
@@ -188,6 +189,34 @@ def test_a_wrong_setting_is_one_line_and_changes_nothing(cluster: LocalCluster):
     assert status(cluster) == before
 
 
+def test_admin_has_the_same_verbs(healing: LocalCluster):
+    set_to(healing, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+    with LedgerClient(healing.service_url) as client:
+        ledger_of(client, [b"payload"])
+    healing.add_bookie()
+    going = healing.bookies[0]
+    with Admin(healing.service_url) as admin:
+        now = admin.set_autorecovery(repair_bytes_per_s=1 << 20)
+        assert (now.repair_bytes_per_s, now.lost_bookie_delay_s) == (1 << 20, DELAY_S)
+        assert not admin.set_autorecovery(enabled=False).enabled
+        left = admin.decommission_bookie(going.id, wait=False)
+        assert left.ledgers > 0 and "autorecovery is disabled" in left.hindrance
+        listed = admin.underreplicated()
+        assert len(listed) == left.ledgers
+        assert {one.bookie_id for work in listed for one in work.reasons} == {going.id}
+        assert admin.autorecovery_status().draining == (going.id,)
+        assert admin.set_autorecovery(enabled=True).enabled
+        assert admin.decommission_bookie(going.id).done
+        assert admin.underreplicated() == []
+        assert admin.cancel_decommission(going.id)
+        assert not admin.cancel_decommission(going.id)
+        with pytest.raises(BadConfig, match="force is given without enabled=True"):
+            admin.set_autorecovery(force=True)
+        with pytest.raises(BadConfig, match=r"lost_bookie_delay_s = 0\.0 is no delay"):
+            admin.set_autorecovery(enabled=False, lost_bookie_delay_s=0)
+        assert admin.autorecovery_status().enabled
+
+
 def test_a_bookie_started_by_hand_hosts_a_process_that_lives_as_long_as_it(
     cluster: LocalCluster, tmp_path: Path
 ):
@@ -206,3 +235,31 @@ def test_a_bookie_started_by_hand_hosts_a_process_that_lives_as_long_as_it(
         assert eventually(lambda: not alive([second]))
     finally:
         bookie.kill()
+
+
+def test_a_bookie_is_decommissioned_by_command_under_writes_stopped_and_forgotten(
+    healing: LocalCluster,
+):
+    url = ("--service-url", healing.service_url)
+    set_to(healing, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+    healing.add_bookie()
+    payloads = [b"payload %d" % number for number in range(20)]
+    with LedgerClient(healing.service_url) as client:
+        closed = [ledger_of(client, payloads) for _ in range(4)]
+        writer = client.create_ledger(3, 3, 2)
+        writer.append(payloads[0])
+        going = next(
+            one for one in healing.bookies if record_of(healing, writer.ledger_id).names(one.id)
+        )
+        moved = succeeds("bookie", "decommission", going.id, *url)  # an idle writer is recovered
+        assert f"spark-ledger bookie forget {going.id}" in moved
+        assert not named(healing, going.id)
+        assert all(is_whole(healing, ledger_id) for ledger_id in [*closed, writer.ledger_id])
+        listed = json.loads(succeeds("bookie", "list", "--json", *url))
+        (state,) = [one["state"] for one in listed if one["id"] == going.id]
+        assert state == "ro"
+    going.stop()
+    succeeds("bookie", "forget", going.id, *url)
+    assert going.id not in succeeds("bookie", "list", *url)
+    going.destroy()
+    going.start()

@@ -73,7 +73,7 @@ def every_move_is_a_row_of_the_table(
     if before is None or after is None or ledger is None:
         fresh = after is None or len(after.fragments) == 1
         require(fresh, "18", f"{what} with more than its first fragment")
-        return None
+        return
     changed = [name for name in _FIELDS if getattr(before, name) != getattr(after, name)]
     allowed = _MOVES[move]
     require(set(changed) <= set(allowed), "18", f"{what}, changing its {', '.join(changed)}")

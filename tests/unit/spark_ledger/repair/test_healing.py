@@ -348,3 +348,18 @@ async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_clo
     known = await ledgers.record(writer.ledger_id, fresh=True)
     assert known.record.closed and known.record.names(old)
     assert known.version == 2, "in recovery, closed, and nothing else"
+
+
+@simulated
+async def test_a_record_that_cannot_be_read_hinders_no_other_ledger_and_is_told(caplog):
+    cluster, ledgers = await cluster_of(4)
+    damaged, fine = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(2)]
+    node = await cluster.admin.get(paths.ledger(damaged))
+    await cluster.admin.set(paths.ledger(damaged), b"{", node.version)
+    name = (await ledgers.record(fine)).record.last_fragment.ensemble[0]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, name)
+    await look_for(auditor, worker, DELAY_S + 5)
+    assert not (await ledgers.record(fine, fresh=True)).record.names(name)
+    assert f"ledger {damaged} is not looked after" in caplog.text

@@ -15,7 +15,7 @@ from spark_ledger.metadata.ledger_record import (
     entries_kept,
     keeps,
 )
-from spark_ledger.repair import work_list
+from spark_ledger.repair import limbo, work_list
 from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Listed, listed, repair, repair_everywhere
 from spark_ledger.repair.service import repair_once, tokens_of
@@ -186,6 +186,33 @@ async def test_a_worker_leaves_a_writer_that_moves_and_recovers_one_that_does_no
 
 
 @simulated
+async def test_the_auditor_reads_what_is_in_limbo_once_and_lists_again_what_was_taken_off_too_early(
+    monkeypatch,
+):
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
+    for name in "ab":
+        await in_limbo(cluster, name, ledger_id)
+    auditor, asked = Auditor(ledgers, await tokens_of(ledgers)), []
+    one_listed = limbo._one_listed
+
+    async def counted(metadata, *one):
+        asked.append(one)
+        return await one_listed(metadata, *one)
+
+    monkeypatch.setattr(limbo, "_one_listed", counted)
+    await auditor.look()
+    assert asked == [("a", ledger_id), ("b", ledger_id)]
+    await auditor.look()
+    assert len(asked) == 2
+    await cluster.admin.delete(paths.underreplicated(ledger_id))
+    await auditor.look()
+    assert len(asked) == 4
+    work = await work_list.find(ledgers.metadata, ledger_id)
+    assert work is not None and {one.bookie_id for one in work.reasons} == {"a", "b"}
+
+
+@simulated
 async def test_a_ledger_with_a_password_is_repaired_with_the_others():
     cluster, ledgers = await cluster_of(3)
     ledger_id = (await ledger_of(ledgers, 3, password=b"secret")).ledger_id
@@ -214,6 +241,25 @@ async def test_a_listed_ledger_that_is_gone_or_cannot_be_recovered_hinders_no_ot
     assert (result.ledger_id, result.cleared) == (fine, True)
     assert list(done.left) == [stuck]
     assert await work_list.listed(ledgers.metadata) == [stuck]
+
+
+@simulated
+async def test_an_idle_open_ledger_in_limbo_where_only_an_earlier_fragment_is_is_closed_too():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 3, close=False)
+    name = writer.record.last_fragment.ensemble[0]
+    cluster.bookies[name].refusing = True
+    await cluster.deregister(name)
+    await asyncio.gather(*[writer.append([b"more"]) for _ in range(3)])
+    assert name not in writer.record.last_fragment.ensemble and writer.record.names(name)
+    cluster.bookies[name].refusing = False
+    await cluster.register(name)
+    lose(cluster, name, (writer.ledger_id, 1))
+    await in_limbo(cluster, name, writer.ledger_id)
+    writer.abandon(errors.LedgerError("its process is gone"))
+    done = await repair_once(ledgers, idle_s=30)
+    (result,) = done.repaired
+    assert (result.bookie_id, result.cleared, result.copied, done.left) == (name, True, 1, {})
 
 
 @simulated
