@@ -317,3 +317,28 @@ async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_clo
     known = await ledgers.record(writer.ledger_id, fresh=True)
     assert known.record.closed and known.record.names(old)
     assert known.version == 2, "in recovery, closed, and nothing else"
+
+
+@pytest.mark.parametrize("durability", ["page-cache", "synced"])
+@simulated
+async def test_what_an_open_ledgers_copies_may_have_in_the_page_cache_alone_is_copied(durability):
+    cluster, ledgers = await cluster_of(5)
+    writer = await ledgers.create(3, 3, 2, durability=durability)
+    for _ in range(4):
+        await writer.append([b"entry"])
+    first = writer.record.last_fragment.ensemble
+    await gone(cluster, first[0])
+    for _ in range(4):
+        await writer.append([b"more"])
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    begin = record.last_fragment.first_entry
+    assert begin and first[0] not in record.last_fragment.ensemble
+    (spare,) = {*"abcde"} - {*first, *record.last_fragment.ensemble}
+    others = {*"abcde"} - {*first, spare}
+    for entry_id in range(begin):
+        at = cluster.bookies[first[1]].entries[writer.ledger_id, entry_id]
+        cluster.bookies[spare].entries[writer.ledger_id, entry_id] = at
+    moved = await slots.give_away(
+        ledgers, writer.ledger_id, slots.Slot(0, 0, first[0]), TOKENS, avoid=others
+    )
+    assert moved[1:4] == (spare, begin if durability == "page-cache" else 0, "")
