@@ -36,7 +36,14 @@ HEALS: Mapping[str, Any] = {
 DISTURBED = {**HEALS, "faults": ("kill", "expiry", "suspension", "pause")}
 BLIND = {**HEALS, "faults": ("kill", "partition", "loss")}
 STRIPED = {**HEALS, "quorum": (4, 3, 2), "bookies": 6}
-CACHED = {**HEALS, "faults": ("kill", "power"), "page_cache": True, "password": False}
+CACHED = {
+    **HEALS,
+    "quorum": (3, 3, 3),
+    "faults": ("power", "power everywhere"),
+    "between_s": 0.5,
+    "page_cache": True,
+    "password": False,
+}
 
 
 def nobody_is_named(run: Any) -> Any:
