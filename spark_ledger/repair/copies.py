@@ -12,6 +12,7 @@ Always true:
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult, ReadResponse
@@ -116,12 +117,13 @@ class Copies:
             batch: list[Entry] = []
             try:
                 read = self._reader.read(at, run.stop - 1, known_confirmed=run.stop - 1)
-                async for entry_id, entry in read:
-                    at = entry_id + 1
-                    batch.append(entry)
-                    if _bytes(batch) >= self._cluster.config.read_request_bytes:
-                        await self._give(batch)
-                        batch = []
+                async with aclosing(read) as entries:
+                    async for entry_id, entry in entries:
+                        at = entry_id + 1
+                        batch.append(entry)
+                        if _bytes(batch) >= self._cluster.config.read_request_bytes:
+                            await self._give(batch)
+                            batch = []
             except DataUnavailable as failure:
                 self.unsupplied[at] = failure.what
                 at += 1
