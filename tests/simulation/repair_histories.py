@@ -116,6 +116,11 @@ OF_REPAIR: list[Any] = [
     ),
     (*("R3", I.work_ends), lambda g, x: ([], 1.0), lambda g, x: (["ledger 1"], 1.0)),
     (
+        *("R3", I.no_reason_is_taken_off_unseen),
+        lambda g, x: ("ledger 1", 2, 2),
+        lambda g, x: ("ledger 1", 2, 3),
+    ),
+    (
         *("R4", I.nothing_is_copied_that_is_not_missing),
         lambda g, x: shown(x, 0),
         lambda g, x: shown(x, 0, 1),

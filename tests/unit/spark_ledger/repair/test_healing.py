@@ -342,3 +342,17 @@ async def test_what_an_open_ledgers_copies_may_have_in_the_page_cache_alone_is_c
         ledgers, writer.ledger_id, slots.Slot(0, 0, first[0]), TOKENS, avoid=others
     )
     assert moved[1:4] == (spare, begin if durability == "page-cache" else 0, "")
+
+
+@simulated
+async def test_a_reason_that_comes_again_is_not_taken_off_by_who_saw_that_it_was_none():
+    _, ledgers = await cluster_of(4)
+    store = ledgers.metadata
+    lost = work_list.Reason(work_list.LOST, "a", 1)
+    assert await work_list.add(store, 7, [lost])
+    seen = await work_list.find(store, 7)
+    assert not await work_list.add(store, 7, [lost])
+    assert await work_list.find(store, 7) == seen, "said once more, it is no write"
+    assert not await work_list.add(store, 7, [lost._replace(since_ms=2)])
+    await work_list.done(store, seen)
+    assert (await work_list.find(store, 7)).reasons == (lost,)
