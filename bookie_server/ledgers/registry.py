@@ -322,7 +322,9 @@ class LedgerHandles:
         found = await self._record(ledger_id)
         damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
         known = damaged or LedgerState(ledger_id)
-        surplus = bool(self._bookie_id) and found.closed and not found.names(self._bookie_id)
+        # who is no member, also if it is just joining, may have forgotten that it was fenced
+        members = [bookie for fragment in found.fragments for bookie in fragment.ensemble]
+        surplus = bool(self._bookie_id) and found.closed and self._bookie_id not in members
         forgotten = doubted and found.state is not RecordState.OPEN
         state = replace(
             known,

@@ -4,6 +4,7 @@ them there.
 Always true:
 - what can be read there, CRCs checked, is left alone; all else is copied from bookies that the
   record names, by recovery adds, which are synced and replace a copy that cannot be read any more;
+  so is what may be in the page cache alone: of page-cache durability, where no fence syncs it;
 - an entry that no peer supplies is told (`unsupplied`), and the others are copied all the same;
 - the bytes under way are those of one window (read_request_bytes and one entry), and `pace` is
   asked before each is read.
@@ -11,6 +12,7 @@ Always true:
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 
 from bookie_server.api.entry import Entry, pack_header
 from bookie_server.api.messages import Add, AddResult, ReadResponse
@@ -61,6 +63,7 @@ class Copies:
         self._token = tokens.recover
         self._bookie_id = bookie_id
         self._fence = fence
+        self._durable = fence or known.record.durability != "page-cache"
         self._pace = pace
         self._reader = AsyncLedgerReader(cluster, known, tokens)
 
@@ -102,7 +105,8 @@ class Copies:
             yield [
                 entry_id
                 for entry_id in kept
-                if not _is_whole(judge(response, self._ledger_id, entry_id - at, entry_id))
+                if not self._durable
+                or not _is_whole(judge(response, self._ledger_id, entry_id - at, entry_id))
             ]
             at = window.stop
 
@@ -113,12 +117,13 @@ class Copies:
             batch: list[Entry] = []
             try:
                 read = self._reader.read(at, run.stop - 1, known_confirmed=run.stop - 1)
-                async for entry_id, entry in read:
-                    at = entry_id + 1
-                    batch.append(entry)
-                    if _bytes(batch) >= self._cluster.config.read_request_bytes:
-                        await self._give(batch)
-                        batch = []
+                async with aclosing(read) as entries:
+                    async for entry_id, entry in entries:
+                        at = entry_id + 1
+                        batch.append(entry)
+                        if _bytes(batch) >= self._cluster.config.read_request_bytes:
+                            await self._give(batch)
+                            batch = []
             except DataUnavailable as failure:
                 self.unsupplied[at] = failure.what
                 at += 1

@@ -93,8 +93,9 @@ async def find(store: MetadataStore, ledger_id: int) -> Work | None:
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:
-    """The reasons are listed when it returns; one of a bookie that is listed stays as it is.
-    Whether anything was new. Raises StoreError."""
+    """The reasons are listed when it returns; one of a bookie that is listed stays as it is, in a
+    new version if it is since later: the bookie was back meanwhile, and who saw that may be about
+    to take the ledger off. Whether anything was new. Raises StoreError."""
     wanted = {reason[:2]: reason for reason in reasons}
     while True:
         work = await find(store, ledger_id)
@@ -106,12 +107,12 @@ async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -
             except (NodeExists, OutcomeUnknown):
                 await store.sync(paths.UNDERREPLICATED)
                 continue
-        known = {reason[:2] for reason in work.reasons}
+        known = {reason[:2]: reason for reason in work.reasons}
         new = tuple(reason for key, reason in wanted.items() if key not in known)
-        if not new:
+        if not new and all(known[key] == reason for key, reason in wanted.items()):
             return False
         if await _put(store, replace(work, reasons=(*work.reasons, *new), blocked="")):
-            return True
+            return bool(new)
 
 
 async def keep(store: MetadataStore, work: Work) -> None:

@@ -10,7 +10,7 @@ what is on it says why (R3), and who took a slot has every entry of it (R1).
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
@@ -29,6 +29,7 @@ from tests.simulation.invariants import Violation
 from tests.simulation.invariants.repair import Swap
 from tests.simulation.limbo_work import NAME as REPAIRER
 from tests.simulation.limbo_work import TOKENS, lacking
+from tests.simulation.store import Commit
 from tests.simulation.world import BookieNode, Client, World
 
 NAME = "healer"
@@ -60,7 +61,18 @@ class _Mind:
         self.whole_since = world.loop.now
         """Since when its session is."""
         self._world = world
+        self.seen: dict[str, int] = {}
+        """By path on the list of work: the version that was read last."""
         client.session.add_session_listener(self._heard)
+        plain_get = client.session.get
+
+        async def get(path: str, *more: Any) -> Any:
+            node = await plain_get(path, *more)
+            if path.startswith(paths.UNDERREPLICATED):
+                self.seen[path] = node.version
+            return node
+
+        client.session.get = get  # type: ignore[method-assign]
 
     def _heard(self, state: SessionState) -> None:
         if state is not SessionState.CONNECTED:
@@ -91,6 +103,7 @@ class Healing:
         self._end = self._world.loop.now + chaos.plan.chaos_s
         self._accepted: tuple[str, ...] = ()
         self._world.observers.swaps.append(self._swapped)
+        self._world.store.listeners.append(self._committed)
 
     def actors(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """By name."""
@@ -161,6 +174,16 @@ class Healing:
                 loop.call_later(still_s, client.process.resume, context=loop.outside)
 
         loop.call_later(after_s, happens, context=loop.outside)
+
+    def _committed(self, commit: Commit) -> None:
+        """Who takes a ledger off the list has seen all the reasons."""
+        for change in commit.changes:
+            on_list = change.path.startswith(paths.UNDERREPLICATED)
+            minds = [m for client, m in self._minds.items() if client.name == commit.session]
+            if on_list and change.before is not None and change.after is None and minds:
+                seen = minds[0].seen.get(change.path)
+                judge = invariants.no_reason_is_taken_off_unseen
+                self._judge(judge, change.path, seen, change.before.version)
 
     # -- draining ------------------------------------------------------------------------------
 
@@ -241,12 +264,12 @@ class Healing:
         ledger = self._world.ghost.ledgers[swap.record.ledger_id]
         named = not ledger.deleted and ledger.names(swap.new)
         if same and not node.stopping and self._is_sound(node) and named:
-            self._judge(swap.new, ledger.ledger_id, missing)
-
-    def _judge(self, bookie_id: str, ledger_id: int, missing: list[int]) -> None:
-        try:
             judge = invariants.who_took_a_slot_has_all_of_it
-            judge(self._world.ghost, bookie_id, ledger_id, missing)
+            self._judge(judge, swap.new, ledger.ledger_id, missing)
+
+    def _judge(self, judge: Callable[..., None], *what: Any) -> None:
+        try:
+            judge(self._world.ghost, *what)
         except Violation as violation:
             self._world.observers.violated(violation)
 

@@ -101,38 +101,11 @@ class Scenario:
             return await self._main()
 
     async def _main(self) -> Outcome:
-        change = "delayed" if self.plan.delayed else "at-once"
-        choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
-        if self.plan.racks:
-            choices["racks"] = self.plan.racks
-        limits = TIGHT if self.plan.tight else STORAGE
-        if self.plan.places:
-            self._until_the_end.enter_context(small_blocks())
-        world = self.world = World(
-            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
-            CLIENT.model_copy(update=choices),
-            (self.plan.journals, self.plan.directories),
-            racks.policy(self.plan),
-        )
-        world.ghost.discovered = self._discovered
-        garbled = "garbled copies" in self.plan.faults
-        world.ghost.answers_come_whole = not garbled and not self.plan.places
-        if self.plan.healing:
-            world.store.faults.session_timeout_s = SESSION_S
-        self._until_the_end.enter_context(counted(world.ghost))
-        world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
-        number = racks.banned(self.plan)
-        world.ghost.banned = "" if number is None else f"b{number + 1}:1"
-        world.ghost.hard_racks = self.plan.racks == "hard"
-        drawn = racks.draw(self.plan, world.loop.random_for("racks"))
-        rng = world.loop.random_for("healing")
-        settings = draw_settings(rng) if self.plan.healing else SETTINGS
-        world.ghost.lost_bookie_delay_s = settings.lost_bookie_delay_s
-        await world.prepare(self.plan.bookies, drawn, settings)
+        world = await self._make_world()
         self.ledgers = LedgerWork(world, self.plan)
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
-        self.healing = Healing(chaos, rng) if self.plan.healing else None
+        self.healing = Healing(chaos, self._healing_rng) if self.plan.healing else None
         world.ghost.only_overload = set(self.plan.faults) == {"overload"}
         actors = await self._start(world)
         await chaos.run()
@@ -161,6 +134,38 @@ class Scenario:
             world.ghost.met,
             tuple(chaos.injected),
         )
+
+    async def _make_world(self) -> World:
+        """With its bookies registered, and nobody who does anything yet."""
+        change = "delayed" if self.plan.delayed else "at-once"
+        choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
+        if self.plan.racks:
+            choices["racks"] = self.plan.racks
+        limits = TIGHT if self.plan.tight else STORAGE
+        if self.plan.places:
+            self._until_the_end.enter_context(small_blocks())
+        world = self.world = World(
+            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
+            CLIENT.model_copy(update=choices),
+            (self.plan.journals, self.plan.directories),
+            racks.policy(self.plan),
+        )
+        world.ghost.discovered = self._discovered
+        garbled = "garbled copies" in self.plan.faults
+        world.ghost.answers_come_whole = not garbled and not self.plan.places
+        if self.plan.healing:
+            world.store.faults.session_timeout_s = SESSION_S
+        self._until_the_end.enter_context(counted(world.ghost))
+        world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
+        number = racks.banned(self.plan)
+        world.ghost.banned = "" if number is None else f"b{number + 1}:1"
+        world.ghost.hard_racks = self.plan.racks == "hard"
+        drawn = racks.draw(self.plan, world.loop.random_for("racks"))
+        self._healing_rng = rng = world.loop.random_for("healing")
+        settings = draw_settings(rng) if self.plan.healing else SETTINGS
+        world.ghost.lost_bookie_delay_s = settings.lost_bookie_delay_s
+        await world.prepare(self.plan.bookies, drawn, settings)
+        return world
 
     def _discovered(self, situation: str) -> None:
         """The run goes on by other draws if the plan says so, or if it was forked here."""

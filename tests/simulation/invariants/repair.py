@@ -124,6 +124,13 @@ def work_ends(ghost: Ghost, left: list[str], within_s: float) -> None:
     require(not left, "R3", f"not whole {within_s:.0f} s after all was closed: {left}")
 
 
+@invariant("R3")
+def no_reason_is_taken_off_unseen(ghost: Ghost, what: str, seen: int | None, version: int) -> None:
+    """A ledger is taken off the list of work only as whoever does that has seen it: a reason that
+    came meanwhile is not taken off with the others."""
+    require(seen == version, "R3", f"{what} is taken off at version {version}, seen at {seen}")
+
+
 @invariant("R4", when=lambda ghost: ghost.answers_come_whole)
 def nothing_is_copied_that_is_not_missing(
     ghost: Ghost, ledger: LedgerGhost, client: str, bookie_id: str, entry_id: int

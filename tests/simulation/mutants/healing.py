@@ -36,7 +36,14 @@ HEALS: Mapping[str, Any] = {
 DISTURBED = {**HEALS, "faults": ("kill", "expiry", "suspension", "pause")}
 BLIND = {**HEALS, "faults": ("kill", "partition", "loss")}
 STRIPED = {**HEALS, "quorum": (4, 3, 2), "bookies": 6}
-CACHED = {**HEALS, "faults": ("kill", "power"), "page_cache": True, "password": False}
+CACHED = {
+    **HEALS,
+    "quorum": (3, 3, 3),
+    "faults": ("power", "power everywhere"),
+    "between_s": 0.5,
+    "page_cache": True,
+    "password": False,
+}
 
 
 def nobody_is_named(run: Any) -> Any:
@@ -197,10 +204,6 @@ MUTANTS = (
         *(nobody_is_named, HEALS),
     ),
     M(
-        *("any joining will do", "protocol 1.9", transitions, "swap"),
-        *(any_joining_will_do, DISTURBED),
-    ),
-    M(
         *("swapped although no peer supplies an entry", "BK#870", Copies, "bring_back"),
         *(unsupplied_is_forgotten, BLIND),
     ),
@@ -241,8 +244,18 @@ MUTANTS = (
         *("nobody leaves", "protocol 1.9", worker.Worker, "_withdraw"),
         *(nobody_leaves, BLIND),
     ),
+)
+
+UNCAUGHT = (
+    M(
+        *("any joining will do", "protocol 1.9", transitions, "swap"),
+        *(any_joining_will_do, DISTURBED),
+    ),
     M(
         *("copies made at who is to go", "protocol 1.10", slots, "give_away"),
         *(draining_is_forgotten, HEALS),
     ),
 )
+"""Of the first a unit test tells (test_healing.py): in no seed of 80 a worker slept while its bookie
+left, dropped its copies and joined again. The second breaks nothing: who is drained is read-only,
+and who is lost is not registered, so nobody chooses them anyhow."""

@@ -363,3 +363,43 @@ async def test_a_record_that_cannot_be_read_hinders_no_other_ledger_and_is_told(
     await look_for(auditor, worker, DELAY_S + 5)
     assert not (await ledgers.record(fine, fresh=True)).record.names(name)
     assert f"ledger {damaged} is not looked after" in caplog.text
+
+
+@simulated
+@pytest.mark.parametrize("durability", ["page-cache", "synced"])
+@simulated
+async def test_what_an_open_ledgers_copies_may_have_in_the_page_cache_alone_is_copied(durability):
+    cluster, ledgers = await cluster_of(5)
+    writer = await ledgers.create(3, 3, 2, durability=durability)
+    for _ in range(4):
+        await writer.append([b"entry"])
+    first = writer.record.last_fragment.ensemble
+    await gone(cluster, first[0])
+    for _ in range(4):
+        await writer.append([b"more"])
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    begin = record.last_fragment.first_entry
+    assert begin and first[0] not in record.last_fragment.ensemble
+    (spare,) = {*"abcde"} - {*first, *record.last_fragment.ensemble}
+    others = {*"abcde"} - {*first, spare}
+    for entry_id in range(begin):
+        at = cluster.bookies[first[1]].entries[writer.ledger_id, entry_id]
+        cluster.bookies[spare].entries[writer.ledger_id, entry_id] = at
+    moved = await slots.give_away(
+        ledgers, writer.ledger_id, slots.Slot(0, 0, first[0]), TOKENS, avoid=others
+    )
+    assert moved[1:4] == (spare, begin if durability == "page-cache" else 0, "")
+
+
+@simulated
+async def test_a_reason_that_comes_again_is_not_taken_off_by_who_saw_that_it_was_none():
+    _, ledgers = await cluster_of(4)
+    store = ledgers.metadata
+    lost = work_list.Reason(work_list.LOST, "a", 1)
+    assert await work_list.add(store, 7, [lost])
+    seen = await work_list.find(store, 7)
+    assert not await work_list.add(store, 7, [lost])
+    assert await work_list.find(store, 7) == seen, "said once more, it is no write"
+    assert not await work_list.add(store, 7, [lost._replace(since_ms=2)])
+    await work_list.done(store, seen)
+    assert (await work_list.find(store, 7)).reasons == (lost,)
