@@ -179,11 +179,11 @@ class Admin:
         )
 
     def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass of what `spark-ledger up` does every minute, for all topics: let go what
+        """One pass of what a cluster does every minute, for all topics: let go what
         retention does not keep, delete ledgers that no topic needs, close those that writers left
         open, merge small segments. With `dry_run` only the report. Without `force` it deletes no
         more than a tenth of the ledgers merely because no topic refers to them. What only passes
-        that follow each other can tell (a writer that fell silent) is left to `up`. Raises
+        that follow each other can tell (a writer that fell silent) is left to the cluster. Raises
         errors.Unavailable; what fails for one topic is in the report's `problems`."""
 
         async def work() -> UpkeepReport:

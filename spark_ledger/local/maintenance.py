@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from spark_ledger.errors import LedgerError, Unavailable
+from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
 from spark_ledger.metadata import paths
@@ -28,7 +28,7 @@ from spark_ledger.topic.upkeep.merging import PASS_BYTES
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
-TRY_AGAIN_S, TRY_AGAIN_MAX_S = 0.5, 30.0
+TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
 ORPHANED = 5  # exit status, as a bookie's
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,26 @@ async def maintain(
             tasks.create_task(_keep_up(ledgers, pass_s, merge_bytes))
     finally:
         await ledgers.close()
+
+
+async def maintain_on(
+    service_url: str, *, merge_bytes: int = PASS_BYTES, pause_s: float = TRY_AGAIN_S
+) -> None:
+    """The same, and again whenever it fails, later each time: for one that nobody starts again."""
+    now = asyncio.get_running_loop().time
+    wait_s = pause_s
+    while True:
+        began_s = now()
+        try:
+            await maintain(service_url, merge_bytes=merge_bytes)
+        except LedgerError as failure:
+            log.warning("%s", failure)
+        except Exception:
+            log.exception("a defect ended maintenance, please report it; it begins anew")
+        if now() - began_s >= LASTED_S:
+            wait_s = pause_s
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, TRY_AGAIN_MAX_S)
 
 
 async def _keep_up(ledgers: LedgerStore, pass_s: float, merge_bytes: int) -> None:
@@ -93,20 +113,9 @@ def serve(
     if parent_pipe:
         threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
 
-    async def try_again() -> None:
-        pause_s = TRY_AGAIN_S
-        while True:
-            try:
-                await maintain(service_url, merge_bytes=merge_bytes)
-            except Unavailable as failure:
-                if not parent_pipe:
-                    raise
-                log.warning("%s", failure)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, TRY_AGAIN_MAX_S)
-
     async def work() -> None:
-        maintenance = asyncio.ensure_future(try_again())
+        doing = maintain_on if parent_pipe else maintain
+        maintenance = asyncio.ensure_future(doing(service_url, merge_bytes=merge_bytes))
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, maintenance.cancel)
         with contextlib.suppress(asyncio.CancelledError):
