@@ -365,7 +365,6 @@ async def test_a_record_that_cannot_be_read_hinders_no_other_ledger_and_is_told(
     assert f"ledger {damaged} is not looked after" in caplog.text
 
 
-@simulated
 @pytest.mark.parametrize("durability", ["page-cache", "synced"])
 @simulated
 async def test_what_an_open_ledgers_copies_may_have_in_the_page_cache_alone_is_copied(durability):
