@@ -18,7 +18,7 @@ import logging
 import time
 from array import array
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -40,7 +40,7 @@ from spark_ledger.repair.worker import settings as read_settings
 AGAIN_S, AGAIN_TIMES = 60.0, 100
 CHECK_AGAIN_S = 7 * 86_400.0
 CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
-RECORDS_AT_ONCE = 128
+RECORDS_AT_ONCE = 512
 
 log = logging.getLogger(__name__)
 
@@ -169,21 +169,20 @@ class Auditor:
         began = asyncio.get_running_loop().time()
         index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
 
-        async def see(ledger_id: int) -> None:
-            try:
-                index.see((await self._ledgers.record(ledger_id)).record)
-            except NoSuchLedger:
-                return  # deleted meanwhile
-            except UnsupportedFormat as damage:
-                log.error("ledger %d is not looked after: %s", ledger_id, damage.what)
+        async def see(ledger_ids: Sequence[int]) -> None:
+            for found in await self._ledgers.cluster.records.read_many(ledger_ids):
+                if isinstance(found, UnsupportedFormat):
+                    log.error("a ledger is not looked after: %s", found.what)
+                elif found is not None:  # else it was deleted meanwhile
+                    index.see(found.record)
 
         batch: list[int] = []
         async for ledger_id in self._ledgers.list():
             batch.append(ledger_id)
             if len(batch) == RECORDS_AT_ONCE:
-                await each(see, batch, RECORDS_AT_ONCE)
+                await see(batch)
                 batch = []
-        await each(see, batch, RECORDS_AT_ONCE)
+        await see(batch)
         if (gone or now.draining) and index.ledgers:
             log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
         self._index, self._indexed = index, (gone, now.draining)

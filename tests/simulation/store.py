@@ -33,6 +33,7 @@ from typing import Any
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     MultiFailed,
+    NoNode,
     Operation,
     OutcomeUnknown,
     SessionState,
@@ -41,6 +42,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
+from spark_ledger.metadata.store_calls import each
 from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
@@ -233,6 +235,15 @@ class SimSession:
             return self._replica.get(path)
 
         return await self._read(read)  # type: ignore[no-any-return]
+
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        async def one(path: str) -> Versioned | None:
+            try:
+                return await self.get(path)
+            except NoNode:
+                return None
+
+        return await each(one, paths, 128)
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         context = copy_context()
