@@ -22,7 +22,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
 from tests.integration.proxy import Proxy
-from tests.kit.processes import eventually
+from tests.kit.processes import descendants, eventually
 from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
@@ -86,7 +86,11 @@ def frozen(server: EmbeddedZooKeeper):
 
 
 def _all_stopped(pid: int) -> bool:
-    tasks = Path(f"/proc/{pid}/task").glob("*/stat")
+    tasks = [
+        task
+        for each in (pid, *descendants(pid))
+        for task in Path(f"/proc/{each}/task").glob("*/stat")
+    ]
     return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
 
