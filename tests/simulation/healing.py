@@ -11,6 +11,7 @@ what is on it says why (R3), and who took a slot has every entry of it (R1).
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
@@ -21,6 +22,7 @@ from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreE
 from spark_ledger.metadata.store_calls import elected
 from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.auditor import Auditor, AuditReport
+from spark_ledger.repair.service import Autorecovery
 from spark_ledger.repair.worker import Worker
 from tests.simulation import invariants
 from tests.simulation.chaos import Chaos
@@ -118,6 +120,9 @@ class Healing:
             await asyncio.sleep(0.5)
 
     async def _heal(self, client: Client) -> None:
+        if client.rng.random() < 0.25:
+            await self._heal_as_hosted(client)
+            return
         mind = self._minds[client] = _Mind(client, self._world)
         always = client.rng.random() < 0.4  # two may do it at once
         while self._world.loop.now < self._end:
@@ -126,15 +131,22 @@ class Healing:
                 self._disturb(client)
             await self._pass(client, mind, always)
 
+    async def _heal_as_hosted(self, client: Client) -> None:
+        """As a process of production does, by itself."""
+        with suppress(TimeoutError, LedgerError):
+            async with asyncio.timeout(self._end - self._world.loop.now):
+                await (await Autorecovery.start(client.ledgers)).run()
+
     async def _pass(self, client: Client, mind: "_Mind", always: bool) -> None:
         ghost = self._world.ghost
         try:
             if always or await elected(client.session, paths.AUDITOR):
                 mind.sees()
+                seen, whole_since = mind.gone_since, mind.whole_since
                 report = await mind.auditor.look()
                 mind.sees()
-                if not self._jumps:
-                    self._judge_lost(mind, report)
+                if not self._jumps:  # by what was so when it began: a pass may take long
+                    self._judge_lost(report, seen, whole_since)
                 await self._accept(client, report)
             for outcome in await mind.worker.round():
                 ghost.meet("under-replicated ledger " + ("left" if outcome.why else "made whole"))
@@ -144,11 +156,11 @@ class Healing:
             what = error if isinstance(error, LedgerError) else LedgerError(str(error))
             self._work.met(client, "heal", what)
 
-    def _judge_lost(self, mind: "_Mind", report: AuditReport) -> None:
+    def _judge_lost(self, report: AuditReport, seen: dict[str, float], whole_since: float) -> None:
         now = self._world.loop.now
-        gone_s = {bookie: now - since for bookie, since in mind.gone_since.items()}
+        gone_s = {bookie: now - since for bookie, since in seen.items()}
         judge = invariants.a_bookie_is_lost_after_the_whole_delay
-        judge(self._world.ghost, sorted(report.lost), gone_s, now - mind.whole_since)
+        judge(self._world.ghost, sorted(report.lost), gone_s, now - whole_since)
 
     async def _accept(self, client: Client, report: AuditReport) -> None:
         """An operator knows which bookies are gone for good."""

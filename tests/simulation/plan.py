@@ -222,11 +222,13 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
 
 
 def healed(plan: Plan) -> Plan:
-    """The plan with bookies lost for good, so many there that one can be spared, and time."""
+    """The plan with bookies lost for good, so many there that one can be spared, and time. (With
+    racks "hard" one that is lost and the next one at its address have the same rack.)"""
+    spared = 1 + plan.own_policy + (plan.racks == "hard")
     return replace(
         plan,
         healing=True,
-        bookies=max(plan.bookies, plan.quorum[0] + 1 + plan.own_policy),
+        bookies=max(plan.bookies, plan.quorum[0] + spared),
         chaos_s=2.5 * plan.chaos_s,
         lasting=False,
     )

@@ -256,6 +256,6 @@ UNCAUGHT = (
         *(draining_is_forgotten, HEALS),
     ),
 )
-"""Of the first a unit test tells (test_healing.py): in no seed of 80 a worker slept while its
+"""The first is played by a unit test (test_healing.py): in no seed of 80 a worker slept while its
 bookie left, dropped its copies and joined again. The second breaks nothing: who is drained is
 read-only, and who is lost is not registered, so nobody chooses them anyhow."""
