@@ -43,6 +43,7 @@ def healing(four: LocalCluster) -> LocalCluster:
         if not bookie.running:
             bookie.start()
     set_to(four, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
+    succeeds("autorecovery", "enable", "--service-url", four.service_url)
     return four
 
 
@@ -203,9 +204,9 @@ def test_a_wrong_setting_is_one_line_and_changes_nothing(cluster: LocalCluster):
 def test_admin_has_the_same_verbs(healing: LocalCluster):
     set_to(healing, lost_bookie_delay_s=DELAY_S, repair_bytes_per_s=0)
     with LedgerClient(healing.service_url) as client:
-        ledger_of(client, [b"payload"])
+        ledger_id = ledger_of(client, [b"payload"])
     healing.add_bookie()
-    going = healing.bookies[0]
+    going = next(one for one in healing.bookies if record_of(healing, ledger_id).names(one.id))
     with Admin(healing.service_url) as admin:
         now = admin.set_autorecovery(repair_bytes_per_s=1 << 20)
         assert (now.repair_bytes_per_s, now.lost_bookie_delay_s) == (1 << 20, DELAY_S)
