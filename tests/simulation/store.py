@@ -33,7 +33,6 @@ from typing import Any
 from spark_ledger.metadata.store import (
     ANY_VERSION,
     MultiFailed,
-    NoNode,
     Operation,
     OutcomeUnknown,
     SessionState,
@@ -42,7 +41,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
-from spark_ledger.metadata.store_calls import each
+from spark_ledger.metadata.store_calls import each, read
 from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
@@ -237,13 +236,7 @@ class SimSession:
         return await self._read(read)  # type: ignore[no-any-return]
 
     async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
-        async def one(path: str) -> Versioned | None:
-            try:
-                return await self.get(path)
-            except NoNode:
-                return None
-
-        return await each(one, paths, 128)
+        return await each(lambda path: read(self, path), paths, 128)
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         context = copy_context()
