@@ -116,7 +116,10 @@ class Healing:
         """One process after another, until the chaos' time is over."""
         while self._world.loop.now < self._end:
             client = await self._world.client(NAME)
-            await asyncio.gather(client.run(self._heal(client), "heals"), return_exceptions=True)
+            work = client.run(self._heal(client), "heals")
+            (outcome,) = await asyncio.gather(work, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                raise outcome  # else it was killed
             await asyncio.sleep(0.5)
 
     async def _heal(self, client: Client) -> None:
@@ -160,7 +163,7 @@ class Healing:
         now = self._world.loop.now
         gone_s = {bookie: now - since for bookie, since in seen.items()}
         judge = invariants.a_bookie_is_lost_after_the_whole_delay
-        judge(self._world.ghost, sorted(report.lost), gone_s, now - whole_since)
+        self._judge(judge, sorted(report.lost), gone_s, now - whole_since)
 
     async def _accept(self, client: Client, report: AuditReport) -> None:
         """An operator knows which bookies are gone for good."""
@@ -210,7 +213,9 @@ class Healing:
             elif running:
                 node = client.rng.choice(running)
                 draining = client.run(self._drain_one(client, node), "drains")
-                await asyncio.gather(draining, return_exceptions=True)
+                (outcome,) = await asyncio.gather(draining, return_exceptions=True)
+                if isinstance(outcome, Exception):
+                    raise outcome
                 self._world.drained.pop(node.bookie_id, None)
 
     async def _drain_one(self, client: Client, node: BookieNode) -> None:
