@@ -48,7 +48,7 @@ def rates(options: argparse.Namespace, chosen: list[str]) -> list[Figure]:
     figures: list[Figure] = []
     for name in chosen:
         best = java_rate(name) if options.peer else None
-        with LocalCluster(bookies=3) as cluster:
+        with LocalCluster(bookies=3, autorecovery=False) as cluster:
             ours = adds.rate(cluster, SIZES[name], options.seconds, options.runs)
         figures += rate_figures(name, ours, best)
     return figures
@@ -79,7 +79,7 @@ def rate_figures(name: str, ours: adds.Rate, java: float | None) -> list[Figure]
 
 
 def latency(options: argparse.Namespace) -> list[Figure]:
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         times = adds.single_adds_ms(cluster)
     p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
     return [
@@ -89,7 +89,7 @@ def latency(options: argparse.Namespace) -> list[Figure]:
 
 
 def amplification(options: argparse.Namespace) -> list[Figure]:
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         times = adds.write_amplification(cluster, options.seconds)
     what = "bytes written for each byte acked, 64 KiB"
     return [Figure(what, "<= 2.2", f"{times:.2f}", times <= 2.2)]

@@ -53,7 +53,9 @@ def measure(
     alone: bool = False,
 ) -> Figures:
     """Write, restart, drop, read."""
-    with LocalCluster(bookies=1, bookie_settings={"large_entry_bytes": large_bytes}) as cluster:
+    with LocalCluster(
+        bookies=1, bookie_settings={"large_entry_bytes": large_bytes}, autorecovery=False
+    ) as cluster:
         with LedgerClient(cluster.service_url) as client:
             writing = write_alone if alone else write
             ids = writing(client, ledgers, entries, entry_bytes)

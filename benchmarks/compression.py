@@ -83,7 +83,7 @@ def measure(spark: SparkSession, kind: str, rows: int, rounds: int) -> tuple[Mea
     """The figures of each codec and the bytes it stores, on a cluster of its own."""
     frame, warm_up = frames(spark, kind, rows)
     measured: Measured = {}
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         found = [contender(cluster, kind, codec) for codec in CODECS]
         taking = Taking(spark, found, measured)
         taking.turns(WRITE, WARM_UP_ROWS, 1, lambda one: workload.write(warm_up, one.format))

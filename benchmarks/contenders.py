@@ -105,7 +105,7 @@ def running(
 ) -> Iterator[list[Contender]]:
     """Spark Ledger and the peers, empty, each with a place of its own for the rows."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(bookies=3))
+        cluster = stack.enter_context(LocalCluster(bookies=3, autorecovery=False))
         ours = ledger(topic, cluster.service_url, compression, partitions)
         ours = replace(ours, schema=KEY_AND_VALUE)
         contenders = [Contender(LEDGER, ours, servers(cluster))]

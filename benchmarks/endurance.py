@@ -42,7 +42,7 @@ def restart_s(entry_bytes: int) -> float:
     it flushed, until it is registered as writable. Small entries are in its journal, large ones
     (LARGE_BYTES and more) in direct logs."""
     is_small = entry_bytes < LARGE_BYTES
-    with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED)) as cluster:
+    with LocalCluster(bookies=1, bookie_settings=dict(UNFLUSHED), autorecovery=False) as cluster:
         bookie = cluster.bookies[0]
         with LedgerClient(cluster.service_url) as client:
             ledger_id, last = _fill(client, 1, entry_bytes, REPLAYED_BYTES)
@@ -63,7 +63,7 @@ def memory_mib(seconds: float) -> float:
     """VmHWM, the highest of three bookies, after `seconds` of writes in entries of four sizes,
     reads of old and new ledgers, deletions and the compaction that they make necessary."""
     settings = dict(BUSY_COMPACTION)
-    with LocalCluster(bookies=3, bookie_settings=settings) as cluster:
+    with LocalCluster(bookies=3, bookie_settings=settings, autorecovery=False) as cluster:
         work = _Everything(cluster, time.monotonic() + seconds)
         work.run()
         return max(most_memory_mib(b.pid) for b in cluster.bookies if b.pid is not None)
@@ -71,7 +71,7 @@ def memory_mib(seconds: float) -> float:
 
 def idle_share() -> float:
     """Of a core, that one of three bookies uses while nobody asks for anything."""
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         with LedgerClient(cluster.service_url) as client:
             _fill(client, 3, 64 << 10, 16 * MIB)
         time.sleep(SETTLED_S)

@@ -124,7 +124,10 @@ def main() -> None:
     adopt_orphans()
     spark = workload.session()
     print(f"{'rows':24} {'fingerprint, ns':>16} {'entries, ns':>12} {'write, ns':>10} {'share':>7}")
-    with LocalCluster(bookies=3) as cluster, tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+    with (
+        LocalCluster(bookies=3, autorecovery=False) as cluster,
+        tempfile.TemporaryDirectory(dir="/var/tmp") as folder,
+    ):
         for number, (name, rows) in enumerate(shapes().items()):
             writes = Writes(spark, cluster.service_url, Path(folder) / f"rows-{number}", rows)
             writes.ns_a_row()  # code that the JVM has not compiled yet

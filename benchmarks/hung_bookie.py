@@ -19,7 +19,10 @@ READ_BYTES = 64 * MIB
 
 
 def main() -> None:
-    with LocalCluster(bookies=3) as cluster, LedgerClient(cluster.service_url) as client:
+    with (
+        LocalCluster(bookies=3, autorecovery=False) as cluster,
+        LedgerClient(cluster.service_url) as client,
+    ):
         for entry_bytes in (MIB, 64 << 10):
             ledger_id = write(client, entry_bytes)
             healthy = [timed_read(client, ledger_id, entry_bytes) for _ in range(3)]

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=400)
     parser.add_argument("--rows", type=int, default=4_000)
     given = parser.parse_args()
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         spark = workload.session()
         target = workload.Format("ledger", {"serviceUrl": cluster.service_url}, {})
 

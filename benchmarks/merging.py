@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=125_000)
     parser.add_argument("--passes", type=int, default=2)
     given = parser.parse_args()
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         spark = workload.session()
         kind = ledger(TOPIC, cluster.service_url, partitions=given.partitions)
         for _ in range(given.batches):

@@ -127,7 +127,7 @@ def compare(flights: pa.Table, peers: Sequence[str], folder: Path) -> bool:
 
 
 def jobs(stack: ExitStack, spark: SparkSession, peers: Sequence[str]) -> list[Job]:
-    cluster = stack.enter_context(LocalCluster(bookies=3))
+    cluster = stack.enter_context(LocalCluster(bookies=3, autorecovery=False))
     ours = contenders.ledger(TOPIC, cluster.service_url, partitions=PARTITIONS)
     found = [Job(LEDGER, {"LEDGER_SERVICE_URL": cluster.service_url}, ours)]
     if KAFKA in peers:

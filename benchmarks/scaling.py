@@ -365,7 +365,7 @@ def established(pid: int) -> list[str]:
 
 
 def process() -> tuple[Measured, list[Figure]]:
-    with LocalCluster(bookies=BOOKIES) as cluster:
+    with LocalCluster(bookies=BOOKIES, autorecovery=False) as cluster:
         found = in_process("one_process", cluster.service_url)
     return (
         {
@@ -388,7 +388,7 @@ def process() -> tuple[Measured, list[Figure]]:
 
 def zookeeper() -> tuple[Measured, list[Figure]]:
     """One server, embedded, which syncs each transaction; clients on the same machine."""
-    with LocalCluster(bookies=1) as cluster:
+    with LocalCluster(bookies=1, autorecovery=False) as cluster:
         pid = zookeeper_pid(cluster)
         topics = blocking.topics(cluster.service_url)
         stores = [topics.client.store]

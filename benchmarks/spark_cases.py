@@ -37,7 +37,7 @@ DRIVER_MEMORY = "1g"
 def projection(*, rows: int, runs: int) -> list[Figure]:
     """All of Kafka's columns, and `value` alone, of the rows of so many writes, in turns; the first
     of each kind is not counted."""
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         kind = ledger("bench", cluster.service_url)
         spark = workload.session()
         for _ in range(runs):
@@ -64,7 +64,7 @@ def micro(*, batches: int) -> list[Figure]:
     """One row in and one row out, a batch at a time, through the ledger and through nothing; the
     two take turns, so that a noisy machine is noisy to both."""
     each = -(-batches // TURNS) + WARM_UP_BATCHES
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         spark = workload.session()
         spark.dataSource.register(Nothing)
         nothing = workload.Format("nothing")
@@ -117,7 +117,7 @@ def poll(*, partitions: int) -> list[Figure]:
     """What an idle query pays: latestOffset of a source that has read everything there is."""
     from pyspark_ledger import DefaultSource
 
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         kind = ledger("bench", cluster.service_url, partitions=partitions)
         spark = workload.session()
         workload.write(workload.rows(spark, 10 * partitions, 200, 1), kind)
@@ -149,7 +149,7 @@ def fill(*, url: str, rows: int) -> None:
 def memory(*, gb: float) -> list[Figure]:
     """The most memory of each process while a large topic is read, all columns, both ways."""
     rows = int(gb * 1e9 / KIB)
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         script = str(Path(__file__).with_name("spark.py"))
         options = json.dumps({"url": cluster.service_url, "rows": rows})
         with tempfile.NamedTemporaryFile() as result:

@@ -422,7 +422,7 @@ def main() -> None:
         print(json.dumps(IN_PROCESSES[what](*arguments)), flush=True)
         os._exit(0)
     table = Table("what", "measured", "target", "")
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         for name, part in PARTS.items():
             if options.only in (None, name):
                 for figure in part(cluster.service_url, options):

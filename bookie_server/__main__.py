@@ -25,12 +25,13 @@ import gc
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -49,6 +50,7 @@ from bookie_server.disk.monitor import (
     total_space,
 )
 from bookie_server.journal.writer import JournalFailed
+from bookie_server.serve.autorecovery import hosted
 from bookie_server.serve.frames import FrameService
 from bookie_server.serve.gateway import BookieService, CannotListen
 from bookie_server.serve.registration import Registration, Standing
@@ -56,8 +58,8 @@ from bookie_server.serve.twin import refuse_beside_twin, who_is
 from bookie_server.start import layout
 from bookie_server.start.opening import OnDisk
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.metadata import cluster
-from spark_ledger.metadata.store import MetadataStore, StoreError
+from spark_ledger.metadata import autorecovery, cluster, paths
+from spark_ledger.metadata.store import MetadataStore, NoNode, StoreError
 from spark_ledger.metadata.zookeeper import connect
 
 GARBAGE_OBJECTS = 50_000  # a bookie makes few cycles; looking for them took a tenth of its time
@@ -166,30 +168,47 @@ async def _run(config: BookieConfig) -> None:
         identity = await _identify(disks, store)
         address = advertised_address(config, port)
         await refuse_beside_twin(store, identity.bookie_id, address, who_is)
+        credential = await autorecovery.repair_credential(store, secrets.token_hex(32))
         await disks.make_space(config)
         bookie = await Bookie.start(
             *(identity.bookie_id, await disks.open(), store, config.storage()),
             cluster_id=identity.cluster_id,
+            repair_credential=credential.encode(),
         )
         bookie.phase = "starting"
         service.serve(bookie)
         frames.serve(bookie)
         registration = _registration(config, bookie, store, address, frames_at)
-        await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
+        async with hosted(config.service_url, wanted=config.autorecovery):
+            await _serve(bookie, (service, frames), registration, stop, config.drain_timeout_s)
 
 
 def _registration(
     config: BookieConfig, bookie: Bookie, store: MetadataStore, address: str, frames_at: str
 ) -> Registration:
     async def standing() -> Standing:
+        await learn_whether_drained(bookie, store, lambda: registration.publish_soon())
         directories = bookie.disks.states
         return Standing(
             *total_space(directories), bookie.readonly_reason, degraded_reason(directories)
         )
 
-    return Registration(
+    registration = Registration(
         *(store, bookie.bookie_id, address, frames_at, config.rack, standing, config.refresh_s)
     )
+    return registration
+
+
+async def learn_whether_drained(
+    bookie: Bookie, store: MetadataStore, changed: Callable[[], None]
+) -> None:
+    """While an operator has it drained it is read-only. `changed` is called when to look again.
+    Raises StoreError."""
+    try:
+        await store.get(paths.draining(bookie.bookie_id), changed)
+        bookie.drained = True
+    except NoNode:
+        bookie.drained = False
 
 
 async def _serve(

@@ -20,7 +20,7 @@ from bookie_server import __version__
 from bookie_server.add import Adder
 from bookie_server.api import messages as m
 from bookie_server.api.entry import NO_ENTRY
-from bookie_server.api.entry_ids import EntryIds, ids_in
+from bookie_server.api.entry_ids import EntryIds, ids_in, spans_of
 from bookie_server.api.status import Status, StopReason
 from bookie_server.budget import RETRY_AFTER_MS_MAX, Budget
 from bookie_server.disk import monitor as disk_monitor
@@ -43,6 +43,7 @@ from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata.store import MetadataStore
 
+STORED_AT_ONCE = 65536  # entries that one Stored looks up
 RESULTS_MAX = 16384  # statuses in one response of Read, whatever the range
 WAIT_MS_MAX = 60_000
 LONG_POLLS_MAX = 8192  # a few KiB each; beyond it the response is BUSY
@@ -59,17 +60,20 @@ class Bookie:
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
+        repair_credential: bytes = b"",
     ) -> None:
         self.bookie_id = bookie_id
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with an exception when journal or storage failed: the process must exit."""
         self.disks = disks
+        self.drained = False
+        """An operator has its copies moved to others: it is read-only."""
         self.phase = ""
         """What Info says of the state instead: "starting" until the node's maker has
         registered it."""
         self._storage = storage
         self._config = config
-        self._ledgers = LedgerHandles(storage, metadata, bookie_id)
+        self._ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
         self._adder = Adder(storage, self._ledgers, config)
         self._under_way = 0
         self._idle = asyncio.Event()
@@ -108,10 +112,12 @@ class Bookie:
         metadata: MetadataStore,
         config: StorageConfig,
         cluster_id: str = "",
+        repair_credential: bytes = b"",
     ) -> "Bookie":
         """Replay what the journals hold beyond the checkpoint; ready to serve when it returns.
 
-        A node that is not told the id of its cluster never takes a ledger for deleted.
+        A node that is not told the id of its cluster never takes a ledger for deleted. Who has the
+        `repair_credential` of the cluster may read and repair what has a password.
         Raises DiskFailed.
         """
         watched = [
@@ -135,14 +141,14 @@ class Bookie:
             disks,
         )
         disks.attach(storage.failure, storage.drop, storage.absent)
-        return cls(bookie_id, disks, storage, metadata, config, cluster_id)
+        return cls(bookie_id, disks, storage, metadata, config, cluster_id, repair_credential)
 
     @property
     def readonly_reason(self) -> str:
         """Why normal adds are refused by this node as a whole; empty when it is writable."""
         if self.failed.done():
             return f"the storage failed: {self.failed.exception()}"
-        limbo = self._limbo_reason
+        limbo = self._limbo_reason or ("it is being drained" if self.drained else "")
         if not self.disks.any_full:
             return limbo
         return disk_monitor.readonly_reason(self.disks.states, limbo)
@@ -248,6 +254,8 @@ class Bookie:
             return await self._write_lac(request)
         if isinstance(request, m.ClearLimboRequest):
             return await self._limbo.respond(request)
+        if isinstance(request, m.StoredRequest):
+            return await self._stored(request)
         return await self._info()
 
     # -- read --
@@ -264,6 +272,8 @@ class Bookie:
             return m.ReadResponse(Status.UNAUTHORIZED)
         if request.fence:
             await self._fence(handle)
+            handle.adds += 1  # what repair finds here it counts on: it is no garbage
+            await self._ledgers.settled([request.ledger_id])
         bytes_max = min(request.max_bytes, self._config.read_bytes_max)
         caller = calling.get()
         if not self.responses.has_room(bytes_max, recovery=request.fence, caller=caller):
@@ -315,6 +325,24 @@ class Bookie:
             handle.last_add_confirmed,
             StopReason.END_OF_RANGE if whole else StopReason.BYTE_LIMIT,
         )
+
+    async def _stored(self, request: m.StoredRequest) -> m.StoredResponse:
+        """What cache and index say; whether an entry can be read is for the scrub to say."""
+        first, last = request.first_entry, request.last_entry
+        if request.ledger_id < 0 or not 0 <= first <= last:
+            reason = f"no range of entries: {request.ledger_id}:{first}..{last}"
+            return m.StoredResponse(Status.BAD_REQUEST, reason=reason)
+        if not self._ledgers.known(request.ledger_id):
+            return m.StoredResponse(Status.OK, last)
+        handle = await self._ledgers.meet(request.ledger_id)
+        if not handle.allows("read", request.token):
+            return m.StoredResponse(Status.UNAUTHORIZED)
+        through = min(last, first + STORED_AT_ONCE - 1)
+        flushes = -1
+        while flushes != self._storage.flushes:  # else one may have moved meanwhile
+            flushes = self._storage.flushes
+            found = await self._storage.stored(request.ledger_id, first, through)
+        return m.StoredResponse(Status.OK, through, spans_of(sorted(found)))
 
     def _absence(self, handle: LedgerHandle) -> Status:
         """What an entry that is not stored gets: a node responds *no such entry* only if it is
@@ -414,4 +442,6 @@ def _refuse_all(request: m.Request, status: Status, reason: str) -> m.Response:
         return m.WriteLacResponse(status, reason=reason)
     if isinstance(request, m.ClearLimboRequest):
         return m.ClearLimboResponse(status, reason=reason)
+    if isinstance(request, m.StoredRequest):
+        return m.StoredResponse(status, reason=reason)
     return m.InfoResponse(status, reason=reason)

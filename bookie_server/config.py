@@ -35,6 +35,7 @@ class BookieConfig(Settings):
         "gc_interval_s": "reclaiming space",
         "disk_usage_high": "space that runs out",
         "limbo_check_s": "ledgers that may have lost entries here",
+        "autorecovery": "self-healing",
         "log_level": "logging",
     }
     """The headings of its file, each above the setting that is named."""
@@ -284,6 +285,13 @@ class BookieConfig(Settings):
         _STORAGE.limbo_check_s,
         gt=0,
         description="Pause between two looks at the ledgers that the node has listed as in limbo.",
+    )
+
+    autorecovery: bool = Field(
+        True,
+        description="Whether the bookie hosts a process beside it that makes lost copies of the"
+        " cluster's ledgers again and keeps up its topics; several share the work. false: where"
+        " `spark-ledger autorecovery start` runs on other machines.",
     )
 
     log_level: str = Field(

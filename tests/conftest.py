@@ -17,17 +17,18 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", jvm.OPTIONS)
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
     """Three bookies, shared by all tests of the session: leave them running as you found them."""
-    with LocalCluster(bookies=3) as shared:
+    with LocalCluster(bookies=3, autorecovery=False) as shared:
         yield shared
 
 
 @pytest.fixture
 def fresh_cluster() -> Iterator[Callable[..., LocalCluster]]:
-    """Makes clusters of the test's own, with LocalCluster's arguments."""
+    """Makes clusters of the test's own, with LocalCluster's arguments; nothing heals or cleans them
+    but the test, unless it asks for it."""
     made: list[LocalCluster] = []
 
     def make(*arguments, **settings) -> LocalCluster:
-        made.append(LocalCluster(*arguments, **settings))
+        made.append(LocalCluster(*arguments, **{"autorecovery": False, **settings}))
         return made[-1]
 
     yield make

@@ -69,6 +69,11 @@ class BookieStub:
                 request_serializer=bookie__server_dot_api_dot_bookie__pb2.InfoRequest.SerializeToString,
                 response_deserializer=bookie__server_dot_api_dot_bookie__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.Stored = channel.unary_unary(
+                '/spark_ledger.bookie.v1.Bookie/Stored',
+                request_serializer=bookie__server_dot_api_dot_bookie__pb2.StoredRequest.SerializeToString,
+                response_deserializer=bookie__server_dot_api_dot_bookie__pb2.StoredResponse.FromString,
+                _registered_method=True)
 
 
 class BookieServicer:
@@ -116,6 +121,12 @@ class BookieServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Stored(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_BookieServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +164,11 @@ def add_BookieServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=bookie__server_dot_api_dot_bookie__pb2.InfoRequest.FromString,
                     response_serializer=bookie__server_dot_api_dot_bookie__pb2.InfoResponse.SerializeToString,
+            ),
+            'Stored': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stored,
+                    request_deserializer=bookie__server_dot_api_dot_bookie__pb2.StoredRequest.FromString,
+                    response_serializer=bookie__server_dot_api_dot_bookie__pb2.StoredResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -344,6 +360,33 @@ class Bookie:
             '/spark_ledger.bookie.v1.Bookie/Info',
             bookie__server_dot_api_dot_bookie__pb2.InfoRequest.SerializeToString,
             bookie__server_dot_api_dot_bookie__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stored(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/spark_ledger.bookie.v1.Bookie/Stored',
+            bookie__server_dot_api_dot_bookie__pb2.StoredRequest.SerializeToString,
+            bookie__server_dot_api_dot_bookie__pb2.StoredResponse.FromString,
             options,
             channel_credentials,
             insecure,

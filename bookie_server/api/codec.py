@@ -12,7 +12,7 @@ from typing import Any
 
 from bookie_server.api import bookie_pb2
 from bookie_server.api import messages as m
-from bookie_server.api.entry import Buffer
+from bookie_server.api.entry import NO_ENTRY, Buffer
 from bookie_server.api.entry_ids import Span
 from bookie_server.api.status import Status, StopReason
 from bookie_server.api.wire import (
@@ -425,29 +425,9 @@ def _decode_write_lac_request(data: memoryview) -> m.WriteLacRequest:
     return m.WriteLacRequest(r.bookie_id, r.ledger_id, r.last_add_confirmed, r.token)
 
 
-def _encode_write_lac_response(r: m.WriteLacResponse) -> bytes:
-    return bytes(
-        pb.WriteLacResponse(
-            status=int(r.status), retry_after_ms=r.retry_after_ms, reason=r.reason
-        ).SerializeToString()
-    )
-
-
 def _decode_write_lac_response(data: memoryview) -> m.WriteLacResponse:
     r = pb.WriteLacResponse.FromString(bytes(data))
     return m.WriteLacResponse(Status(r.status), r.retry_after_ms, r.reason)
-
-
-def _encode_clear_limbo_request(r: m.ClearLimboRequest) -> bytes:
-    return bytes(
-        pb.ClearLimboRequest(
-            bookie_id=r.bookie_id,
-            ledger_id=r.ledger_id,
-            token=r.token,
-            clear=r.clear,
-            revision=r.revision,
-        ).SerializeToString()
-    )
 
 
 def _decode_clear_limbo_request(data: memoryview) -> m.ClearLimboRequest:
@@ -455,25 +435,39 @@ def _decode_clear_limbo_request(data: memoryview) -> m.ClearLimboRequest:
     return m.ClearLimboRequest(r.bookie_id, r.ledger_id, r.token, r.clear, r.revision)
 
 
-def _encode_clear_limbo_response(r: m.ClearLimboResponse) -> bytes:
-    return bytes(
-        pb.ClearLimboResponse(
-            status=int(r.status),
-            retry_after_ms=r.retry_after_ms,
-            reason=r.reason,
-            limbo=r.limbo,
-            revision=r.revision,
-        ).SerializeToString()
-    )
-
-
 def _decode_clear_limbo_response(data: memoryview) -> m.ClearLimboResponse:
     r = pb.ClearLimboResponse.FromString(bytes(data))
     return m.ClearLimboResponse(Status(r.status), r.limbo, r.revision, r.retry_after_ms, r.reason)
 
 
-def _encode_info_request(r: m.InfoRequest) -> bytes:
-    return bytes(pb.InfoRequest(bookie_id=r.bookie_id).SerializeToString())
+def _decode_stored_request(data: memoryview) -> m.StoredRequest:
+    r = pb.StoredRequest.FromString(bytes(data))
+    return m.StoredRequest(r.bookie_id, r.ledger_id, r.first_entry, r.last_entry, r.token)
+
+
+def _encode_stored_response(r: m.StoredResponse) -> bytes:
+    pairs, before = list[int](), NO_ENTRY
+    for first, last in r.spans:
+        pairs += [first - before - 1, last - first + 1]
+        before = last
+    return bytes(
+        pb.StoredResponse(
+            status=int(r.status),
+            retry_after_ms=r.retry_after_ms,
+            reason=r.reason,
+            through=r.through,
+            stored=pairs,
+        ).SerializeToString()
+    )
+
+
+def _decode_stored_response(data: memoryview) -> m.StoredResponse:
+    r = pb.StoredResponse.FromString(bytes(data))
+    spans, before = list[Span](), NO_ENTRY
+    for left_out, count in zip(r.stored[::2], r.stored[1::2], strict=True):
+        spans.append((before + 1 + left_out, before + left_out + count))
+        before = spans[-1][1]
+    return m.StoredResponse(Status(r.status), r.through, spans, r.retry_after_ms, r.reason)
 
 
 def _decode_info_request(data: memoryview) -> m.InfoRequest:
@@ -520,6 +514,12 @@ def _decode_info_response(data: memoryview) -> m.InfoResponse:
     )
 
 
+def _encode_alike(message: Any) -> bytes:
+    """A message whose fields are those of the contract."""
+    generated = getattr(pb, type(message).__name__)
+    return bytes(generated(**message._asdict()).SerializeToString())
+
+
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.AddRequest: _encode_add_request,
     m.PackedAddRequest: _encode_packed_add_request,
@@ -530,11 +530,13 @@ _ENCODERS: dict[type, Callable[[Any], bytes]] = {
     m.ReadLacRequest: _encode_read_lac_request,
     m.ReadLacResponse: _encode_read_lac_response,
     m.WriteLacRequest: _encode_write_lac_request,
-    m.WriteLacResponse: _encode_write_lac_response,
-    m.ClearLimboRequest: _encode_clear_limbo_request,
-    m.ClearLimboResponse: _encode_clear_limbo_response,
-    m.InfoRequest: _encode_info_request,
+    m.WriteLacResponse: _encode_alike,
+    m.ClearLimboRequest: _encode_alike,
+    m.ClearLimboResponse: _encode_alike,
+    m.InfoRequest: _encode_alike,
     m.InfoResponse: _encode_info_response,
+    m.StoredRequest: _encode_alike,
+    m.StoredResponse: _encode_stored_response,
 }
 _BUFFER_ENCODERS: dict[type, Callable[[Any], Sequence[Buffer]]] = {
     m.PackedAddRequest: _packed_add_request_buffers,
@@ -554,4 +556,6 @@ _DECODERS: dict[type, Callable[[memoryview], Any]] = {
     m.ClearLimboResponse: _decode_clear_limbo_response,
     m.InfoRequest: _decode_info_request,
     m.InfoResponse: _decode_info_response,
+    m.StoredRequest: _decode_stored_request,
+    m.StoredResponse: _decode_stored_response,
 }

@@ -58,6 +58,7 @@ METHOD_NUMBERS = {
     "ClearLimbo": 5,
     "Info": 6,
     "ReadStream": 7,
+    "Stored": 8,
 }
 METHOD_NAMES = {number: name for name, number in METHOD_NUMBERS.items()}
 _KINDS = {int(kind): kind for kind in FrameKind}

@@ -153,6 +153,24 @@ class ClearLimboResponse(NamedTuple):
     reason: str = ""
 
 
+class StoredRequest(NamedTuple):
+    bookie_id: str
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    token: bytes = b""
+
+
+class StoredResponse(NamedTuple):
+    """The `spans` of the entries asked for that are stored, as far as `through`."""
+
+    status: Status
+    through: int = NO_ENTRY
+    spans: Sequence[Span] = ()
+    retry_after_ms: int = 0
+    reason: str = ""
+
+
 class InfoRequest(NamedTuple):
     bookie_id: str = ""
 
@@ -184,7 +202,13 @@ class InfoResponse(NamedTuple):
 
 
 Request = (
-    AddRequest | ReadRequest | ReadLacRequest | WriteLacRequest | ClearLimboRequest | InfoRequest
+    AddRequest
+    | ReadRequest
+    | ReadLacRequest
+    | WriteLacRequest
+    | ClearLimboRequest
+    | InfoRequest
+    | StoredRequest
 )
 Response = (
     AddResponse
@@ -193,6 +217,7 @@ Response = (
     | WriteLacResponse
     | ClearLimboResponse
     | InfoResponse
+    | StoredResponse
 )
 
 METHODS: dict[str, tuple[type, type]] = {
@@ -202,6 +227,7 @@ METHODS: dict[str, tuple[type, type]] = {
     "WriteLac": (WriteLacRequest, WriteLacResponse),
     "ClearLimbo": (ClearLimboRequest, ClearLimboResponse),
     "Info": (InfoRequest, InfoResponse),
+    "Stored": (StoredRequest, StoredResponse),
 }
 
 STREAMS: dict[str, tuple[type, type]] = {"ReadStream": (ReadStreamRequest, ReadResponse)}

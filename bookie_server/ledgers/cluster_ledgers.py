@@ -65,7 +65,7 @@ class ClusterLedgers:
         found = []
         for count, ledger_id in enumerate(ledger_ids, 1):
             record = await self._record(ledger_id)
-            if record is not None and record.closed and not names(record, bookie_id):
+            if record is not None and record.closed and not record.names(bookie_id):
                 found.append(ledger_id)
             await _pause(count)
         return found
@@ -124,11 +124,6 @@ class MassRule:
                 *(len(ledger_ids) - len(again), known, self._what),
             )
         return again
-
-
-def names(record: LedgerRecord, bookie_id: str) -> bool:
-    """Whether any fragment of the ledger is kept by the bookie."""
-    return any(bookie_id in fragment.ensemble for fragment in record.fragments)
 
 
 async def _pause(count: int) -> None:

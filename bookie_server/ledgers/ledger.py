@@ -8,6 +8,7 @@ a handle has no copy of it.
 
 import asyncio
 import contextlib
+import hmac
 from collections.abc import Callable
 
 from bookie_server.api.entry import EntryHeader
@@ -30,15 +31,17 @@ class LedgerHandle:
         state_of: Callable[[int], LedgerState | None],
         last_entry: int,
         last_add_confirmed: int,
+        repair_credential: bytes = b"",
     ) -> None:
         self.ledger_id = ledger_id
+        self._repair_credential = repair_credential
         self._state_of = state_of
         state = self.state
         self.lane = Lane.PAGE_CACHE if state.durability == PAGE_CACHE else Lane.BULK  # of adds
         self.doubted = False
         """A fence of the ledger may be forgotten here: LedgerHandles.make_sure reads its record."""
         self.forgotten = False
-        self.adds = 0  # frames that came
+        self.adds = 0  # frames that came, and fencing reads
         self.last_entry = last_entry
         self.last_add_confirmed = max(last_add_confirmed, state.explicit_lac)
         self.fence_durable: asyncio.Future[None] | None = None
@@ -53,8 +56,11 @@ class LedgerHandle:
         return state
 
     def allows(self, use: str, token: bytes) -> bool:
-        """Whether the token may be used for "read", "add" or "recover"."""
+        """Whether the token may be used for "read", "add" or "recover". That of the cluster's
+        repair reads and recovers any ledger."""
         if (verifiers := self.state.verifiers) is None:
+            return True
+        if use != "add" and token and hmac.compare_digest(token, self._repair_credential):
             return True
         key = (use, token)
         if key not in self._checked:

@@ -44,7 +44,6 @@ from bookie_server.ledgers.cluster_ledgers import (
     READS_PER_S,
     ClusterLedgers,
     MassRule,
-    names,
 )
 from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.logs.index import EVERY_LEDGER, LedgerState, LimboReason, worse
@@ -181,7 +180,7 @@ class Limbo:
             _log.error("ledger %d: %s", ledger_id, damage)
             return reason, False
         fence = record.state is not ledger_record.LedgerState.OPEN
-        if not names(record, self._bookie_id):
+        if not record.names(self._bookie_id):
             return LimboReason.NONE, fence and self._ledgers.has_state(ledger_id)
         if reason == LimboReason.LOST or not record.closed:
             return reason, fence

@@ -21,7 +21,6 @@ from bookie_server.api.status import Status
 from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.format import Record, RecordKind, body_crc
 from bookie_server.lanes import Lane, travelling
-from bookie_server.ledgers.cluster_ledgers import names
 from bookie_server.ledgers.ledger import LedgerHandle
 from bookie_server.logs.index import (
     EVERY_LEDGER,
@@ -55,8 +54,15 @@ class Refused(Exception):
 class LedgerHandles:
     """Ledger id to handle."""
 
-    def __init__(self, storage: LedgerStorage, metadata: MetadataStore, bookie_id: str) -> None:
+    def __init__(
+        self,
+        storage: LedgerStorage,
+        metadata: MetadataStore,
+        bookie_id: str,
+        repair_credential: bytes = b"",
+    ) -> None:
         self._storage = storage
+        self._repair_credential = repair_credential
         self._metadata = metadata
         self._bookie_id = bookie_id
         self._handles: dict[int, LedgerHandle] = {}
@@ -118,7 +124,7 @@ class LedgerHandles:
         handle.doubted = False
 
     def adds(self, ledger_id: int) -> int:
-        """Counts up with each frame of adds for the ledger that came."""
+        """Counts up with each frame of adds for the ledger that came, and each fencing read."""
         handle = self._handles.get(ledger_id)
         return 0 if handle is None else handle.adds
 
@@ -303,7 +309,8 @@ class LedgerHandles:
             last, lac = await self._last(ledger_id)
         except DiskFailed as error:
             raise Refused(Status.IO_ERROR, str(error)) from error
-        handle = LedgerHandle(ledger_id, self._storage.state, last, lac)
+        credential = self._repair_credential
+        handle = LedgerHandle(ledger_id, self._storage.state, last, lac, credential)
         self._handles[ledger_id] = handle
         handle.fence_durable = self._fences.get(ledger_id)
         handle.doubted = bool(self.every().limbo) and not first
@@ -315,7 +322,9 @@ class LedgerHandles:
         found = await self._record(ledger_id)
         damaged = self._storage.state(ledger_id) or damaged  # it may be doubted by now
         known = damaged or LedgerState(ledger_id)
-        surplus = bool(self._bookie_id) and found.closed and not names(found, self._bookie_id)
+        # who is no member, also if it is just joining, may have forgotten that it was fenced
+        members = [bookie for fragment in found.fragments for bookie in fragment.ensemble]
+        surplus = bool(self._bookie_id) and found.closed and self._bookie_id not in members
         forgotten = doubted and found.state is not RecordState.OPEN
         state = replace(
             known,

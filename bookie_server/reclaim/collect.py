@@ -13,8 +13,9 @@ Always true of the sweeps that bury what was deleted:
 Always true of collection:
 - entries go only of a ledger that was buried durably and that the metadata store,
   after one more sync, still has no record of; or of one that is CLOSED and has had no copy on this
-  bookie for two looks, between which nothing of it came here; or what a directory holds of ledgers
-  that are not its own (`drop_strays`);
+  bookie for two looks, between which nothing of it came here and nobody compared what is here, as
+  repair does before the record names the bookie; or what a directory holds of ledgers that are not
+  its own (`drop_strays`);
 - the store held the cluster (id and epoch) this node serves before and after each look; an error,
   a time-out or a record that cannot be understood means keep; more than a tenth of the ledgers
   (and more than MASS_MIN) go only if the next pass finds the same;

@@ -29,6 +29,8 @@ from bookie_server.api.messages import (
     ReadResponse,
     Request,
     Response,
+    StoredRequest,
+    StoredResponse,
     WriteLacRequest,
     WriteLacResponse,
 )
@@ -47,7 +49,12 @@ from spark_ledger.metadata.store import StoreError
 RETRY_AFTER_MS = 50
 
 AnyResponse = TypeVar(
-    "AnyResponse", ReadResponse, ReadLacResponse, WriteLacResponse, ClearLimboResponse
+    "AnyResponse",
+    ReadResponse,
+    ReadLacResponse,
+    WriteLacResponse,
+    ClearLimboResponse,
+    StoredResponse,
 )
 
 
@@ -214,6 +221,13 @@ class BookieClient:
         clear = revision is not None
         request = ClearLimboRequest(bookie_id, ledger_id, token, clear, revision or 0)
         return await self._ask(bookie_id, "ClearLimbo", request, ClearLimboResponse)
+
+    async def stored(
+        self, bookie_id: str, ledger_id: int, first: int, last: int, *, token: bytes = b""
+    ) -> StoredResponse:
+        """Which of the entries first..last the bookie has in its index, as far as `through`."""
+        request = StoredRequest(bookie_id, ledger_id, first, last, token)
+        return await self._ask(bookie_id, "Stored", request, StoredResponse)
 
     # -- the way there ------------------------------------------------------------------------
 

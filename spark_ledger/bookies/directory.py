@@ -36,6 +36,11 @@ class BookieInfo:
     free_bytes: int = 0
     reason: str = ""  # why it is read-only
 
+    @property
+    def host(self) -> str:
+        """Where it runs, "" if its address is not known."""
+        return self.address.rpartition(":")[0]
+
 
 Registrations = dict[str, BookieInfo]
 
@@ -87,6 +92,10 @@ class BookieDirectory:
     def rack(self, bookie_id: str) -> str:
         """The bookie's rack, or what it was when last registered; "" if unknown."""
         return self._racks.get(bookie_id, "")
+
+    def told(self, bookie_id: str) -> BookieInfo:
+        """Id, address and rack, as last registered."""
+        return BookieInfo(bookie_id, self.address(bookie_id) or "", self.rack(bookie_id))
 
     async def find(self, bookie_id: str) -> str | None:
         """`address`, looking among all bookies that ever registered if it is not in memory."""

@@ -1,9 +1,13 @@
-"""`spark-ledger bookie list|info|ready|forget`."""
+"""`spark-ledger bookie list|info|ready|forget|decommission`."""
 
 import asyncio
+import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from spark_ledger.cli.common import (
     App,
@@ -21,6 +25,7 @@ from spark_ledger.errors import BadConfig, Unavailable
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
     from spark_ledger.ledger.client import LedgerStore
+    from spark_ledger.repair.decommission import Left
 
 app = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
@@ -102,6 +107,122 @@ def forget(
 
     with_ledgers(service_url, work)
     print(f"bookie {bookie_id} is forgotten")
+
+
+@app.command()
+def decommission(
+    bookie_id: Annotated[str, typer.Argument(help="The id of a bookie that is to go.")],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also if some ledgers keep fewer copies once it is stopped; never below Qa.",
+        ),
+    ] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="It stays, and takes entries again.")
+    ] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Drain a bookie that is up: it takes no new entries, and its copies are made on others, until
+    no ledger names it. It may be called again at any time, and then goes on; stopping it stops no
+    copying. With --json one line each time that something changed."""
+    if cancel:
+        _cancel(bookie_id, service_url)
+        return
+
+    async def work(ledgers: "LedgerStore") -> "Left | None":
+        from spark_ledger.repair.decommission import decommission
+
+        left = None
+        with _Draining(json) as shown:
+            async for left in decommission(ledgers, bookie_id, force=force):
+                shown.show(left)
+        return left
+
+    left = with_ledgers(service_url, work)
+    assert left is not None
+    if not left.done:
+        fail(f"bookie {bookie_id} is not empty: {left.hindrance}")
+    if json:
+        return
+    if left.stuck:
+        print(
+            f"bookie {bookie_id} may be stopped; {left.stuck} ledgers keep fewer copies then, until"
+            " another bookie can take them"
+        )
+    else:
+        print(
+            f"no ledger names bookie {bookie_id}: stop it, then"
+            f" `spark-ledger bookie forget {bookie_id}`"
+        )
+
+
+def _cancel(bookie_id: str, service_url: str | None) -> None:
+    async def work(ledgers: "LedgerStore") -> bool:
+        from spark_ledger.repair.decommission import cancel
+
+        return await cancel(ledgers, bookie_id)
+
+    if not with_ledgers(service_url, work):
+        raise BadConfig(
+            f"bookie {bookie_id} is not being drained", "`spark-ledger autorecovery status` tells."
+        )
+    print(f"bookie {bookie_id} stays, and takes entries again")
+
+
+class _Draining:
+    """Shows what is left: a bar in a terminal, else a line for each change."""
+
+    def __init__(self, json: bool) -> None:
+        self._json = json
+        self._said: object = None
+        self._most = 0
+        self._progress = Progress(
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            TextColumn("ledgers moved, {task.fields[left]}"),
+            console=Console(stderr=True),
+            disable=json or not sys.stderr.isatty(),
+        )
+        self._bar: TaskID | None = None
+
+    def __enter__(self) -> "_Draining":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, left: "Left") -> None:
+        self._most = max(self._most, left.ledgers)
+        size, why = in_units(left.bytes), _why(left)
+        if self._bar is None:
+            self._bar = self._progress.add_task("draining", total=self._most, left="")
+        self._progress.update(
+            self._bar,
+            total=self._most,
+            completed=self._most - left.ledgers,
+            left=f"{size} left{why}",
+        )
+        told = (left.ledgers, left.bytes, why)
+        if told == self._said:
+            return
+        self._said = told
+        if self._json:
+            print_json({**asdict(left), "done": left.done})
+        elif self._progress.disable:
+            print(f"{left.ledgers} ledgers left, {size}{why}", flush=True)
+
+
+def _why(left: "Left") -> str:
+    """What blocks, if anything does."""
+    if left.hindrance:
+        return f"; {left.hindrance}"
+    if not left.blocked:
+        return ""
+    ledger_id, why = next(iter(sorted(left.blocked.items())))
+    return f"; {len(left.blocked)} blocked, ledger {ledger_id}: {why}"
 
 
 async def registered(service_url: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`spark-ledger ledger list|show|read|recover|limbo`."""
+"""`spark-ledger ledger list|show|read|recover|limbo|underreplicated|audit`."""
 
 import base64
 from datetime import UTC, datetime
@@ -16,19 +16,23 @@ from spark_ledger.cli.common import (
     print_table,
     readable,
     with_ledgers,
+    with_topics,
 )
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
     from spark_ledger.metadata.ledger_record import LedgerRecord
+    from spark_ledger.repair.audit import Audit, Checked
     from spark_ledger.repair.limbo import Listed, Repaired
-    from spark_ledger.repair.limbo_janitor import Pass
+    from spark_ledger.repair.service import Pass
+    from spark_ledger.repair.work_list import Work
+    from spark_ledger.topic.client import TopicClient
 
 app = App(help="Ledgers: replicated, append-only sequences of entries.", no_args_is_help=True)
 Id = Annotated[int, typer.Argument(help="The ledger's id.", min=0, max=LEDGER_ID_MAX)]
 Password = Annotated[str, typer.Option("--password", help="The ledger's password.")]
-IDLE_S = 300.0  # as limbo_janitor.IDLE_S
+IDLE_S = 300.0  # as repair/service.py
 
 
 @app.command("list")
@@ -142,7 +146,7 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
     """Prints what became of each; exit status 1 when a ledger is left in limbo."""
 
     async def work(ledgers: "LedgerStore") -> "Pass":
-        from spark_ledger.repair.limbo_janitor import repair_once
+        from spark_ledger.repair.service import repair_once
 
         return await repair_once(ledgers, idle_s)
 
@@ -164,6 +168,88 @@ def _repair_all(idle_s: float, json: bool, service_url: str | None) -> None:
         print(", ".join(f"{name}: {count}" for name, count in summary.items()))
     if failed or done.left:
         raise typer.Exit(1)
+
+
+@app.command()
+def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> None:
+    """Ledgers of which copies are missing, or are to be moved: at which bookie, why, since when,
+    and what stands in the way."""
+
+    async def work(ledgers: "LedgerStore") -> "list[Work]":
+        from spark_ledger.repair.status import underreplicated
+
+        return await underreplicated(ledgers.metadata)
+
+    found = with_ledgers(service_url, work)
+    if json:
+        print_json([_work(one) for one in found])
+        return
+    rows = [
+        (one.ledger_id, reason.bookie_id, reason.why, _time(reason.since_ms), one.blocked)
+        for one in found
+        for reason in one.reasons
+    ]
+    columns = ("LEDGER", "BOOKIE", "REASON", "SINCE", "BLOCKED BY")
+    print_table(columns, rows, "no ledger is under-replicated")
+
+
+@app.command()
+def audit(
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every entry at every bookie, and check it.")
+    ] = False,
+    json: JsonOption = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Check that every entry has all its copies at the bookies that its ledger names, and where
+    those lie; changes nothing. Exit status 1 if anything is under-replicated, damaged (no bookie
+    has it) or blocked (its repair cannot go on)."""
+
+    async def work(topics: "TopicClient") -> "Audit":
+        from spark_ledger.repair.audit import audit
+        from spark_ledger.repair.service import tokens_of
+        from spark_ledger.topic.upkeep.references import References
+
+        references = References(topics.store, topics.ledgers)
+        ids = [info.id for info in await topics.topics.list()]
+        seen = await references.of(ids, await references.deleted())
+
+        def refers(topic_id: str, ledger_id: int) -> bool:
+            topic = seen.get(topic_id)
+            return topic is not None and (bool(topic.problem) or ledger_id in topic.referred)
+
+        tokens = await tokens_of(topics.ledgers)
+        return await audit(topics.ledgers, tokens, deep=deep, refers=refers)
+
+    found = with_topics(service_url, work)
+    if json:
+        print_json(found.counts())
+    else:
+        rows = [
+            (one.ledger_id, _lacking(one), one.nowhere or "", one.near or "", one.blocked)
+            for one in sorted(found.wrong, key=lambda one: one.ledger_id)
+        ]
+        if rows:
+            columns = ("LEDGER", "LACKING AT", "NOWHERE", "MISPLACED", "BLOCKED BY")
+            print_table(columns, rows, "")
+            print()
+        print(", ".join(f"{name}: {count}" for name, count in found.counts().items()))
+    if not found.whole:
+        raise typer.Exit(1)
+
+
+def _lacking(one: "Checked") -> str:
+    return " ".join(f"{bookie}: {count}" for bookie, count in sorted(one.lacking.items()))
+
+
+def _work(one: "Work") -> dict[str, object]:
+    reasons = [reason._asdict() for reason in one.reasons]
+    return {
+        "ledger_id": one.ledger_id,
+        "reasons": reasons,
+        "blocked": one.blocked,
+        "damaged": list(one.damaged),
+    }
 
 
 @app.command()

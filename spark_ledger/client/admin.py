@@ -1,4 +1,4 @@
-"""Steering topics, subscriptions and schemas from blocking code: `spark_ledger.Admin`.
+"""Steering topics, subscriptions, schemas and bookies from blocking code: `spark_ledger.Admin`.
 
     with spark_ledger.Admin() as admin:
         admin.create_topic("flights", partitions=4, retention_ms=7 * 24 * 3600 * 1000)
@@ -11,6 +11,7 @@ connection to a cluster, and any thread may use one.
 """
 
 from collections.abc import Coroutine, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,6 +22,10 @@ from spark_ledger.client.calls import Calls
 from spark_ledger.config import resolve_service_url
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.process import background_loop
+from spark_ledger.repair import status as autorecovery
+from spark_ledger.repair.decommission import Left, cancel, decommission
+from spark_ledger.repair.status import Status as AutorecoveryStatus
+from spark_ledger.repair.work_list import Work
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.policies import TopicPolicies, changed
 from spark_ledger.topic.log.topics import TopicInfo
@@ -174,11 +179,11 @@ class Admin:
         )
 
     def clean(self, *, dry_run: bool = False, force: bool = False) -> UpkeepReport:
-        """One pass of what `spark-ledger up` does every minute, for all topics: let go what
+        """One pass of what a cluster does every minute, for all topics: let go what
         retention does not keep, delete ledgers that no topic needs, close those that writers left
         open, merge small segments. With `dry_run` only the report. Without `force` it deletes no
         more than a tenth of the ledgers merely because no topic refers to them. What only passes
-        that follow each other can tell (a writer that fell silent) is left to `up`. Raises
+        that follow each other can tell (a writer that fell silent) is left to the cluster. Raises
         errors.Unavailable; what fails for one topic is in the report's `problems`."""
 
         async def work() -> UpkeepReport:
@@ -297,6 +302,76 @@ class Admin:
             await self._client.schemas.set_compatibility(info, wanted)
 
         self._run(work())
+
+    # -- bookies ---------------------------------------------------------------------------------
+
+    def autorecovery_status(self) -> AutorecoveryStatus:
+        """How self-healing stands: settings, who audits, which bookies are lost, absent or
+        draining, how many ledgers are under-replicated and why. Changes nothing."""
+        return self._run(autorecovery.status(self._client.store))
+
+    def set_autorecovery(
+        self,
+        *,
+        enabled: bool | None = None,
+        force: bool = False,
+        lost_bookie_delay_s: float | None = None,
+        repair_bytes_per_s: int | None = None,
+    ) -> AutorecoveryStatus:
+        """Change settings of self-healing for the whole cluster, while it runs; what is None stays.
+        With `enabled=True, force=True` the bookies that are gone now count as lost, even if they
+        are more than a third.
+
+        Durable on return: each of them. Raises errors.BadConfig; nothing was changed then."""
+        given = {
+            "lost_bookie_delay_s": lost_bookie_delay_s,
+            "repair_bytes_per_s": repair_bytes_per_s,
+            "enabled": enabled,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        if force and not enabled:
+            raise errors.BadConfig("force is given without enabled=True", "Give both.")
+
+        async def work() -> AutorecoveryStatus:
+            store = self._client.store
+            await autorecovery.change(store, **changes)
+            if force:
+                await autorecovery.enable(store, force=True)
+            return await autorecovery.status(store)
+
+        return self._run(work())
+
+    def underreplicated(self) -> list[Work]:
+        """The ledgers of which copies are missing or are to be moved, by id: at which bookies, why,
+        since when, and what stands in the way. Changes nothing."""
+        return self._run(autorecovery.underreplicated(self._client.store))
+
+    def decommission_bookie(
+        self, bookie_id: str, *, force: bool = False, wait: bool = True
+    ) -> Left:
+        """Drain a bookie that is up: it takes no new entries, and its copies are made on others.
+        Returns what it still holds: when that is nothing, or, with `wait=False`, at once; call it
+        again to look again. Then it may be stopped and forgotten. With `force` also if ledgers that
+        no other bookie can take keep fewer copies then, though never below Qa.
+
+        Durable on return: it drains until it is empty or the draining is cancelled. Raises
+        errors.BadConfig for a bookie that was never seen or is down, errors.NotEnoughBookies."""
+
+        async def work() -> Left:
+            ledgers = self._client.ledgers
+            async with aclosing(decommission(ledgers, bookie_id, force=force)) as looks:
+                left = await anext(looks)
+                if wait:
+                    async for now in looks:
+                        left = now
+            return left
+
+        return self._run(work())
+
+    def cancel_decommission(self, bookie_id: str) -> bool:
+        """The bookie stays, and takes entries again; False if it was not being drained. Durable on
+        return."""
+        return self._run(cancel(self._client.ledgers, bookie_id))
 
     # -- for all -------------------------------------------------------------------------------
 

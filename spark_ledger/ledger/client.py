@@ -30,7 +30,7 @@ from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import IdSpent, LedgerIds, LedgerRecords, VersionedRecord
 from spark_ledger.ledger.recovery import recover
 from spark_ledger.ledger.writer import AsyncLedgerWriter
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, derive, verifiers
+from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, derive, verifiers
 from spark_ledger.metadata.store import MetadataStore, StoreError
 
 __all__ = ["LedgerStore", "VersionedRecord"]
@@ -169,18 +169,24 @@ class LedgerStore:
         return AsyncLedgerReader(self._cluster, known, derive(password))
 
     async def recover(
-        self, ledger_id: int, *, password: bytes = b"", gone: Set[str] = frozenset()
+        self,
+        ledger_id: int,
+        *,
+        password: bytes = b"",
+        gone: Set[str] = frozenset(),
+        tokens: Tokens | None = None,
     ) -> VersionedRecord:
         """Fence and close the ledger; the same result however often and by whomever.
 
         `gone`: ids of bookies that will never respond again, by the word of the caller: where only
         they stand between torn bookies and a decision, what only they may have is given up. Data of
         theirs that was acknowledged may be lost by a wrong word here, and by nothing else.
+        `tokens`: the cluster's own, in the place of the password's.
         Raises DataUnavailable when its end cannot be decided now (it stays IN_RECOVERY: try
         again), NotEnoughBookies, Unauthorized, NoSuchLedger, Unavailable.
         """
         with self._while_open():
-            return await recover(self._cluster, ledger_id, derive(password), gone)
+            return await recover(self._cluster, ledger_id, tokens or derive(password), gone)
 
     async def record(self, ledger_id: int, *, fresh: bool = False) -> VersionedRecord:
         """The ledger's record; with `fresh` not older than this call.

@@ -7,6 +7,8 @@ Always true:
   respond: it is made when a bookie registers, or the failed one is asked now and then and taken
   back when it responds;
 - `delayed` (ensemble_change = "delayed"): so is every change, spare or not, as long as they do;
+  but for members that are not registered for so long that they are replaced at once and in any case
+  (absent_members.py);
 - with fewer than Qa, adds that have waited for spare_grace_s fail with NotEnoughBookies: long
   enough for a bookie to restart, short enough to tell the user;
 - a bookie that failed here is no spare for DOUBT_S, nor one that is in doubt: a change
@@ -21,6 +23,7 @@ from bookie_server.api.status import Status
 from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.bookies.quarantine import DOUBT_S
 from spark_ledger.errors import LedgerClosed, LedgerError, LedgerFenced, Unavailable
+from spark_ledger.ledger.absent_members import AbsentMembers
 from spark_ledger.ledger.add_pipeline import AddPipeline, Slot
 from spark_ledger.ledger.records import MoveRefused, OutcomeUnresolved
 from spark_ledger.metadata.ledger_record import LedgerRecord
@@ -60,6 +63,7 @@ class EnsembleChange:
         self._rejected: dict[str, float] = {}
         self._short_since: float | None = None
         self._mending: asyncio.Task[None] | None = None
+        self._absent = AbsentMembers(pipeline)
         pipeline.on_slot_failed = self._slot_failed
         self._cluster.directory.add_listener(self._directory_changed)
 
@@ -75,6 +79,7 @@ class EnsembleChange:
     def _stop_listening(self) -> None:
         if not self._stopping:
             self._stopping = True
+            self._absent.stop()
             self._cluster.directory.remove_listener(self._directory_changed)
 
     def _slot_failed(self) -> None:
@@ -87,6 +92,7 @@ class EnsembleChange:
             )
 
     def _directory_changed(self) -> None:
+        self._absent.changed()
         for slot in self._pipeline.slots:
             if slot.failed and self._cluster.directory.is_writable(slot.bookie_id):
                 slot.pause_s = 0.0
@@ -135,15 +141,13 @@ class EnsembleChange:
         store is out of reach, for a change that cannot be written stops confirmations."""
         if self._cluster.records.metadata.session_state is not SessionState.CONNECTED:
             return {}
-        if self._delayed and self._short_since is None:
-            return {}
         slots = self._pipeline.slots
+        overdue = any(slot.bookie_id in self._absent.overdue for slot in slots)
+        if self._delayed and self._short_since is None and not overdue:
+            return {}
         failed = [index for index, slot in enumerate(slots) if slot.failed]
         directory, taken = self._cluster.directory, self._no_spares()
-        known = {
-            index: BookieInfo(slot.bookie_id, "", directory.rack(slot.bookie_id))
-            for index, slot in enumerate(slots)
-        }
+        known = {index: directory.told(slot.bookie_id) for index, slot in enumerate(slots)}
         members = {index: known[index] for index in known if index not in failed}
         spares = [bookie for bookie in directory.writable() if bookie.id not in taken]
         place, quorum = self._cluster.place, self._pipeline.quorum

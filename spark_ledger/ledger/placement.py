@@ -1,9 +1,10 @@
-"""Which bookies a ledger is put on: random by free space, over different racks where known.
+"""Which bookies a ledger is put on: random by free space, over different racks where known, and
+over different hosts.
 
 Always true: what is chosen are different bookies out of the candidates, one for a slot; with the
 same generator and the same request the same ones. A suspect (no response lately, or in quarantine)
-is chosen only for want of others. Racks are to differ *inside write sets*: of a striped ledger two
-slots that share no entry may lie on one rack.
+is chosen only for want of others. Racks and hosts are to differ *inside write sets*: of a striped
+ledger two slots that share no entry may lie on one.
 
 A policy of one's own is a function `policy(request, rng)`, named `module:function` in the setting
 `placement`; it is called as `choose` below is, may use `choose`, and is checked (`resolve`).
@@ -27,7 +28,7 @@ class PlacementRequest:
     """Slots of one ensemble that need a bookie. Fields may be added, none is ever taken away.
 
     `candidates` may be chosen, by id; `slots` are to be filled, ascending; `members` sit in the
-    other slots and stay: of them only id and rack are told ("": nobody knows the rack).
+    other slots and stay: of them only id, address and rack are told ("": nobody knows it).
     `suspects` are ids that lately gave no response or are in quarantine, also of bookies that are
     no candidates. `racks` is the setting: with "hard" a slot that cannot have a rack of its own
     stays empty.
@@ -56,7 +57,7 @@ Placement = Callable[[PlacementRequest, random.Random], Mapping[int, str]]
 
 def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
     """Different bookies for the slots, as far as there are any: drawn by free bytes, as few
-    suspects as can be, then as few slots of one rack in a write set as can be.
+    suspects as can be, then as few slots of one rack or host in a write set as can be.
 
     With racks "hard" no such two at all, and no bookie whose rack is not known; then rather a
     suspect than an empty slot.
@@ -65,8 +66,8 @@ def choose(request: PlacementRequest, rng: random.Random) -> Mapping[int, str]:
 
 
 class Search:
-    """Fills slot after slot, going back where racks do not work out. Bookies of one rack, suspects
-    or not, are alike to it: of each such group the one drawn first is taken first."""
+    """Fills slot after slot, going back where racks do not work out. Bookies of one rack and host,
+    suspects or not, are alike to it: of each such group the one drawn first is taken first."""
 
     def __init__(self, request: PlacementRequest, rng: random.Random) -> None:
         self._request = request
@@ -79,9 +80,10 @@ class Search:
         drawn = sorted(usable, key=lambda bookie: rng.expovariate(max(1, bookie.free_bytes)))
         suspects = dict.fromkeys(request.suspects)
         self._drawn = {bookie.id: (bookie.id in suspects, at) for at, bookie in enumerate(drawn)}
-        self._groups: dict[tuple[str, bool], list[BookieInfo]] = {}
+        self._groups: dict[tuple[str, str, bool], list[BookieInfo]] = {}
         for bookie in reversed(drawn):
-            self._groups.setdefault((bookie.rack, bookie.id in suspects), []).append(bookie)
+            group = bookie.rack, bookie.host, bookie.id in suspects
+            self._groups.setdefault(group, []).append(bookie)
 
     def run(self) -> dict[int, str]:
         """The bookie of each slot that can be filled."""
@@ -90,7 +92,7 @@ class Search:
         if len(self._drawn) < len(slots):
             return self._one_by_one()
         needed = max(0, len(slots) - (len(self._drawn) - suspects))
-        clashes_max = 0 if self._hard else len(slots) * self._request.ensemble_size
+        clashes_max = 0 if self._hard else 2 * len(slots) * self._request.ensemble_size
         for allowed in (needed, suspects) if self._hard else (needed,):
             self._any_suspects, self._steps = allowed == suspects, 0
             for clashes in range(clashes_max + 1):
@@ -131,14 +133,14 @@ class Search:
 
     def _alternatives(self) -> list[list[BookieInfo]]:
         """The groups that have somebody left, those who are no suspects first, then as drawn; one
-        of each rack where it does not matter how many suspects are taken."""
+        of each rack and host where it does not matter how many suspects are taken."""
         left = [group for group in self._groups.values() if group]
         left.sort(key=lambda group: self._drawn[group[-1].id])
         if not self._any_suspects:
             return left
-        first: dict[str, list[BookieInfo]] = {}
+        first: dict[tuple[str, str], list[BookieInfo]] = {}
         for group in left:
-            first.setdefault(group[-1].rack, group)
+            first.setdefault((group[-1].rack, group[-1].host), group)
         return list(first.values())
 
     def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
@@ -146,11 +148,12 @@ class Search:
         return suspect, self._clashes(slot, bookie), drawn
 
     def _clashes(self, slot: int, bookie: BookieInfo) -> int:
-        """How many slots of the bookie's rack share a write set with `slot`."""
-        if not bookie.rack:
-            return 0
+        """How many slots of the bookie's rack share a write set with `slot`; each of its host
+        counts once more."""
         placed = [self._placed.get(other) for other in self._neighbours[slot]]
-        return sum(other is not None and other.rack == bookie.rack for other in placed)
+        racks = [other.rack for other in placed if other is not None and bookie.rack]
+        hosts = [other.host for other in placed if other is not None and bookie.host]
+        return racks.count(bookie.rack) + hosts.count(bookie.host)
 
     def _chosen(self) -> dict[int, str]:
         return {slot: self._placed[slot].id for slot in self._request.slots if slot in self._placed}

@@ -11,7 +11,7 @@ second time. Errors of the store leave here as errors of spark_ledger.errors.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ from spark_ledger.metadata.store import (
     NoNode,
     OutcomeUnknown,
     StoreError,
+    Versioned,
     Watcher,
 )
 
@@ -97,6 +98,18 @@ class LedgerRecords:
             ) from failure
         except ledger_record.BadLedgerRecord as damage:
             raise UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}") from damage
+
+    async def read_many(
+        self, ledger_ids: Sequence[int]
+    ) -> list[VersionedRecord | UnsupportedFormat | None]:
+        """Those records, in a fraction of the time of as many `read`; None where there is none, and
+        why one cannot be understood. Raises Unavailable."""
+        try:
+            nodes = await self.metadata.get_many([paths.ledger(each) for each in ledger_ids])
+        except StoreError as failure:
+            raise _unavailable("records of ledgers cannot be read", failure) from failure
+        pairs = zip(ledger_ids, nodes, strict=True)
+        return [None if node is None else _understood(each, node) for each, node in pairs]
 
     async def create(self, record: LedgerRecord) -> VersionedRecord:
         """Make the record; one that is made for a topic only while there is a node of the topic, so
@@ -230,6 +243,13 @@ class LedgerRecords:
             if not unknown:
                 raise
             raise OutcomeUnresolved(failure.what) from failure
+
+
+def _understood(ledger_id: int, node: Versioned) -> VersionedRecord | UnsupportedFormat:
+    try:
+        return VersionedRecord(ledger_record.decode(node.value), node.version)
+    except ledger_record.BadLedgerRecord as damage:
+        return UnsupportedFormat(f"the record of ledger {ledger_id}: {damage}")
 
 
 def _encoded(record: LedgerRecord, limit: int) -> bytes:

@@ -22,7 +22,7 @@ from pathlib import Path
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
-from spark_ledger.local.maintenance import maintain
+from spark_ledger.local.maintenance import maintain_on
 from spark_ledger.process import background_loop
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
 
@@ -154,12 +154,14 @@ def main() -> None:
     try:
         _take_lock(arguments.data_dir)
         state.unlink(missing_ok=True)
-        with LocalCluster(arguments.bookies, arguments.data_dir, port=arguments.port) as cluster:
+        with LocalCluster(
+            arguments.bookies, arguments.data_dir, port=arguments.port, autorecovery=False
+        ) as cluster:  # hosted here, without another process
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
             _write(state, json.dumps(asdict(here)))
             maintenance = background_loop().submit(
-                maintain(cluster.service_url, merge_bytes=arguments.merge_bytes)
+                maintain_on(cluster.service_url, merge_bytes=arguments.merge_bytes)
             )
             maintenance.add_done_callback(_maintenance_ended)
             _say(asdict(here))

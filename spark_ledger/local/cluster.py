@@ -1,4 +1,5 @@
-"""The embedded cluster: ZooKeeper and bookies as processes on this machine.
+"""The embedded cluster: ZooKeeper, bookies, and what heals and keeps it up, as processes on this
+machine.
 
 Always true: everything listens on the loopback interface; no process outlives the one that made
 the cluster, even if that is killed with SIGKILL; without a data_dir nothing stays on disk; one
@@ -16,7 +17,11 @@ from types import TracebackType
 
 from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
+from spark_ledger.local.local_autorecovery import LocalAutorecovery
 from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.metadata.zookeeper import connect
+from spark_ledger.process import background_loop
+from spark_ledger.repair import status
 
 ROOT = "/ledger"
 LOCK_FILE = "in-use.lock"
@@ -31,6 +36,8 @@ class LocalCluster:
     earlier cluster is taken up again with the same bookies (all of them). None: a temporary folder
     that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
     conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
+    `autorecovery`: a process hosts self-healing and upkeep of topics; it is not waited for.
+    `lost_bookie_delay_s`: it makes this the cluster's setting; None: that stays.
 
     Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
     written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -43,6 +50,8 @@ class LocalCluster:
         *,
         port: int | None = None,
         bookie_settings: Settings | Callable[[int], Settings] | None = None,
+        autorecovery: bool = True,
+        lost_bookie_delay_s: float | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._owner = os.getpid()
@@ -53,12 +62,20 @@ class LocalCluster:
         self._lock: int | None = _hold(self.data_dir)
         self._settings = bookie_settings or {}
         self.bookies: list[LocalBookie] = []
+        self.autorecovery: LocalAutorecovery | None = None
+        """None if it was made with autorecovery=False."""
         self.zookeeper = EmbeddedZooKeeper(
             self.data_dir / "zookeeper", port, self.data_dir if self._temporary else None
         )
         atexit.register(self.stop)
         try:
             self._start(bookies)
+            if lost_bookie_delay_s is not None:
+                background_loop().run(_set(self.service_url, lost_bookie_delay_s))
+            if autorecovery:
+                log = self.data_dir / "autorecovery.log"
+                self.autorecovery = LocalAutorecovery(log, self.service_url)
+                self.autorecovery.start()
         except BaseException:
             self.stop()
             raise
@@ -79,10 +96,14 @@ class LocalCluster:
         if os.getpid() != self._owner:
             return  # a fork of the process that made the cluster
         atexit.unregister(self.stop)
+        if self.autorecovery is not None:
+            self.autorecovery.ask_to_stop()
         for bookie in self.bookies:
             bookie.ask_to_stop()
         for bookie in self.bookies:
             bookie.wait_until_stopped()
+        if self.autorecovery is not None:
+            self.autorecovery.wait_until_stopped()
         self.zookeeper.stop()
         if self._lock is not None:
             fcntl.flock(self._lock, fcntl.LOCK_UN)  # forks of this process have it open, too
@@ -116,6 +137,15 @@ class LocalCluster:
         folder = self.data_dir / "bookies" / str(number)
         settings = self._settings(number) if callable(self._settings) else self._settings
         return LocalBookie(folder, self.service_url, settings)
+
+
+async def _set(service_url: str, lost_bookie_delay_s: float) -> None:
+    """Raises errors.BadConfig, errors.Unavailable."""
+    store = await connect(service_url)
+    try:
+        await status.change(store, lost_bookie_delay_s=lost_bookie_delay_s)
+    finally:
+        await store.close()
 
 
 def _hold(data_dir: Path) -> int:

@@ -1,6 +1,7 @@
 """One bookie of the embedded cluster: a process of its own on a folder of its own."""
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -79,6 +80,13 @@ class LocalBookie:
         if self._child:
             self._child.kill()
 
+    def destroy(self) -> None:
+        """SIGKILL, and its directories are gone for good, as if its machine had burnt. `start`
+        makes a new bookie, with another id, on empty folders."""
+        self.kill()
+        for directory in self._directories():
+            shutil.rmtree(directory, ignore_errors=True)
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
         if self._child:
@@ -98,14 +106,34 @@ class LocalBookie:
             self._child.wait(STOP_TIMEOUT_S)
 
     def _command(self) -> list[str]:
-        settings = {"service_url": self._service_url, "listen": "127.0.0.1:0", **self._settings}
+        overrides = [part for one in self._overrides() for part in ("--set", one)]
+        return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]
+
+    def _overrides(self) -> list[str]:
+        settings = self._all_settings()
+        return [f"{key}={_text(value)}" for key, value in settings.items()]
+
+    def _all_settings(self) -> dict[str, object]:
+        """One process heals the whole cluster (local_autorecovery.py), so a bookie hosts none."""
+        ours = {"service_url": self._service_url, "listen": "127.0.0.1:0", "autorecovery": False}
+        settings = {**ours, **self._settings}
         for kind, name in (("journal", "journal"), ("ledger", "ledgers")):
             if f"{kind}_directories" not in settings:
                 settings.setdefault(f"{kind}_directory", self.folder / name)
-        overrides = [
-            part for key in settings for part in ("--set", f"{key}={_text(settings[key])}")
-        ]
-        return [sys.executable, "-m", "bookie_server", "--parent-pipe", *overrides]
+        return settings
+
+    def _directories(self) -> list[Path]:
+        """Those that its settings name."""
+        found: list[object] = []
+        for kind in ("journal", "ledger"):
+            several = self._all_settings().get(f"{kind}_directories")
+            if isinstance(several, list | tuple):
+                found += several
+            elif several:
+                found += [name.strip() for name in str(several).split(",")]
+            else:
+                found.append(self._all_settings()[f"{kind}_directory"])
+        return [Path(str(name)) for name in found]
 
 
 def _text(value: object) -> str:

@@ -1,53 +1,95 @@
-"""What a cluster that is up does for itself, every PASS_S: topic/upkeep/upkeep.py, repair/limbo.py.
+"""What a cluster does for itself, in the one process that hosts it: upkeep of topics every PASS_S
+(topic/upkeep/upkeep.py), and self-healing beside it (repair/service.py).
 
-Always true: one observer for as long as the cluster is up, so that an abandoned writer can be told
-from one that another observer merely has not seen yet; of several only the elected one works; a
-pass that fails has deleted nothing more and is followed by the next.
+Always true: one observer for as long as the process lives, so that an abandoned writer can be told
+from one that another observer merely has not seen yet; of several processes only the elected one
+keeps up topics, and the elected one audits; all of them copy. A pass that fails has deleted nothing
+more and is followed by the next; neither waits for the other.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
+import signal
+import sys
+import threading
 import time
 
 from spark_ledger.errors import LedgerError
+from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
-from spark_ledger.repair.limbo_janitor import LimboJanitor
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.store_calls import elected
+from spark_ledger.repair.service import Autorecovery
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
-from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
+TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
+ORPHANED = 5  # exit status, as a bookie's
 
 log = logging.getLogger(__name__)
 
 
 async def maintain(
-    service_url: str, pass_s: float = PASS_S, *, merge_bytes: int = PASS_BYTES
+    service_url: str,
+    pass_s: float = PASS_S,
+    *,
+    merge_bytes: int = PASS_BYTES,
 ) -> None:
-    """Let go, checkpoint, clean, merge (copying `merge_bytes` a pass at most, about), and repair
-    what is in limbo, until cancelled.
+    """Let go, checkpoint, clean, merge (copying `merge_bytes` a pass at most, about), audit, and
+    repair what is under-replicated, until cancelled.
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
     ledgers = await connect(service_url)
+    try:
+        healing = await Autorecovery.start(ledgers)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(healing.run())
+            tasks.create_task(_keep_up(ledgers, pass_s, merge_bytes))
+    finally:
+        await ledgers.close()
+
+
+async def maintain_on(
+    service_url: str, *, merge_bytes: int = PASS_BYTES, pause_s: float = TRY_AGAIN_S
+) -> None:
+    """The same, and again whenever it fails, later each time: for one that nobody starts again."""
+    now = asyncio.get_running_loop().time
+    wait_s = pause_s
+    while True:
+        began_s = now()
+        try:
+            await maintain(service_url, merge_bytes=merge_bytes)
+        except LedgerError as failure:
+            log.warning("%s", failure)
+        except Exception:
+            log.exception("a defect ended maintenance, please report it; it begins anew")
+        if now() - began_s >= LASTED_S:
+            wait_s = pause_s
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, TRY_AGAIN_MAX_S)
+
+
+async def _keep_up(ledgers: LedgerStore, pass_s: float, merge_bytes: int) -> None:
     client = TopicClient(ledgers, random.Random(os.urandom(16)), lambda: time.time_ns() // 10**6)
     upkeep = Upkeep(client, merge_bytes=merge_bytes)
-    limbo = LimboJanitor(ledgers)
     try:
         while True:
-            await _pass(client, upkeep, limbo)
+            await _pass(client, upkeep)
             await asyncio.sleep(pass_s)
     finally:
         await upkeep.close()
         await client.close()
-        await ledgers.close()
 
 
-async def _pass(client: TopicClient, upkeep: Upkeep, limbo: LimboJanitor) -> None:
+async def _pass(client: TopicClient, upkeep: Upkeep) -> None:
     try:
-        if not await elected(client.store):
+        if not await elected(client.store, paths.MAINTAINER):
             return
         report = await upkeep.once()
         if report.eventful:
@@ -56,11 +98,34 @@ async def _pass(client: TopicClient, upkeep: Upkeep, limbo: LimboJanitor) -> Non
             log.warning("maintenance: %s", warning)
     except LedgerError as error:
         log.warning("a pass of maintenance ended early: %s", error)
-    await _repair(limbo)
 
 
-async def _repair(limbo: LimboJanitor) -> None:
-    try:
-        await limbo.look()
-    except LedgerError as error:
-        log.warning("repairing what is in limbo ended early: %s", error)
+def serve(
+    service_url: str,
+    *,
+    merge_bytes: int = PASS_BYTES,
+    parent_pipe: bool = False,
+) -> None:
+    """Maintain the cluster in this process until SIGTERM or SIGINT. `parent_pipe`: for a process
+    that hosts this one: it ends when its standard input is closed, and waits for a cluster that is
+    not there yet. Raises what `maintain` raises."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    if parent_pipe:
+        threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+
+    async def work() -> None:
+        doing = maintain_on if parent_pipe else maintain
+        maintenance = asyncio.ensure_future(doing(service_url, merge_bytes=merge_bytes))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, maintenance.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await maintenance
+
+    asyncio.run(work())
+
+
+def _watch_parent() -> None:
+    """What is under way is taken up by another process: there is nothing to say goodbye to."""
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(ORPHANED)

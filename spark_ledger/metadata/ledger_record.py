@@ -2,7 +2,9 @@
 
 Always true: a record has at least one fragment; the first begins at entry 0 and first entries
 strictly increase; each ensemble has exactly `ensemble_size` different bookies; `last_entry`,
-`length_bytes` and `rows` are set if and only if the state is CLOSED.
+`length_bytes` and `rows` are set if and only if the state is CLOSED. A bookie that is joining is
+named beside a fragment whose ensemble it is not in, one for a slot; it has copies, or is being
+given them, and nobody reads there yet.
 
 Tokens derive from a ledger's password: one to read, one to add, one to fence and recover. Always
 true: the record holds verifiers only, from which no token can be computed; without a password there
@@ -47,6 +49,18 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class Joining:
+    """`bookie_id` is being given what the slot of the fragment that begins at `first_entry` keeps,
+    to take its place (repair/fragments.py). `token` is another each time that one joins: who has
+    seen all of the copies there says with it that none went meanwhile."""
+
+    first_entry: int
+    slot: int
+    bookie_id: str
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Verifiers:
     """What tokens are checked against (hex of their SHA-256)."""
 
@@ -76,6 +90,7 @@ class LedgerRecord:
     topic: str = ""
     verifiers: Verifiers | None = None
     custom: Mapping[str, str] = field(default_factory=dict)
+    joining: tuple[Joining, ...] = ()
 
     def __post_init__(self) -> None:
         quorums = (self.ensemble_size, self.write_quorum, self.ack_quorum)
@@ -91,6 +106,21 @@ class LedgerRecord:
         ends = (self.last_entry, self.length_bytes, self.rows)
         if (self.state is LedgerState.CLOSED) != (None not in ends):
             raise BadLedgerRecord(f"state {self.state.value} with end {ends}")
+        if self.joining:
+            self._check_joining()
+
+    def _check_joining(self) -> None:
+        ensembles = {fragment.first_entry: fragment.ensemble for fragment in self.fragments}
+        for one in self.joining:
+            ensemble = ensembles.get(one.first_entry)
+            if ensemble is None or not 0 <= one.slot < self.ensemble_size:
+                raise BadLedgerRecord(f"no fragment has the slot of {one}")
+            if one.bookie_id in ensemble:
+                raise BadLedgerRecord(f"{one} is in the ensemble already")
+        slots = {(one.first_entry, one.slot) for one in self.joining}
+        bookies = {(one.first_entry, one.bookie_id) for one in self.joining}
+        if min(len(slots), len(bookies)) < len(self.joining):
+            raise BadLedgerRecord("two bookies are joining for one slot, or one for two")
 
     @property
     def last_fragment(self) -> Fragment:
@@ -107,17 +137,37 @@ class LedgerRecord:
                 return fragment
         raise ValueError(f"entry ids start at 0, got {entry_id}")
 
+    def joining_at(self, first_entry: int, slot: int) -> Joining | None:
+        """Who is joining for that slot."""
+        for one in self.joining:
+            if (one.first_entry, one.slot) == (first_entry, slot):
+                return one
+        return None
+
+    def names(self, bookie_id: str) -> bool:
+        """Whether the bookie keeps copies by this record, or is being given some."""
+        return any(bookie_id in fragment.ensemble for fragment in self.fragments) or any(
+            bookie_id == one.bookie_id for one in self.joining
+        )
+
 
 def entries_kept(record: LedgerRecord, bookie_id: str, last_entry: int) -> list[tuple[range, int]]:
     """The parts of 0..last_entry of which the bookie keeps copies: the entries of each fragment
     that names it, with its slot there; of those it keeps the ones that `keeps` says."""
-    found = []
+    return [
+        (entries, fragment.ensemble.index(bookie_id))
+        for fragment, entries in entries_of(record, last_entry)
+        if bookie_id in fragment.ensemble and entries
+    ]
+
+
+def entries_of(record: LedgerRecord, last_entry: int) -> list[tuple[Fragment, range]]:
+    """Each fragment with its part of 0..last_entry, which may be empty."""
     ends = [fragment.first_entry for fragment in record.fragments[1:]]
-    for fragment, end in zip(record.fragments, [*ends, last_entry + 1], strict=True):
-        entries = range(fragment.first_entry, min(end, last_entry + 1))
-        if bookie_id in fragment.ensemble and entries:
-            found.append((entries, fragment.ensemble.index(bookie_id)))
-    return found
+    return [
+        (fragment, range(fragment.first_entry, min(end, last_entry + 1)))
+        for fragment, end in zip(record.fragments, [*ends, last_entry + 1], strict=True)
+    ]
 
 
 def keeps(record: LedgerRecord, slot: int, entry_id: int) -> bool:
@@ -139,6 +189,9 @@ def encode(record: LedgerRecord) -> bytes:
     plain["custom"] = dict(record.custom)
     plain["format"] = FORMAT
     plain["fragments"] = [[f.first_entry, list(f.ensemble)] for f in record.fragments]
+    joining = [[*shallow(one).values()] for one in plain.pop("joining")]
+    if joining:  # a reader of an earlier version refuses it then, and only then
+        plain["joining"] = joining
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -152,6 +205,7 @@ def decode(value: bytes) -> LedgerRecord:
         plain["fragments"] = tuple(
             Fragment(first, tuple(ensemble)) for first, ensemble in plain["fragments"]
         )
+        plain["joining"] = tuple(Joining(*one) for one in plain.get("joining", ()))
         if plain["verifiers"] is not None:
             plain["verifiers"] = Verifiers(**plain["verifiers"])
         return LedgerRecord(**plain)
@@ -161,18 +215,21 @@ def decode(value: bytes) -> LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a client sends with its requests; empty for a ledger without password."""
+    """What a client sends with its requests; empty for a ledger without password. `repair`: they
+    are the cluster's own (autorecovery.py), which a ledger's record does not verify."""
 
     read: bytes = b""
     add: bytes = b""
     recover: bytes = b""
+    repair: bool = False
 
 
 def derive(password: bytes) -> Tokens:
     """The three tokens of a password; all empty for the empty password."""
     if not password:
         return Tokens()
-    return Tokens(*(hmac.digest(password, use, "sha256") for use in (b"read", b"add", b"recover")))
+    read, add, recover = (hmac.digest(password, u, "sha256") for u in (b"read", b"add", b"recover"))
+    return Tokens(read, add, recover)
 
 
 def verifiers(tokens: Tokens) -> Verifiers | None:
@@ -201,17 +258,18 @@ class BrokenListing(StoreError):
     """The tree is not as it should be; what was listed so far is no list of ledgers."""
 
 
-async def ledger_ids(metadata: MetadataStore) -> AsyncIterator[int]:
+async def ledger_ids(metadata: MetadataStore, root: str = paths.LEDGERS) -> AsyncIterator[int]:
     """Ids of all ledgers that there were when it began and still are, ascending; others may be
-    among them. One folder of names for each level of the tree is in memory at a time.
+    among them. One folder of names for each level of the tree is in memory at a time. `root`: of
+    another tree with a node for each of some ledgers.
 
     Raises StoreError, also BrokenListing: never a short list.
     """
-    await metadata.sync(paths.LEDGERS)
-    folders = [paths.LEDGERS]
+    await metadata.sync(root)
+    folders = [root]
     while folders:
         folder = folders.pop()
-        above = folder.removeprefix(paths.LEDGERS).replace("/", "")
+        above = folder.removeprefix(root).replace("/", "")
         digits = paths.digits_below(len(above))
         if len(above) + digits == DIGITS:
             for name in await _names(metadata, folder, digits):

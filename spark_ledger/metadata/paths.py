@@ -11,6 +11,7 @@ LEDGER_IDS = "/ledger-ids"
 BOOKIES_AVAILABLE = "/bookies/available"
 BOOKIES_READONLY = "/bookies/readonly"
 BOOKIES_KNOWN = "/bookies/known"
+BOOKIES_DRAINING = "/bookies/draining"
 LIMBO = "/limbo"
 INTENTS = "/intents"
 QUERIES = "/queries"
@@ -20,6 +21,11 @@ TOPIC_IDS = "/topic-ids"
 TOPICS_DELETED = "/topics-deleted"
 STORE_CLOCK = "/store-clock"
 MAINTAINER = "/maintainer"
+AUDITOR = "/auditor"
+AUTORECOVERY = "/autorecovery"
+REPAIR_CREDENTIAL = "/repair-credential"
+UNDERREPLICATED = "/underreplicated/ledgers"
+UNDERREPLICATED_LOCKS = "/underreplicated/locks"
 LEDGER_ID_MAX = 2**63 - 1
 
 _CUTS = ((0, 3), (3, 7), (7, 11), (11, 15), (15, 19))
@@ -27,10 +33,29 @@ _CUTS = ((0, 3), (3, 7), (7, 11), (11, 15), (15, 19))
 
 def ledger(ledger_id: int) -> str:
     """The path of a ledger's record. Raises ValueError outside 0 .. 2^63-1."""
+    return f"{LEDGERS}/{_cut(ledger_id)}"
+
+
+def underreplicated(ledger_id: int) -> str:
+    """What says that copies of the ledger are missing. Raises ValueError as `ledger` does."""
+    return f"{UNDERREPLICATED}/{_cut(ledger_id)}"
+
+
+def underreplicated_lock(ledger_id: int) -> str:
+    """Ephemeral, of the worker that repairs the ledger."""
+    return f"{UNDERREPLICATED_LOCKS}/{ledger_id}"
+
+
+def _cut(ledger_id: int) -> str:
     if not 0 <= ledger_id <= LEDGER_ID_MAX:
         raise ValueError(f"a ledger id is between 0 and 2^63-1, got {ledger_id}")
     digits = f"{ledger_id:019d}"  # cut as _CUTS says
-    return f"{LEDGERS}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+    return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+
+
+def draining(bookie_id: str) -> str:
+    """There while the bookie is being drained of its copies."""
+    return f"{BOOKIES_DRAINING}/{bookie_id}"
 
 
 def digits_below(digits: int) -> int:

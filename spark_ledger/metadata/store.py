@@ -130,6 +130,9 @@ class MetadataStore(Protocol):
     async def get(self, path: str, watch: Watcher | None = None) -> Versioned:
         """The node. Raises NoNode (the watch is then set on its creation)."""
 
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        """The nodes, None where there is none; a fraction of what as many `get` take."""
+
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         """Names of the node's children, sorted. Raises NoNode."""
 

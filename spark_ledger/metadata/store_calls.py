@@ -103,6 +103,19 @@ def reachable(doing: str) -> Iterator[None]:
         ) from error
 
 
+async def elected(store: MetadataStore, path: str) -> bool:
+    """Whether this session has the role whose ephemeral is at `path`, taking it if no session has.
+    Raises errors.Unavailable."""
+    with reachable(f"asking who is elected at {path}"):
+        with suppress(NodeExists, OutcomeUnknown):
+            await store.create(path, ephemeral=True)
+        try:
+            await store.sync(path)
+            return (await store.get(path)).owner == store.session_id
+        except NoNode:
+            return False
+
+
 def pause_s(rng: random.Random, tries: int) -> float:
     """How long to wait after the `tries`-th lost race: longer each time, with jitter."""
     longest = min(_PAUSE_S_MAX, _PAUSE_S * float(2 ** min(tries, 20)))

@@ -215,6 +215,41 @@ class _Watch:
         return hash(self._watcher)
 
 
+class _Several:
+    """What kazoo will hold of several reads, as if it were of one: the event loop hears once."""
+
+    def __init__(self, read: Callable[[str], Any], paths: Sequence[str]) -> None:
+        self._read = read
+        self._paths = paths
+        self._left = len(paths)
+        self._counting = threading.Lock()
+        self._results: list[Any] = []
+
+    def rawlink(self, callback: Callable[["_Several"], None]) -> None:
+        """Read; `callback` is called by kazoo's connection thread when all have responded."""
+        self._results = list(map(self._read, self._paths))
+
+        def responded(_: object) -> None:
+            with self._counting:
+                self._left -= 1
+                over = not self._left
+            if over:
+                callback(self)
+
+        for result in self._results:
+            result.rawlink(responded)
+
+    def get_nowait(self) -> list[Any]:
+        """Values and stats, None where there is no node. Raises kazoo's exceptions."""
+        found: list[Any] = []
+        for result in self._results:
+            try:
+                found.append(result.get_nowait())
+            except zk.NoNodeError:
+                found.append(None)
+        return found
+
+
 class ZooKeeperStore:
     """A MetadataStore (see store.py) of one event loop and one ZooKeeper session at a time."""
 
@@ -297,10 +332,17 @@ class ZooKeeperStore:
         while True:
             try:
                 value, stat = await self._read(path, lambda: self._client.get_async(full, kept))
-                return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner, stat.mtime)
+                return _versioned(value, stat)
             except NoNode:
                 if watch is None or not await self._exists(path, kept):
                     raise
+
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        if not paths:
+            return []
+        full = list(map(self._full, paths))
+        found = await self._read(paths[0], lambda: _Several(self._client.get_async, full))
+        return [None if one is None else _versioned(*one) for one in found]
 
     async def _exists(self, path: str, watch: _Watch | None) -> bool:
         """A failed get leaves no watch behind in ZooKeeper; a failed exists does."""
@@ -467,6 +509,10 @@ class ZooKeeperStore:
             then()
 
         threading.Thread(target=end, name="zookeeper-close", daemon=True).start()
+
+
+def _versioned(value: bytes, stat: Any) -> Versioned:
+    return Versioned(value, stat.version, stat.ctime, stat.ephemeralOwner, stat.mtime)
 
 
 def _check_size(path: str, size: int) -> None:

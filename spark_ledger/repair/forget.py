@@ -1,7 +1,7 @@
 """A bookie that will never come back, taken off the list of those ever seen.
 
 Always true: one that is registered, or that any ledger's record names, stays on the list: its
-copies may be wanted still. What it listed as in limbo goes with it.
+copies may be wanted still. What it listed as in limbo, and that it was drained, goes with it.
 """
 
 import contextlib
@@ -29,11 +29,13 @@ async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
     if named:
         raise BadConfig(
             f"{len(named)} ledgers name bookie {bookie_id}, the first is {named[0]}",
-            "It may hold the copy that is needed: bring it back, or delete these ledgers first.",
+            "It may hold the copy that is needed: bring it back, or wait until its copies were made"
+            " elsewhere (`spark-ledger autorecovery status`).",
         )
     for name in await _children(store, paths.limbo(bookie_id)):
         await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
     await _delete(store, paths.limbo(bookie_id))
+    await _delete(store, paths.draining(bookie_id))
     await _delete(store, f"{paths.BOOKIES_KNOWN}/{bookie_id}")
 
 
@@ -42,7 +44,7 @@ async def _named_by(ledgers: LedgerStore, bookie_id: str) -> list[int]:
     async for ledger_id in ledgers.list():
         with contextlib.suppress(NoSuchLedger):  # deleted meanwhile
             record = (await ledgers.record(ledger_id, fresh=True)).record
-            if any(bookie_id in fragment.ensemble for fragment in record.fragments):
+            if record.names(bookie_id):
                 found.append(ledger_id)
     return found
 

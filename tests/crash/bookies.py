@@ -354,7 +354,7 @@ class Storm:
 
 def run(kills: int, seed: int) -> None:
     print(f"\nchaos of bookies: seed {seed}, {kills} kills", flush=True)
-    with LocalCluster(bookies=0) as cluster:
+    with LocalCluster(bookies=0, autorecovery=False) as cluster:
         for number in range(BOOKIES):
             folder = str(cluster.data_dir / "bookies" / str(number))
             cluster._settings = {**SETTINGS, **several_directories(folder)}

@@ -49,7 +49,7 @@ class Outages(Chaos):
 @pytest.mark.chaos
 def test_queries_go_on_by_themselves_after_an_outage_of_zookeeper_with_every_row_once():
     with (
-        LocalCluster(bookies=BOOKIES) as cluster,
+        LocalCluster(bookies=BOOKIES, autorecovery=False) as cluster,
         tempfile.TemporaryDirectory(prefix="outages-") as folder,
     ):
         Outages(cluster, Path(folder), SEED).run_through(cluster)

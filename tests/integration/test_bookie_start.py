@@ -20,7 +20,7 @@ TIMEOUT_S = 20
 @pytest.fixture(scope="module")
 def home() -> Iterator[LocalCluster]:
     """A cluster of one bookie, which others' disks do not belong to."""
-    with LocalCluster(bookies=1) as cluster:
+    with LocalCluster(bookies=1, autorecovery=False) as cluster:
         yield cluster
 
 
@@ -134,7 +134,7 @@ def test_a_directory_of_another_bookie_ends_it_with_status_7(home: LocalCluster,
 
 
 def test_disks_of_another_cluster_end_it_with_status_7(home: LocalCluster, tmp_path: Path):
-    with LocalCluster(bookies=1, data_dir=tmp_path) as foreign:
+    with LocalCluster(bookies=1, data_dir=tmp_path, autorecovery=False) as foreign:
         folder = foreign.bookies[0].folder
     status, said = on(home, folder / "journal", folder / "ledgers")
     assert status == WRONG_DISKS

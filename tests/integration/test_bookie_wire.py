@@ -129,7 +129,10 @@ def test_how_a_ledger_stands_in_limbo_is_told(cluster, client):
 
 
 def test_a_long_range_is_streamed_as_credit_allows_and_an_idle_stream_holds_up_no_stop():
-    with LocalCluster(bookies=1) as cluster, LedgerClient(cluster.service_url) as client:
+    with (
+        LocalCluster(bookies=1, autorecovery=False) as cluster,
+        LedgerClient(cluster.service_url) as client,
+    ):
         with client.create_ledger(1, 1, 1) as writer:
             for number in range(8):
                 writer.append_async(bytes([number]) * 1000)

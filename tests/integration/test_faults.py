@@ -49,7 +49,9 @@ class Rig:
 
     def __init__(self) -> None:
         self.proxies = [Proxy(free_port()) for _ in range(BOOKIES)]
-        self.cluster = LocalCluster(bookies=BOOKIES, bookie_settings=self._settings)
+        self.cluster = LocalCluster(
+            bookies=BOOKIES, bookie_settings=self._settings, autorecovery=False
+        )
         config = ClientConfig(replica_timeout_s=REPLICA_TIMEOUT_S)
         self.client = LedgerClient(self.cluster.service_url, config)
 

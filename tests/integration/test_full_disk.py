@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Iterator[LocalCluster]:
     """ZooKeeper without bookies, where such file systems are to be had."""
     if why := why_impossible(tmp_path):
         pytest.skip(f"no file system of our own on this machine: {why}")
-    with LocalCluster(bookies=0) as cluster:
+    with LocalCluster(bookies=0, autorecovery=False) as cluster:
         yield cluster
 
 

@@ -10,13 +10,15 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.local.maintenance import maintain
+from spark_ledger.local import maintenance
+from spark_ledger.local.maintenance import maintain, maintain_on
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.upkeep import upkeep
 from spark_ledger.topic.upkeep.merging import Merging
 from spark_ledger.topic.write.task_writer import TaskSettings
+from tests.kit.processes import eventually
 from tests.kit.segments_seen import segments_of
 
 PATIENCE_S = 30
@@ -50,12 +52,12 @@ def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):
     task.write(None, pa.array([b"left behind"], pa.binary()))
     ledger_id = task.finishing()().segments[0].ledger_id
 
-    maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
+    working = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
     try:
         topics.run(topics.client.intents.finish(intent.id))
         topics.run(gone(ledger_store(cluster.service_url), ledger_id))
     finally:
-        maintenance.cancel()
+        working.cancel()
 
 
 def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster, monkeypatch):
@@ -74,11 +76,27 @@ def test_a_cluster_that_is_up_merges_small_segments_without_being_asked(cluster,
         (partition,) = state.partitions
         return partition.end_offset == MANY_SEGMENTS and len(segments_of(partition)) == 1
 
-    maintenance = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
+    working = background_loop().submit(maintain(cluster.service_url, pass_s=0.05))
     try:
         topics.run(comes_true(merged))
     finally:
-        maintenance.cancel()
+        working.cancel()
+
+
+def test_a_defect_of_upkeep_ends_no_self_healing_for_good(cluster, monkeypatch, caplog):
+    begun = []
+
+    async def breaks(_service_url: str, *, merge_bytes: int) -> None:
+        begun.append(merge_bytes)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(maintenance, "maintain", breaks)
+    working = background_loop().submit(maintain_on(cluster.service_url, pause_s=0.01))
+    try:
+        assert eventually(lambda: len(begun) >= 3)
+    finally:
+        working.cancel()
+    assert "a defect ended maintenance" in caplog.text
 
 
 def test_maintenance_of_a_cluster_that_is_not_there_says_so():

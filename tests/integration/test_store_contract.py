@@ -22,6 +22,7 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.zookeeper import HANDSHAKE_S, ZooKeeperStore, connect
 from tests.integration.proxy import Proxy
+from tests.kit.processes import descendants, eventually
 from tests.kit.store_contract import CONTRACT, PATIENCE_S, Bell
 
 _roots = itertools.count()
@@ -84,12 +85,22 @@ def frozen(server: EmbeddedZooKeeper):
     return _Frozen(server)
 
 
+def _all_stopped(pid: int) -> bool:
+    tasks = [
+        task
+        for each in (pid, *descendants(pid))
+        for task in Path(f"/proc/{each}/task").glob("*/stat")
+    ]
+    return all(task.read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
 class _Frozen:
     def __init__(self, server: EmbeddedZooKeeper) -> None:
         self._server = server
 
     def __enter__(self) -> None:
         self._server.signal(signal.SIGSTOP)
+        assert eventually(lambda: _all_stopped(self._server.pid)), "a thread may still go on"
 
     def __exit__(self, *_: object) -> None:
         self._server.signal(signal.SIGCONT)

@@ -62,6 +62,20 @@ async def a_created_node_is_read_back_at_version_0(open_store: OpenStore) -> Non
 
 
 @contract
+async def many_nodes_are_read_at_once_and_those_that_are_not_there_are_none(
+    open_store: OpenStore,
+) -> None:
+    store = await open_store()
+    await store.create("/a", b"one")
+    await store.create("/b", b"two")
+    await store.set("/b", b"three", 0)
+    found = await store.get_many(["/b", "/missing", "/a"])
+    assert [one and (one.value, one.version) for one in found] == [(b"three", 1), None, (b"one", 0)]
+    assert await store.get_many([]) == []
+    await store.close()
+
+
+@contract
 async def a_node_is_created_once(open_store: OpenStore) -> None:
     store = await open_store()
     await store.create("/a", b"one")

@@ -3,8 +3,9 @@
 Always true:
 - every fault goes through one place, which gives it an index and notes it; each has a generator of
   its own, by its index and class, so that a fault that is switched off changes no other's draws;
-- in a run within the budget at most Qa - 1 bookies ever lose their disk or have it damaged, for
-  nobody repairs yet; everything else is undone when the chaos ends.
+- in a run within the budget at most Qa - 1 bookies ever lose their disk or have it damaged; where
+  copies are made elsewhere, at most Qa - 1 of those whose copies some ledger's record still counts
+  on; everything else is undone when the chaos ends.
 """
 
 import asyncio
@@ -26,6 +27,10 @@ __all__ = ["FAULTS", "Chaos", "Injected", "Plan", "draw_plan"]
 
 FAULTS = (*STEADY, *EVENTS)
 assert _more.rotten_copy in EVENTS.values()
+
+
+GONE = "blank"
+"""The fault that takes a bookie away for good."""
 
 
 class Injected(NamedTuple):
@@ -63,6 +68,8 @@ class Chaos:
             if name in STEADY:
                 self._inject(name)
         events = [name for name in self.plan.faults if name in EVENTS]
+        if self.plan.healing:  # every third, about
+            events += [GONE] * (1 + len(events) // 2)
         while events and self.world.loop.now < end:
             await asyncio.sleep(self._rng.expovariate(1 / self.plan.between_s))
             self._inject(self._rng.choice(events))
@@ -114,7 +121,18 @@ class Chaos:
 
     def may_lose(self, node: BookieNode) -> bool:
         """Whether one more disk may be lost or damaged, and be it this one."""
+        if self.plan.healing:
+            self._lost = {each: None for each in self._lost if not self._is_made_good(each)}
         return node.bookie_id in self._lost or len(self._lost) < self.plan.losses_max
+
+    def _is_made_good(self, bookie_id: str) -> bool:
+        """Whether it is gone for good, and no ledger's record counts on it any more."""
+        ghost = self.world.ghost
+        ledgers = [each for each in ghost.ledgers.values() if not each.deleted]
+        if not ghost.bookie(bookie_id).wiped or any(each.names(bookie_id) for each in ledgers):
+            return False
+        ghost.meet("lost bookie's copies all made elsewhere")
+        return True
 
     def lose(self, node: BookieNode) -> None:
         assert self.may_lose(node)

@@ -52,6 +52,13 @@ class LedgerRead(NamedTuple):
     whole: bool
 
 
+def is_named(record: LedgerRecord, bookie_id: str) -> bool:
+    """Whether the bookie keeps copies by the record, or is being given some: by this file's own
+    look, not by that of the code under test."""
+    members = [bookie for each in record.fragments for bookie in each.ensemble]
+    return bookie_id in members or any(one.bookie_id == bookie_id for one in record.joining)
+
+
 @dataclass
 class LedgerGhost:
     """One ledger. Entry ids count from 0; -1 is none."""
@@ -84,10 +91,16 @@ class LedgerGhost:
     """By bookie: the mask of the slots it had in any published ensemble."""
     copied: dict[tuple[str, str, int], None] = field(default_factory=dict)
     """(client, bookie, entry) of the copies that a repair gave: no part of a recovery."""
+    shown: dict[tuple[str, str, int], None] = field(default_factory=dict)
+    """(client, bookie, entry) of what a bookie showed to a repair when it was asked last."""
+    took: dict[tuple[str, int], None] = field(default_factory=dict)
+    """(bookie, first entry of the fragment) of the slots that were ever given away."""
     durable_prefix: int = NO_ENTRY
     """Every entry up to here was said to be stored by an ack quorum of bookies."""
     lac_heard: int = NO_ENTRY
     """Highest last-add-confirmed in any header, reply or handle."""
+    moves_s: list[float] = field(default_factory=list)
+    """When entries of it were acknowledged, or its record changed."""
     returned: int = NO_ENTRY
     """Highest id a confirmed read returned."""
     recovered_from: Fragment | None = None
@@ -102,21 +115,17 @@ class LedgerGhost:
     """When somebody was told so first: by entry, how many bookies had it."""
 
     @property
-    def fenced_by_repair(self) -> bool:
-        """Repair fences with its reads, which go to every fragment and are no recovery's."""
-        return self.closed and self.record.durability == "page-cache"
-
-    @property
     def closed(self) -> bool:
         return self.record.closed
 
     def names(self, bookie_id: str) -> bool:
         """Whether the record does: who it does not name may have let its copies go."""
-        return any(bookie_id in fragment.ensemble for fragment in self.record.fragments)
+        return is_named(self.record, bookie_id)
 
     def was_acked(self, entry_id: int, now_s: float) -> None:
         self.acked = entry_id
         self.acked_s.append(now_s)
+        self.moves_s.append(now_s)
 
     def was_read(self, begun_s: float, found: Mapping[int, bytes], whole: bool) -> None:
         entries = {entry_id: self._which(entry_id, got) for entry_id, got in found.items()}
@@ -144,6 +153,18 @@ class LedgerGhost:
         self.record = record
         for slot, bookie in enumerate(record.last_fragment.ensemble):
             self.slots[bookie] = self.slots.get(bookie, 0) | 1 << slot
+        for one in record.joining:
+            self.slots[one.bookie_id] = self.slots.get(one.bookie_id, 0) | 1 << one.slot
+
+    def forget_copies_of(self, bookie: "BookieGhost") -> None:
+        """It joins, and was named by the record no more: what it had it may have let go."""
+        for entry_id, stored in self.stored.items():
+            stored.pop(bookie.bookie_id, None)
+            bookie.stored.pop((self.ledger_id, entry_id), None)
+            bookie.synced.pop((self.ledger_id, entry_id), None)
+        self.shown = {what: None for what in self.shown if what[1] != bookie.bookie_id}
+        for way in (bookie.cleared, bookie.compared, bookie.told_to_clear):
+            way.pop(self.ledger_id, None)
 
     def delete_returned(self) -> None:
         if self.stored_at_delete is None:
@@ -173,6 +194,9 @@ class BookieGhost:
     unsynced: bool = False
     """It lost power in a run with ledgers of page-cache durability: of those it may lack what it
     acknowledged, but it never denies it."""
+    synced: dict[tuple[int, int], None] = field(default_factory=dict)
+    """(ledger, entry) that it took from a recovery or a repair, or showed in answer to a fence:
+    they are durable, whatever the ledger's durability."""
     unsure: bool = False
     """A directory failed at its first start of all, or it once started with none that was there to
     the last: it cannot know what was there."""
@@ -198,6 +222,15 @@ class Home(NamedTuple):
 class Ghost:
     over_budget: bool = False
     """More disks are lost or rotten than the protocol bears: only silent wrongs count."""
+    answers_come_whole: bool = True
+    """Nothing that is read arrives damaged, or is looked up in files."""
+    calm_repair: bool = False
+    """Nothing holds up those who repair: what they look at is as it was when they act on it."""
+    lost_bookie_delay_s: float = 0.0
+    drained: dict[str, None] = field(default_factory=dict)
+    """Bookies that an operator has drained, or had a moment ago."""
+    registered_s: dict[str, float] = field(default_factory=dict)
+    """By bookie that is registered: since when."""
     only_overload: bool = False
     """Nothing is wrong but that bookies are busy now and then."""
     homes: dict[str, Home] = field(default_factory=dict)

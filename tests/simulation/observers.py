@@ -14,22 +14,26 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any
 
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.entry import NO_ENTRY, BadEntry, Buffer, EntryHeader, unpack_header
-from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.entry import NO_ENTRY, Buffer, EntryHeader, unpack_header
 from bookie_server.api.status import Meaning, Status, meaning, testimony
 from bookie_server.serve.read_stream import serve_stream
 from spark_ledger.errors import TimedOut
-from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.kit.handling import handle_bytes
-from tests.simulation import invariants
-from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost
+from tests.simulation import contents, invariants
+from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost, RecoveryGhost, is_named
 from tests.simulation.invariants import Violation
+from tests.simulation.invariants.repair import (
+    Swap,
+    is_of_repair,
+    swaps_of,
+)
 from tests.simulation.loop import current, current_process
 from tests.simulation.network import Exchange
 from tests.simulation.sometimes import Situations
@@ -37,8 +41,8 @@ from tests.simulation.store import Change, Commit
 from tests.simulation.streams import StreamHandler
 from tests.simulation.trace import Trace
 
-_LEDGERS = paths.LEDGERS + "/"
 _AVAILABLE = paths.BOOKIES_AVAILABLE + "/"
+_REGISTERED = (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY)
 HEALTHY_S = 25.0
 """An add may time out as a whole so long after everything was well again, but no later."""
 
@@ -65,11 +69,16 @@ class Observers:
         self.trace = trace
         self.violations: list[Violation] = []
         self.situations = Situations(ghost)
+        self.swaps: list[Callable[[Swap], None]] = []
+        """Called of each slot that was given away."""
         self.well_since: float | None = None
         """When every fault had ended; None before."""
         self.heard: tuple[m.Request, m.Response] | None = None
         """The messages of the answer that leaves a bookie just now."""
+        self._registrations: dict[str, dict[str, None]] = {}
         self._writers: dict[int, Any] = {}
+        self._comparing: dict[int, tuple[m.ReadRequest, m.ReadResponse]] = {}
+        """By moment of the answer: what repair is told of the copies that a bookie has."""
         self._fencing: dict[int, tuple[m.Request, m.Response]] = {}
         """By moment of the answer: fencing exchanges that may still reach their caller."""
 
@@ -109,10 +118,12 @@ class Observers:
     @kept
     def exchange(self, exchange: Exchange) -> None:
         """Every answer of a bookie, as it leaves the bookie."""
-        request, response = self.heard or _decoded(exchange)
+        request, response = self.heard or contents.decoded(exchange)
         self.heard = None
-        headers = _headers(request)
-        told = f"{exchange.method} from {exchange.caller}: {_told(request, response, headers)}"
+        headers = contents.headers(request)
+        told = (
+            f"{exchange.method} from {exchange.caller}: {contents.told(request, response, headers)}"
+        )
         self.trace.note(exchange.address, f"{told} {zlib.crc32(exchange.answer):08x}")
         if isinstance(request, m.InfoRequest):
             return
@@ -145,7 +156,7 @@ class Observers:
         ghost = self.ghost
         if ghost.serving.get(address, bookie_id) != bookie_id or ghost.bookie(bookie_id).wiped:
             invariants.an_identity_is_answered_for_by_its_own_disk_only(
-                ghost, address, bookie_id, _statuses(response)
+                ghost, address, bookie_id, contents.statuses(response)
             )
 
     def _add(
@@ -159,7 +170,7 @@ class Observers:
         invariants.equal_entries_are_taken_and_others_refused(
             ghost, ledger, entry_id, header.identity, status, bookie_id
         )
-        if not _entitled(ledger, exchange.caller, status):
+        if not contents.entitled(ledger, exchange.caller, status):
             return
         copied = (exchange.caller, bookie_id, entry_id) in ledger.copied
         if add.recovery and not copied:
@@ -194,6 +205,8 @@ class Observers:
                     ghost, bookie, key[0], exchange.begun
                 )
             bookie.stored[key] = exchange.ended
+        if recovery:
+            bookie.synced[key] = None
         ledger.stored.setdefault(key[1], {})[bookie.bookie_id] = None
         while len(ledger.stored.get(ledger.durable_prefix + 1, ())) >= ledger.ack_quorum:
             ledger.durable_prefix += 1
@@ -209,13 +222,18 @@ class Observers:
         self.situations.read(ledger, request, response, bookie)
         if request.fence:
             self._fencing[exchange.ended] = (request, response)
-            if not ledger.fenced_by_repair:
+            if not contents.is_of_repair(ledger, request):
                 self._recovery_reads(exchange, ledger, request.first_entry)
             if meaning(response.status) is not Meaning.UNKNOWN:
                 bookie.fence_replied.setdefault(ledger.ledger_id, exchange.ended)
         self._lac_said(ledger, response.last_add_confirmed, request.bookie_id)
-        for entry_id, result in _results(request, response, len(ledger.submitted)):
+        by_repair = contents.is_of_repair(ledger, request)
+        if by_repair and request.fence:  # those without are for a source of copies, perhaps itself
+            self._comparing[exchange.ended] = (request, response)
+        for entry_id, result in contents.results(request, response, len(ledger.submitted)):
             said = meaning(result.status)
+            if by_repair and said is Meaning.POSITIVE and ledger.names(request.bookie_id):
+                self._shown(exchange, ledger, bookie, entry_id, request.fence)
             if said is Meaning.POSITIVE and result.location is None:  # or see `looked`
                 identity = unpack_header(result.entry).identity
                 where = f"served by {request.bookie_id}"
@@ -228,6 +246,20 @@ class Observers:
                     key = (ledger.ledger_id, entry_id)
                     bookie.fenced_negatives.setdefault(key, exchange.ended)
                     bookie.denied.setdefault(ledger.ledger_id, exchange.ended)
+
+    def _shown(
+        self,
+        exchange: Exchange,
+        ledger: LedgerGhost,
+        bookie: BookieGhost,
+        entry_id: int,
+        fenced: bool,
+    ) -> None:
+        """A bookie that keeps copies says to repair that it has one."""
+        if fenced:
+            bookie.synced[ledger.ledger_id, entry_id] = None
+        ledger.stored.setdefault(entry_id, {})[bookie.bookie_id] = None
+        bookie.stored.setdefault((ledger.ledger_id, entry_id), exchange.ended)
 
     def _recovery_reads(self, exchange: Exchange, ledger: LedgerGhost, entry_id: int) -> None:
         if ledger.recovered_from is None:
@@ -263,7 +295,7 @@ class Observers:
     ) -> None:
         lac, bookie_id = request.last_add_confirmed, request.bookie_id
         self.situations.write_lac(ledger, request, response, exchange)
-        if not _entitled(ledger, exchange.caller, response.status):
+        if not contents.entitled(ledger, exchange.caller, response.status):
             return
         invariants.a_copy_goes_to_its_write_set(self.ghost, ledger, lac, bookie_id)
         self._lac_said(ledger, lac, f"an explicit LAC to {bookie_id}")
@@ -279,6 +311,9 @@ class Observers:
     @kept
     def delivered(self, exchange: Exchange) -> None:
         """An answer was taken by its caller: what a recoverer may decide by."""
+        compared = self._comparing.pop(exchange.ended, None)
+        if compared is not None:
+            self._compared(exchange.caller, *compared)
         found = self._fencing.pop(exchange.ended, None)
         if found is None:
             return
@@ -295,8 +330,17 @@ class Observers:
                 told.fenced[bookie_id] = max(lac, told.fenced.get(bookie_id, lac))
             return
         assert isinstance(request, m.ReadRequest)
-        for entry_id, result in _results(request, response, len(ledger.submitted)):
+        for entry_id, result in contents.results(request, response, len(ledger.submitted)):
             told.hear(entry_id, bookie_id, testimony(result.status))
+
+    def _compared(self, client: str, request: m.ReadRequest, response: m.ReadResponse) -> None:
+        ledger = self.ghost.ledgers[request.ledger_id]
+        for entry_id, result in contents.results(request, response, len(ledger.submitted)):
+            what = (client, request.bookie_id, entry_id)
+            if meaning(result.status) is Meaning.POSITIVE:
+                ledger.shown[what] = None
+            else:
+                ledger.shown.pop(what, None)
 
     @kept
     def looked(
@@ -316,27 +360,46 @@ class Observers:
     def copies(self, client: str, bookie_id: str, add: m.Add) -> None:
         """The client gives the bookie a copy that it lost. On its way it looks like what a recovery
         writes back, which the same client may send too, to members that were never published."""
-        [header] = _headers(m.AddRequest(bookie_id, [add]))
+        [header] = contents.headers(m.AddRequest(bookie_id, [add]))
         ledger = self.ghost.ledgers.get(header.ledger_id) if header is not None else None
         if header is not None and ledger is not None:
             ledger.copied[client, bookie_id, header.entry_id] = None
+            self._judge_copy(ledger, client, bookie_id, header.entry_id)
+
+    @kept
+    def _judge_copy(self, ledger: LedgerGhost, *what: Any) -> None:
+        invariants.nothing_is_copied_that_is_not_missing(self.ghost, ledger, *what)
 
     # -- the metadata store --------------------------------------------------------------------
 
     def committed(self, commit: Commit) -> None:
         """Every accepted metadata write."""
-        told = ", ".join(_changed(change) for change in commit.changes)
+        told = ", ".join(contents.changed(change) for change in commit.changes)
         self.trace.note("store", f"{commit.zxid} by {commit.session or 'itself'}: {told}")
         for change in commit.changes:
-            if change.path.startswith(_LEDGERS):
+            if change.path.startswith(contents.LEDGERS):
                 self._ledger_changed(change, commit.session)
             elif change.path.startswith(_AVAILABLE):
                 bookie_id = change.path.removeprefix(_AVAILABLE)
                 self.situations.registered(bookie_id, change.after is not None)
+            self._registered(change)
+
+    def _registered(self, change: Change) -> None:
+        folder, _, bookie_id = change.path.rpartition("/")
+        if folder not in _REGISTERED:
+            return
+        here = self._registrations.setdefault(bookie_id, {})
+        if change.after is not None:
+            here[folder] = None
+            self.ghost.registered_s.setdefault(bookie_id, current().now)
+        else:
+            here.pop(folder, None)
+            if not here:
+                self.ghost.registered_s.pop(bookie_id, None)
 
     @kept
     def _ledger_changed(self, change: Change, author: str) -> None:
-        before, after = _record(change.before), _record(change.after)
+        before, after = contents.record(change.before), contents.record(change.after)
         if before is None and after is None:
             return  # a node between the root and a record
         ghost = self.ghost
@@ -350,6 +413,10 @@ class Observers:
             )
         if before is not None:
             self.situations.moved(ledger, before, after, author)
+        if before is not None and after is not None:
+            for one in after.joining:
+                if before.closed and not is_named(before, one.bookie_id):
+                    ledger.forget_copies_of(ghost.bookie(one.bookie_id))
         ledger.adopt(after)  # first of all: what is judged next must not depend on what fails now
         self._writer_says(ledger)
         invariants.every_move_is_a_row_of_the_table(ghost, known, before, after, author)
@@ -357,15 +424,32 @@ class Observers:
             invariants.members_are_where_they_may_be(ghost, after)
         if before is None or after is None:
             return
+        if after.state is LedgerState.IN_RECOVERY and author.startswith("healer"):
+            invariants.a_ledger_that_moves_is_left_alone(ghost, ledger, current().now)
+        ledger.moves_s.append(current().now)
         invariants.closed_never_changes(ghost, before, after)
         invariants.members_stand_still_in_recovery(ghost, before, after)
         invariants.fragments_rise_within_what_is_confirmed(ghost, ledger, before, after)
         invariants.what_a_change_moves_is_on_an_ack_quorum(ghost, ledger, before, after)
+        if is_of_repair(before, after):
+            self._given_away(ledger, before, after)
+            return
         invariants.overload_changes_no_ensemble(ghost, ledger, before, after, current().now)
         if after.closed and not before.closed:
             self._closed(ledger, before, after)
             if before.state is LedgerState.IN_RECOVERY:
                 self._recovered(ledger, after, author)
+
+    def _given_away(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
+        ghost = self.ghost
+        invariants.nobody_joins_for_who_is_there(ghost, before, after, current().now)
+        for swap in swaps_of(before, after):
+            bookie = ghost.bookie(swap.new)
+            ledger.took[swap.new, swap.fragment.first_entry] = None
+            for told in self.swaps:
+                told(swap)
+            invariants.a_slot_goes_to_who_has_every_entry(ghost, ledger, bookie, swap)
+            invariants.a_swap_takes_no_copy_away(ghost, ledger, swap)
 
     def _closed(self, ledger: LedgerGhost, before: LedgerRecord, after: LedgerRecord) -> None:
         ghost, returned, heard = self.ghost, ledger.returned, ledger.lac_heard
@@ -486,64 +570,6 @@ class Observers:
         )
 
 
-def _entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:
-    """Whether what a message says counts: it was taken, or comes from the ledger's writer or from
-    somebody who fenced it, and not from an intruder, who may send anything."""
-    if status is Status.OK or caller == ledger.author:
-        return True
-    told = ledger.recoveries.get(caller)
-    return told is not None and bool(told.fenced)
-
-
-def _headers(request: m.Request) -> list[EntryHeader | None]:
-    """The headers of a request's adds; None where there is none."""
-    if not isinstance(request, m.AddRequest):
-        return []
-    found: list[EntryHeader | None] = []
-    for add in request.adds:
-        parts = add.entry
-        try:
-            found.append(unpack_header(parts[0] if len(parts[0]) >= 64 else b"".join(parts)))
-        except BadEntry:
-            found.append(None)
-    return found
-
-
-def _results(
-    request: m.ReadRequest, response: m.ReadResponse, entries: int
-) -> list[tuple[int, m.EntryResult]]:
-    """(entry, result) of a read. A negative for the whole request speaks of each of the range, of
-    which only the first `entries` of the ledger and one more matter."""
-    if response.results or meaning(response.status) is Meaning.POSITIVE:
-        ids = ids_in(request.spans, len(response.results))
-        return list(zip(ids, response.results, strict=True))
-    spans = [(first, min(last, entries)) for first, last in request.spans if first <= entries]
-    ids = ids_in(spans or [(request.first_entry, request.first_entry)], entries + 1)
-    return [(entry_id, m.EntryResult(response.status)) for entry_id in ids]
-
-
-def _statuses(response: m.Response) -> list[Status]:
-    """Every status in a response."""
-    if isinstance(response, m.AddResponse):
-        return [result.status for result in response.results]
-    if isinstance(response, m.ReadResponse):
-        return [response.status, *(result.status for result in response.results)]
-    return [response.status]
-
-
-def _record(node: Any) -> LedgerRecord | None:
-    return _decoded_record(node.value) if node is not None and node.value else None
-
-
-_decoded_record = lru_cache(maxsize=256)(ledger_record.decode)
-"""The same bytes are seen as what was, what is and what is told, and again as what was."""
-
-
-def _decoded(exchange: Exchange) -> tuple[m.Request, m.Response]:
-    request = codec.decode_request(exchange.method, exchange.request)
-    return request, codec.decode_response(exchange.method, exchange.answer)
-
-
 class _Listening:
     """A Bookie to handle_bytes; it keeps the messages of the one request it is given."""
 
@@ -563,37 +589,3 @@ class _Listening:
         response: m.Response = await self._bookie.handle(request)
         self.messages = (request, response)
         return response
-
-
-def _changed(change: Change) -> str:
-    if change.after is None:
-        return f"-{change.path}"
-    version = change.after.version
-    crc = zlib.crc32(change.after.value)
-    told = f"{'+' if change.before is None else ''}{change.path} v{version} {crc:08x}"
-    record = _record(change.after) if change.path.startswith(_LEDGERS) else None
-    if record is not None:
-        last = record.last_fragment
-        told += f" {record.state.value} end {record.last_entry} from {last.first_entry}"
-        told += f" on {' '.join(last.ensemble)}"
-    return told
-
-
-def _told(request: m.Request, response: m.Response, headers: list[EntryHeader | None]) -> str:
-    if isinstance(request, m.AddRequest) and isinstance(response, m.AddResponse):
-        parts = []
-        for add, header, result in zip(request.adds, headers, response.results, strict=False):
-            entry = f"{header.ledger_id}:{header.entry_id}" if header is not None else "?"
-            recovery = " recovery" if add.recovery else ""
-            parts.append(f"{entry}{recovery} {result.status.name}")
-        return ", ".join(parts)
-    if isinstance(request, m.ReadRequest) and isinstance(response, m.ReadResponse):
-        fence = " fence" if request.fence else ""
-        found = [result.status.name for result in response.results]
-        spans = " ".join(f"{first}-{last}" for first, last in request.spans)
-        span = f"{request.ledger_id}:{spans}{fence}"
-        return f"{span} {response.status.name} {found} lac {response.last_add_confirmed}"
-    if isinstance(request, m.ReadLacRequest) and isinstance(response, m.ReadLacResponse):
-        fence = " fence" if request.fence else ""
-        return f"{request.ledger_id}{fence} {response.status.name} {response.last_add_confirmed}"
-    return type(request).__name__

@@ -14,22 +14,24 @@ import pyarrow as pa
 from spark_ledger.bookies.bookie_info import ask
 from spark_ledger.bookies.network import CallFailed
 from spark_ledger.errors import LedgerError
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.metadata.store_calls import store_now_ms
+from spark_ledger.metadata.store_calls import elected, store_now_ms
+from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.forget import forget
 from spark_ledger.repair.limbo import repair_everywhere
-from spark_ledger.repair.limbo_janitor import repair_once
+from spark_ledger.repair.worker import Worker
 from spark_ledger.topic import views
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.schema.records import Compatibility
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin
-from spark_ledger.topic.upkeep.upkeep import Upkeep, elected
+from spark_ledger.topic.upkeep.upkeep import Upkeep
 from tests.kit.loop_task import LoopTask
 from tests.simulation import invariants
 from tests.simulation.ledger_work import LedgerWork
-from tests.simulation.limbo_work import IDLE_S
+from tests.simulation.limbo_work import TOKENS
 from tests.simulation.topic_ghost import Whereabouts
 from tests.simulation.topic_work import TopicWork
 from tests.simulation.world import Client
@@ -81,7 +83,9 @@ class LedgerOperator:
         self._world.trace.note(client.name, f"lists {len(listed)} ledgers")
 
     async def _repair_listed(self, client: Client) -> None:
-        await repair_once(client.ledgers, IDLE_S)
+        """What bookies say now, once."""
+        await Auditor(client.ledgers, TOKENS).look()
+        await Worker(client.ledgers, TOKENS).round()
 
     async def _repair(self, client: Client) -> None:
         """Compare every copy of one ledger, closing it before."""
@@ -182,7 +186,7 @@ class TopicOperator:
 
     async def _upkeep(self, client: Client, topics: TopicClient) -> None:
         """A pass over everything, as the process that maintains a cluster makes it."""
-        if not await elected(client.session):
+        if not await elected(client.session, paths.MAINTAINER):
             return
         upkeep = Upkeep(topics)
         try:

@@ -32,6 +32,9 @@ PAGE_CACHE = 0.2
 """The share of the runs in which some ledgers are of page-cache durability."""
 LASTING = 0.25
 """The share of the runs in which ways stay cut for ever, if there are bookies to spare."""
+HEALING = 0.15
+"""The share of the runs, within the budget, in which bookies are lost for good one after another
+and their copies are made elsewhere (healing.py)."""
 OPERATORS = 0.25
 """The share of the runs with operators."""
 ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
@@ -101,6 +104,9 @@ class Plan:
     page_cache: bool = False
     """Half of the ledgers are acknowledged before they are synced; who loses power counts as one
     that lost its disk."""
+    healing: bool = False
+    """Bookies are lost for good, one after another, and drained; what they held is made elsewhere,
+    and the budget of losses is for what was not yet (healing.py)."""
     over_budget: bool = False
     """More than Qa - 1 disks may be lost or rot: entries may be unavailable, never wrong."""
     without: frozenset[str] = frozenset()
@@ -151,6 +157,7 @@ class Plan:
             *([f"racks {self.racks}"] if self.racks else []),
             *(["own policy"] if self.own_policy else []),
             *(["page cache"] if self.page_cache else []),
+            *(["healing"] if self.healing else []),
         ]
 
     def _numbers(self) -> str:
@@ -203,12 +210,27 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         lasting=rng.random() < LASTING and not over_budget,
     )
     late = [name for name, share in LATE_ALSO.items() if rng.random() < share and topics]
-    return replace(
+    plan = replace(
         plan,
         also=(*plan.also, *late),
         racks=rng.choice(RACKS),
         own_policy=rng.random() < OWN_POLICY,
         page_cache=rng.random() < PAGE_CACHE and not over_budget,
+    )
+    heals = _beside(of_each, "healing") < HEALING and not over_budget
+    return healed(plan) if heals else plan
+
+
+def healed(plan: Plan) -> Plan:
+    """The plan with bookies lost for good, so many there that one can be spared, and time. (With
+    racks "hard" one that is lost and the next one at its address have the same rack.)"""
+    spared = 1 + plan.own_policy + (plan.racks == "hard")
+    return replace(
+        plan,
+        healing=True,
+        bookies=max(plan.bookies, plan.quorum[0] + spared),
+        chaos_s=2.5 * plan.chaos_s,
+        lasting=False,
     )
 
 

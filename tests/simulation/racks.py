@@ -18,13 +18,14 @@ DRAWS = 20
 
 
 def draw(plan: Plan, rng: random.Random) -> list[str]:
-    """The rack of each address; "" where nobody says which."""
+    """The rack of each address; "" where nobody says which. Who is lost keeps his rack as long as
+    a record names him, so where bookies are lost no two addresses have one, if it is "hard"."""
     if not plan.racks:
         return [""] * plan.bookies
     if plan.racks == "soft":
         return [rng.choice(("", "r1", "r2", "r3")) for _ in range(plan.bookies)]
     free = [address for address in range(plan.bookies) if address != banned(plan)]
-    for _ in range(DRAWS):
+    for _ in range(0 if plan.healing else DRAWS):
         drawn = [f"r{rng.randint(1, plan.bookies)}" for _ in range(plan.bookies)]
         if possible(plan, [drawn[address] for address in free]):
             return drawn

@@ -15,10 +15,11 @@ from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
 from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
+from tests.simulation.healing import SESSION_S, Healing, draw_settings
 from tests.simulation.hung import one_bookie_hangs
 from tests.simulation.lasting import a_core_goes_on, cut_for_ever
 from tests.simulation.ledger_work import LedgerWork
-from tests.simulation.limbo_work import NAME, LimboWork
+from tests.simulation.limbo_work import NAME, SETTINGS, LimboWork
 from tests.simulation.local_files import small_blocks
 from tests.simulation.loop import SimLoop, current, run
 from tests.simulation.operators import NAME as OPERATOR
@@ -100,30 +101,11 @@ class Scenario:
             return await self._main()
 
     async def _main(self) -> Outcome:
-        change = "delayed" if self.plan.delayed else "at-once"
-        choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
-        if self.plan.racks:
-            choices["racks"] = self.plan.racks
-        limits = TIGHT if self.plan.tight else STORAGE
-        if self.plan.places:
-            self._until_the_end.enter_context(small_blocks())
-        world = self.world = World(
-            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
-            CLIENT.model_copy(update=choices),
-            (self.plan.journals, self.plan.directories),
-            racks.policy(self.plan),
-        )
-        world.ghost.discovered = self._discovered
-        self._until_the_end.enter_context(counted(world.ghost))
-        world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
-        number = racks.banned(self.plan)
-        world.ghost.banned = "" if number is None else f"b{number + 1}:1"
-        world.ghost.hard_racks = self.plan.racks == "hard"
-        drawn = racks.draw(self.plan, world.loop.random_for("racks"))
-        await world.prepare(self.plan.bookies, drawn)
+        world = await self._make_world()
         self.ledgers = LedgerWork(world, self.plan)
         self.limbo = LimboWork(world, self.plan, self.ledgers)
         chaos = self.chaos = Chaos(world, self.plan, self.ledgers)
+        self.healing = Healing(chaos, self._healing_rng) if self.plan.healing else None
         world.ghost.only_overload = set(self.plan.faults) == {"overload"}
         actors = await self._start(world)
         await chaos.run()
@@ -152,6 +134,38 @@ class Scenario:
             world.ghost.met,
             tuple(chaos.injected),
         )
+
+    async def _make_world(self) -> World:
+        """With its bookies registered, and nobody who does anything yet."""
+        change = "delayed" if self.plan.delayed else "at-once"
+        choices = {"ensemble_change": change, "add_timeout_s": self.plan.add_timeout_s}
+        if self.plan.racks:
+            choices["racks"] = self.plan.racks
+        limits = TIGHT if self.plan.tight else STORAGE
+        if self.plan.places:
+            self._until_the_end.enter_context(small_blocks())
+        world = self.world = World(
+            replace(limits, large_entry_bytes=self.plan.large, place_bytes_min=self.plan.places),
+            CLIENT.model_copy(update=choices),
+            (self.plan.journals, self.plan.directories),
+            racks.policy(self.plan),
+        )
+        world.ghost.discovered = self._discovered
+        garbled = "garbled copies" in self.plan.faults
+        world.ghost.answers_come_whole = not garbled and not self.plan.places
+        if self.plan.healing:
+            world.store.faults.session_timeout_s = SESSION_S
+        self._until_the_end.enter_context(counted(world.ghost))
+        world.trace.note("seed", f"{self.seed}: {self.plan.noted()}")
+        number = racks.banned(self.plan)
+        world.ghost.banned = "" if number is None else f"b{number + 1}:1"
+        world.ghost.hard_racks = self.plan.racks == "hard"
+        drawn = racks.draw(self.plan, world.loop.random_for("racks"))
+        self._healing_rng = rng = world.loop.random_for("healing")
+        settings = draw_settings(rng) if self.plan.healing else SETTINGS
+        world.ghost.lost_bookie_delay_s = settings.lost_bookie_delay_s
+        await world.prepare(self.plan.bookies, drawn, settings)
+        return world
 
     def _discovered(self, situation: str) -> None:
         """The run goes on by other draws if the plan says so, or if it was forked here."""
@@ -184,6 +198,8 @@ class Scenario:
                 tasks.append(client.run(work(client), "works"))
         if self.plan.topics:
             tasks += await self._start_topics(world)
+        if self.healing is not None:
+            tasks += [asyncio.create_task(one, name=name) for name, one in self.healing.actors()]
         return tasks
 
     async def _start_topics(self, world: World) -> list["asyncio.Task[Any]"]:
@@ -248,6 +264,8 @@ class Scenario:
                 await auditor.run(self.keys.audit(auditor))
             if "sources" in self.plan.also:
                 await auditor.run(self.source.audit(auditor))
+        if self.healing is not None:
+            await self.healing.ends()
         await self.limbo.ends()
         await audit.nothing_is_left()
         world.observers.situations.at_the_end()

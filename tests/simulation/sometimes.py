@@ -14,6 +14,7 @@ from bookie_server.api.entry_ids import ids_in
 from bookie_server.api.status import Meaning, Status, meaning
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
+from tests.simulation.invariants.repair import is_of_repair
 from tests.simulation.network import Exchange
 
 SOMETIMES: tuple[tuple[str, str], ...] = (
@@ -374,6 +375,9 @@ class Situations:
         meet = self.ghost.meet
         if after is None:
             meet("ledger deleted")
+            return
+        if is_of_repair(before, after):
+            meet("record changed by repair")
             return
         if before.state is after.state is LedgerState.OPEN:
             same = before.last_fragment.first_entry == after.last_fragment.first_entry

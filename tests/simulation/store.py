@@ -18,8 +18,7 @@ Always true:
     metadata.suspend(5.0); metadata.expire(); store.stall(10.0)
     store.peek("/x")                             # the truth, at once
     store.listeners.append(lambda commit: ...)   # every applied write, for checkers
-
-Works on the simulated loop; on a real one too, with real milliseconds.
+On a real loop its milliseconds are real.
 """
 
 import asyncio
@@ -41,6 +40,7 @@ from spark_ledger.metadata.store import (
     Versioned,
     Watcher,
 )
+from spark_ledger.metadata.store_calls import each, read
 from tests.simulation.loop import running
 from tests.simulation.network import _outside
 from tests.simulation.store_tree import Change, Tree, Write, split
@@ -233,6 +233,9 @@ class SimSession:
             return self._replica.get(path)
 
         return await self._read(read)  # type: ignore[no-any-return]
+
+    async def get_many(self, paths: Sequence[str]) -> list[Versioned | None]:
+        return await each(partial(read, self), paths, 128)
 
     async def children(self, path: str, watch: Watcher | None = None) -> list[str]:
         context = copy_context()

@@ -127,7 +127,7 @@ def test_a_plan_says_what_was_drawn_and_is_off_and_keeps_options_apart():
     options = {"announce": True, "delayed": True, "password": False, "old_readers": False}
     options |= {
         "racks": "",
-        **dict.fromkeys(("own_policy", "lasting", "operators", "page_cache"), False),
+        **dict.fromkeys(("own_policy", "lasting", "operators", "page_cache", "healing"), False),
     }
     plan = replay.changed_plan(0, {**changes, **options, "over_budget": False, "large": 300})
     assert str(plan).endswith(

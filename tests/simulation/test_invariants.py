@@ -14,6 +14,7 @@ from tests.kit.history import History
 from tests.simulation import invariants
 from tests.simulation.ghost import Ghost, Home, LedgerGhost, RecoveryGhost
 from tests.simulation.invariants import ALL, Violation
+from tests.simulation.repair_histories import OF_REPAIR
 from tests.simulation.topic_histories import OF_TOPICS
 
 OPEN = LedgerRecord(1, 3, 3, 2, (Fragment(0, ("a", "b", "c")),))
@@ -417,6 +418,7 @@ CASES: list[tuple[str, Callable[..., None], Callable, Callable]] = [
         lambda g, x: (x, 3, 1, 1, 2),
     ),
     *OF_TOPICS,
+    *OF_REPAIR,
 ]
 
 OVER_BUDGET = ("5", "7", "11", "16", "34")

@@ -28,6 +28,7 @@ JUDGED = [
     *(str(number) for number in range(1, 26)),
     *("29", "30", "31", "32", "33", "34", "35", "36", "37"),
     *(f"T{number}" for number in range(1, 18)),
+    *(f"R{number}" for number in range(1, 6)),
 ]
 """Every invariant of a ledger and of the topics there are, by its number in docs/simulation.md."""
 

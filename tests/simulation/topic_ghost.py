@@ -259,7 +259,7 @@ class TopicJudge:
         for change in written.changes:
             if change.before is not None or change.after is None:
                 continue
-            if change.after.owner:
+            if change.after.owner and not change.path.startswith(paths.UNDERREPLICATED_LOCKS):
                 count = self._world.store.ephemerals_of(change.after.owner)
                 invariants.a_session_has_few_ephemerals(
                     ghost, written.session, count, EPHEMERALS_MAX

@@ -10,6 +10,7 @@ Always true:
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from bookie_server.bookie import Bookie
@@ -21,10 +22,12 @@ from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
 from spark_ledger.config import ClientConfig
 from spark_ledger.ledger.placement import Placement, choose
-from spark_ledger.metadata import cluster, paths
+from spark_ledger.metadata import autorecovery, cluster, paths
+from spark_ledger.metadata.autorecovery import Settings
 from spark_ledger.metadata.store import SessionState, StoreError
 from tests.simulation import invariants, promises, registering
 from tests.simulation.budgets import CLIENT, STORAGE
+from tests.simulation.contents import REPAIR_TOKEN
 from tests.simulation.direct_log_watch import DirectLogWatch
 from tests.simulation.disk import Keep, SimDisk
 from tests.simulation.ghost import BookieGhost, Ghost, Home
@@ -45,6 +48,7 @@ from tests.simulation.watching import (
 )
 
 CLUSTER_ID = "simulated"
+CREDENTIAL = REPAIR_TOKEN.decode()
 REGISTER_RETRY_S = 1.0
 RESTART_S = 2.0  # after which a node that exited by itself is started again
 
@@ -76,17 +80,25 @@ class World:
         self.store.listeners.append(self.observers.committed)
         self.nodes: list[BookieNode] = []
         self.clients: list[Client] = []
+        self.drained: dict[str, None] = {}
+        """Bookies that an operator has drained: they are read-only."""
         self.exit_keeps: Keep = "random"
         """What a bookie's disks keep when it exits by itself."""
         self._names: dict[str, int] = {}
 
-    async def prepare(self, bookies: int, racks: Sequence[str] = ()) -> None:
-        """The folders every cluster has, and so many bookies, registered, on these racks."""
+    async def prepare(
+        self, bookies: int, racks: Sequence[str] = (), healing: Settings | None = None
+    ) -> None:
+        """The folders every cluster has, and so many bookies, registered, on these racks; how it
+        heals itself, if that is not as usual."""
         session = self.store.session("founder")
         for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY, paths.BOOKIES_KNOWN):
             await session.create(folder, parents=True)
         await session.create(paths.LEDGERS)
         await session.create(paths.CLUSTER, cluster.encode(cluster.Cluster(CLUSTER_ID)))
+        await session.create(paths.REPAIR_CREDENTIAL, CREDENTIAL.encode(), parents=True)
+        if healing is not None:
+            await autorecovery.change_settings(session, **asdict(healing))
         await session.close()
         numbered = enumerate(racks or [""] * bookies, start=1)
         self.nodes = [BookieNode(self, number, rack) for number, rack in numbered]
@@ -251,7 +263,8 @@ class BookieNode:
     async def _boot(self) -> None:
         directories = await self._directories()
         self.bookie = await Bookie.start(
-            self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID
+            *(self.bookie_id, directories, self.session, self.world.storage, CLUSTER_ID),
+            repair_credential=CREDENTIAL.encode(),
         )
         self._direct_log_watch.watch(self.bookie._storage)
         self._watch_quarantine(self.bookie._storage)
@@ -438,7 +451,10 @@ class BookieNode:
 
     @property
     def readonly(self) -> bool:
-        return self.bookie is not None and bool(self.bookie.readonly_reason)
+        if self.bookie is None:
+            return False
+        self.bookie.drained = self.bookie_id in self.world.drained
+        return bool(self.bookie.readonly_reason)
 
     # -- what it promised before ---------------------------------------------------------------
 

@@ -44,7 +44,7 @@ def results(tmp_path_factory):
     """By notebook what came of its run. The first one runs twice, to find what it left."""
     folder = tmp_path_factory.mktemp("notebooks")
     first = [name for name in NOTEBOOKS if name not in OWN_CLUSTER]
-    with LocalCluster(bookies=3) as cluster:
+    with LocalCluster(bookies=3, autorecovery=False) as cluster:
         wanted = [
             *(f"{name}:rows={ROWS},service_url={cluster.service_url}" for name in first),
             f"01_bronze:rows={ROWS},service_url={cluster.service_url}",

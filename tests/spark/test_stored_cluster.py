@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def stored(folder: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(contents.BOOKIES, folder / contents.CLUSTER) as cluster:
+    with LocalCluster(contents.BOOKIES, folder / contents.CLUSTER, autorecovery=False) as cluster:
         yield cluster
 
 

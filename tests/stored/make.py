@@ -326,7 +326,9 @@ def make(folder: Path) -> Facts:
     """What is to be packed, below `folder`; what is expected of it."""
     os.environ["JAVA_TOOL_OPTIONS"] = ZOOKEEPER_FILES
     data = folder / contents.CLUSTER
-    with LocalCluster(contents.BOOKIES, data, bookie_settings=SETTINGS) as cluster:
+    with LocalCluster(
+        contents.BOOKIES, data, bookie_settings=SETTINGS, autorecovery=False
+    ) as cluster:
         del os.environ["JAVA_TOOL_OPTIONS"]
         spark = session("local[2]", folder / "spark")
         try:

@@ -9,18 +9,11 @@ merging comes last, for it may take a while.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
-from spark_ledger.metadata.store import (
-    MetadataStore,
-    NodeExists,
-    NoNode,
-    OutcomeUnknown,
-    StoreError,
-)
+from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import each, reachable, read, store_now_ms
 from spark_ledger.topic.checkpoint.checkpointer import CHECKPOINT_EVERY
 from spark_ledger.topic.client import TopicClient
@@ -81,18 +74,6 @@ class UpkeepReport:
         unclosed = (f"ledger {ledger}: {why}" for ledger, why in self.clean.unclosed.items())
         topics = (f"topic {name}: {why}" for name, why in self.problems.items())
         return [one for one in (self.clean.alarm, self.clean.refused, *unclosed, *topics) if one]
-
-
-async def elected(store: MetadataStore) -> bool:
-    """Whether this session has the role, taking it if no session has. Raises errors.Unavailable."""
-    with reachable("asking who maintains the cluster"):
-        with suppress(NodeExists, OutcomeUnknown):
-            await store.create(paths.MAINTAINER, ephemeral=True)
-        try:
-            await store.sync(paths.MAINTAINER)
-            return (await store.get(paths.MAINTAINER)).owner == store.session_id
-        except NoNode:
-            return False
 
 
 class Upkeep:

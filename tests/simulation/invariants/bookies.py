@@ -71,6 +71,7 @@ def an_acknowledged_add_survives_a_crash(
     power cut: it is not denied). Not so what is no business of the bookie any more."""
     ledger = ghost.ledgers.get(ledger_id)
     cached = ledger is not None and ledger.record.durability == "page-cache"
+    cached = cached and (ledger_id, entry_id) not in bookie.synced
     doubtful = bookie.rotten or ledger_id in bookie.partial or (bookie.unsynced and cached)
     unknown = doubtful and meaning(Status[status]) is Meaning.UNKNOWN
     released = ledger is not None and _released(bookie, ledger, entry_id)
@@ -154,7 +155,7 @@ def what_a_start_cannot_read_is_said_to_be_lost(
 
 
 def _named(bookie: BookieGhost, ledger: LedgerGhost) -> bool:
-    return any(bookie.bookie_id in each.ensemble for each in ledger.record.fragments)
+    return ledger.names(bookie.bookie_id)
 
 
 def _is_over(bookie: BookieGhost, ledger: LedgerGhost | None) -> bool:

@@ -8,6 +8,7 @@ from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.ledger_record import LedgerRecord, LedgerState
 from tests.simulation.ghost import Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
+from tests.simulation.invariants.repair import is_of_repair, judge_move
 
 
 @invariant("3")
@@ -30,6 +31,8 @@ def fragments_rise_within_what_is_confirmed(
     members = set(after.last_fragment.ensemble)
     require(len(members) == after.ensemble_size, "17", f"{what}: on {len(members)} bookies")
     require(new >= last, "17", what)
+    if is_of_repair(before, after):
+        return  # which members it may change says 18
     if after.state is LedgerState.OPEN:
         for known, by in ((ledger.confirmed, "its author"), (ledger.durable_prefix, "anybody")):
             require(new <= known + 1, "17", f"{what}, beyond what {by} knows confirmed ({known})")
@@ -74,6 +77,10 @@ def every_move_is_a_row_of_the_table(
     changed = [name for name in _FIELDS if getattr(before, name) != getattr(after, name)]
     allowed = _MOVES[move]
     require(set(changed) <= set(allowed), "18", f"{what}, changing its {', '.join(changed)}")
+    if is_of_repair(before, after):
+        judge_move(before, after, what)
+        return
+    require(before.joining == after.joining, "18", f"{what}, changing who joins")
     if before.state is LedgerState.OPEN and after.state is not LedgerState.IN_RECOVERY:
         require(author == ledger.author, "18", f"{what}, but its writer is {ledger.author}")
     if move == ("OPEN", "OPEN"):
@@ -100,10 +107,12 @@ def an_id_of_its_own_is_never_taken(ghost: Ghost, error: LedgerError) -> None:
 
 _MOVES: dict[tuple[str, str], tuple[str, ...]] = {
     ("absent", "OPEN"): (),
-    ("OPEN", "OPEN"): ("fragments",),
+    ("OPEN", "OPEN"): ("fragments", "joining"),
     ("OPEN", "CLOSED"): ("state", "last_entry", "length_bytes", "rows"),
     ("OPEN", "IN_RECOVERY"): ("state",),
     ("IN_RECOVERY", "CLOSED"): ("state", "last_entry", "length_bytes", "rows", "fragments"),
+    ("IN_RECOVERY", "IN_RECOVERY"): ("joining",),
+    ("CLOSED", "CLOSED"): ("fragments", "joining"),
     ("CLOSED", "absent"): (),
 }
 """By move: the fields it may change."""

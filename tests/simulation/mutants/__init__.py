@@ -10,6 +10,7 @@ from tests.simulation.mutants import (
     bookies,
     direct_logs,
     drawn,
+    healing,
     limbo,
     reading,
     records,
@@ -32,4 +33,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *reading.MUTANTS,
     *topics.MUTANTS,
     *drawn.MUTANTS,
+    *healing.MUTANTS,
 )

@@ -20,7 +20,7 @@ from bookie_server.start import replay
 from bookie_server.storage.directories import DirectoryStore
 from bookie_server.storage.flush import Stores
 from bookie_server.storage.storage import LedgerStorage
-from spark_ledger.repair import limbo as repair
+from spark_ledger.repair.copies import Copies
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.storing import RECLAIMED, SEVERAL
 
@@ -398,7 +398,7 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
     (T("any revision clears", "limbo", Limbo, "respond", any_revision_clears, LOST), ()),
     (
         T(
-            *("first window compared", "limbo", repair._Repair, "_lacking"),
+            *("first window compared", "limbo", Copies, "_lacking"),
             *(compares_the_first_window, LOST),
         ),
         ("repair of limbo",),

@@ -4,7 +4,9 @@ subscription and of a live segment; who recovers a ledger, and who repairs one i
 import asyncio
 
 from spark_ledger.errors import LedgerError, SubscriptionNotFound
-from spark_ledger.repair.limbo_janitor import LimboJanitor
+from spark_ledger.repair.auditor import Auditor
+from spark_ledger.repair.worker import Worker
+from tests.simulation.limbo_work import TOKENS
 from tests.simulation.points.deeds import cleans, two_batches
 from tests.simulation.points.enumerate import Deed
 from tests.simulation.points.stage import Stage
@@ -131,15 +133,21 @@ async def a_ledger_in_limbo(stage: Stage) -> None:
 
 
 async def repairs(stage: Stage, client: Client) -> None:
-    janitor = LimboJanitor(client.ledgers, IDLE_S)
+    auditor, worker = Auditor(client.ledgers, TOKENS), Worker(client.ledgers, TOKENS)
     for _ in range(4):
-        await janitor.look()
+        await auditor.look()
+        await worker.round()
         await asyncio.sleep(IDLE_S)
 
 
 async def others_repair(stage: Stage) -> None:
     await stage.batches([3])
-    await stage.patiently("repairer", lambda client: LimboJanitor(client.ledgers, 0).look())
+    await stage.patiently("repairer", _repairs_once)
+
+
+async def _repairs_once(client: Client) -> None:
+    await Auditor(client.ledgers, TOKENS).look()
+    await Worker(client.ledgers, TOKENS).round()
 
 
 DEEDS = (

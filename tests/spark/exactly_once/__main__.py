@@ -71,7 +71,7 @@ def run(rounds: int, seed: int, first: int = 0, only: str = "") -> None:
     for number in range(first, first + rounds):
         print(f"exactly once: seed {seed}, round {number}", flush=True)
         with (
-            LocalCluster(bookies=BOOKIES) as cluster,
+            LocalCluster(bookies=BOOKIES, autorecovery=False) as cluster,
             tempfile.TemporaryDirectory(prefix="exactly-once-") as folder,
         ):
             rng = random.Random(f"{seed}/{number}")

@@ -49,10 +49,17 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"payload", lac: int =
 class Node:
     """A bookie, its disks and its metadata; survives crashes of the bookie."""
 
-    def __init__(self, config: StorageConfig = CONFIG, seed: int = 0, cluster_id: str = "") -> None:
+    def __init__(
+        self,
+        config: StorageConfig = CONFIG,
+        seed: int = 0,
+        cluster_id: str = "",
+        repair_credential: bytes = b"",
+    ) -> None:
         rng = random.Random(seed)
         self.config = config
         self.cluster_id = cluster_id
+        self.repair_credential = repair_credential
         self.journal_disk = SimDisk(rng)
         self.ledger_disk = SimDisk(rng)
         self.store = SimStore(rng)
@@ -66,7 +73,7 @@ class Node:
         )
         session = self.store.session("bookie")
         self.bookie = await Bookie.start(
-            ID, directories, session, self.config, cluster_id=self.cluster_id
+            *(ID, directories, session, self.config, self.cluster_id, self.repair_credential)
         )
         return self
 

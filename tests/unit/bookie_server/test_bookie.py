@@ -247,6 +247,25 @@ def test_every_answer_to_a_fencing_request_waits_for_the_durable_fence(ask):
     on_a_node(test)
 
 
+def test_what_a_fencing_read_shows_is_no_garbage_any_more_nor_shown_while_it_goes():
+    async def test(node):
+        await node.add(entry(1, 0))
+        await node.fence(1)
+        handles = node.bookie._ledgers
+        before = handles.adds(1)
+        await node.read(1, 0, 0, fence=True)
+        assert handles.adds(1) == before + 1, "so that collection looks twice again"
+        with handles.going(1):
+            reading = asyncio.ensure_future(node.read(1, 0, 0, fence=True))
+            await asyncio.sleep(5)
+            assert not reading.done()
+        await reading
+        await node.read(1, 0, 0)
+        assert handles.adds(1) == before + 2
+
+    on_a_node(test)
+
+
 def test_an_add_after_the_fencing_request_is_refused_even_before_the_fence_is_durable():
     async def test(node):
         await node.add(entry(1, 0))

@@ -8,7 +8,7 @@ import pytest
 from bookie_server.api.status import Status
 from bookie_server.logs.entry_log import log_path
 from spark_ledger.metadata import cluster, ledger_record, paths
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord
+from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord
 from spark_ledger.metadata.store import ANY_VERSION
 from tests.kit.handling import reclaim_once
 from tests.simulation.loop import current, run
@@ -257,20 +257,23 @@ def test_the_scrub_does_not_push_out_what_the_read_cache_has():
     on_a_node(test)
 
 
-async def close_elsewhere(node, ledger_id):
+async def close_elsewhere(node, ledger_id, *joining):
     record = LedgerRecord(
         *(ledger_id, 1, 1, 1, (Fragment(0, ("another",)),)),
         state=ledger_record.LedgerState.CLOSED,
         last_entry=15,
         length_bytes=1,
         rows=1,
+        joining=joining,
     )
     value = ledger_record.encode(record)
     await node.store.session("closer").set(paths.ledger(ledger_id), value, ANY_VERSION)
 
 
-def test_a_closed_ledger_that_others_keep_is_dropped_and_a_late_writer_of_it_is_fenced():
-    """Its fence here was forgotten with it; the writer that was fenced must not get an ack."""
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_closed_ledger_that_others_keep_is_dropped_and_a_late_writer_of_it_is_fenced(joins):
+    """Its fence here was forgotten with it; the writer that was fenced must not get an ack, not
+    either when the node is just joining to take a slot."""
 
     async def test(node):
         assert await node.fence(2) is OK
@@ -279,6 +282,8 @@ def test_a_closed_ledger_that_others_keep_is_dropped_and_a_late_writer_of_it_is_
         await flushes(node, 8)
         assert states(node) == [1, 3, 4, 99]
         assert await node.statuses(2, 0, 0) == [Status.NO_SUCH_LEDGER]
+        if joins:
+            await close_elsewhere(node, 2, Joining(0, 0, node.bookie.bookie_id))
         assert await node.add(text(2, 16)) == [Status.FENCED]
         assert await node.add(text(2, 16), recovery=True) == [OK], "repair may copy it here"
 

@@ -63,6 +63,7 @@ REQUESTS = [
     m.ClearLimboRequest("b", 0),
     m.InfoRequest(),
     m.InfoRequest("b"),
+    m.StoredRequest("b", 2**40, 0, 2**62, b"t"),
 ]
 RESPONSES = [
     add_response(),
@@ -73,6 +74,8 @@ RESPONSES = [
     m.WriteLacResponse(Status.BUSY, 20, "later"),
     m.ClearLimboResponse(Status.LIMBO, "lost", 2**63, 0, "why"),
     m.ReadResponse(Status.LIMBO_TORN),
+    m.StoredResponse(Status.OK, 2**62, [(0, 0), (2, 7), (2**61, 2**62)]),
+    m.StoredResponse(Status.BUSY, retry_after_ms=20, reason="later"),
     m.InfoResponse(Status.OK, "b", "readonly", "full", 1, 2**40, 3, 16 << 20, "0.1.0"),
     m.InfoResponse(
         Status.OK,
@@ -112,6 +115,10 @@ def expected(message):
             gaps = [after - before for before, after in pairwise(ends)]
             read[name] = [gap + (-1) ** (n % 2 + 1) for n, gap in enumerate(gaps)]
             last = ends[-1]
+    if "spans" in whole:
+        ends = [-1, *chain.from_iterable(whole.pop("spans"))]
+        gaps = [after - before for before, after in pairwise(ends)]
+        whole["stored"] = [gap + (-1) ** (n % 2 + 1) for n, gap in enumerate(gaps)]
     for add in whole.get("adds", []):
         add["entry"] = b"".join(add["entry"])
     return whole

@@ -17,7 +17,7 @@ from typing import Any
 from bookie_server.api import codec
 from bookie_server.api import messages as m
 from bookie_server.api.entry import Buffer, EntryHeader, pack_header, payload_crc, unpack_entry
-from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.entry_ids import ids_in, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.bookies.bookie_client import BookieClient
 from spark_ledger.bookies.directory import BookieDirectory
@@ -114,6 +114,10 @@ class FakeBookie:
             return m.ReadLacResponse(Status.OK, self.lac.get(request.ledger_id, -1), fenced)
         if isinstance(request, m.ClearLimboRequest):
             return self.clear_limbo(request)
+        if isinstance(request, m.StoredRequest):
+            some = range(request.first_entry, request.last_entry + 1)
+            here = [e for e in some if (request.ledger_id, e) in self.entries]
+            return m.StoredResponse(Status.OK, request.last_entry, spans_of(here))
         lac = max(request.last_add_confirmed, self.lac.get(request.ledger_id, -1))
         self.lac[request.ledger_id] = lac
         return m.WriteLacResponse(Status.OK)

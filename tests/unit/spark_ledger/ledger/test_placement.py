@@ -226,3 +226,33 @@ def test_a_client_with_such_a_name_does_not_connect():
 
 def test_a_policy_may_leave_slots_empty():
     assert resolve(f"{POLICIES}:too_few")(request(bookies("", "")), random.Random(0)) == {0: "b0"}
+
+
+def on(host, number, rack=""):
+    return BookieInfo(f"{host}-{number}", f"{host}:{number}", rack, 1000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_copies_are_on_different_hosts_while_hosts_suffice(seed):
+    many = [on("h1", number) for number in range(6)]
+    chosen = pick([*many, on("h2", 1), on("h3", 1)], seed=seed)
+    assert {bookie.partition("-")[0] for bookie in chosen.values()} == {"h1", "h2", "h3"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_on_one_rack_they_are_on_different_hosts_all_the_same(seed):
+    many = [on("h1", number, "r") for number in range(6)]
+    chosen = pick([*many, on("h2", 1, "r"), on("h3", 1, "r")], seed=seed)
+    assert {bookie.partition("-")[0] for bookie in chosen.values()} == {"h1", "h2", "h3"}
+
+
+def test_one_host_takes_all_copies_where_there_is_no_other():
+    chosen = pick([on("h1", number) for number in range(4)])
+    assert len({*chosen.values()}) == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_member_that_stays_keeps_others_from_its_host(seed):
+    asked = [on("h1", number) for number in range(1, 5)] + [on("h2", 1)]
+    chosen = choose(request(asked, (2, 2, 2), members={0: on("h1", 0)}), random.Random(seed))
+    assert chosen == {1: "h2-1"}

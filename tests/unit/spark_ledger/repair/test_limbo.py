@@ -7,7 +7,7 @@ import pytest
 from bookie_server.api import messages as m
 from bookie_server.api.status import Status
 from spark_ledger import errors
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import (
     Fragment,
     LedgerRecord,
@@ -15,8 +15,11 @@ from spark_ledger.metadata.ledger_record import (
     entries_kept,
     keeps,
 )
+from spark_ledger.repair import limbo, work_list
+from spark_ledger.repair.auditor import Auditor
 from spark_ledger.repair.limbo import Listed, listed, repair, repair_everywhere
-from spark_ledger.repair.limbo_janitor import LimboJanitor, repair_once
+from spark_ledger.repair.service import repair_once, tokens_of
+from spark_ledger.repair.worker import Worker
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
 
 
@@ -150,36 +153,74 @@ async def test_the_bookies_lists_are_told_with_their_reasons():
     assert isinstance(found[0], Listed)
 
 
+async def list_and_work(auditor, worker):
+    """The outcomes of one look and one round."""
+    await auditor.look()
+    return await worker.round()
+
+
 @simulated
-async def test_the_janitor_leaves_a_writer_that_moves_and_recovers_one_that_does_not():
+async def test_a_worker_leaves_a_writer_that_moves_and_recovers_one_that_does_not():
     cluster, ledgers = await cluster_of(3)
     writer = await ledger_of(ledgers, 3, close=False)
     await in_limbo(cluster, "b", writer.ledger_id, "torn")
-    janitor = LimboJanitor(ledgers, idle_s=300)
+    tokens = await tokens_of(ledgers)
+    auditor, worker = Auditor(ledgers, tokens), Worker(ledgers, tokens, idle_s=300)
     for _ in range(10):
-        assert await janitor.look() == []
+        assert not any(one.repaired for one in await list_and_work(auditor, worker))
         await writer.append([b"more"])
         await asyncio.sleep(60)
-    for _ in range(7):
-        (results,) = [await janitor.look()]
-        await asyncio.sleep(60)
-    assert results[0].cleared
+    assert not (await ledgers.record(writer.ledger_id, fresh=True)).record.closed
+    outcomes = []
+    for _ in range(700):
+        outcomes += await worker.round()
+        await asyncio.sleep(1)
+    ((repaired,),) = [one.repaired for one in outcomes if one.repaired]
+    assert repaired.cleared
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     assert record.state is LedgerState.CLOSED
     assert record.last_entry == 12
+    assert await work_list.listed(ledgers.metadata) == []
     with pytest.raises(errors.LedgerError):
         await writer.append([b"too late"])
 
 
 @simulated
-async def test_the_janitor_leaves_a_ledger_with_a_password_to_its_owner():
+async def test_the_auditor_reads_what_is_in_limbo_once_and_lists_again_what_was_taken_off_too_early(
+    monkeypatch,
+):
     cluster, ledgers = await cluster_of(3)
-    writer = await ledger_of(ledgers, 3, password=b"secret")
-    await in_limbo(cluster, "b", writer.ledger_id)
-    assert await LimboJanitor(ledgers).look() == []
-    assert cluster.bookies["b"].limbo
-    (result,) = await repair(ledgers, writer.ledger_id, ["b"], b"secret")
-    assert result.cleared
+    ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
+    for name in "ab":
+        await in_limbo(cluster, name, ledger_id)
+    auditor, asked = Auditor(ledgers, await tokens_of(ledgers)), []
+    one_listed = limbo._one_listed
+
+    async def counted(metadata, *one):
+        asked.append(one)
+        return await one_listed(metadata, *one)
+
+    monkeypatch.setattr(limbo, "_one_listed", counted)
+    await auditor.look()
+    assert asked == [("a", ledger_id), ("b", ledger_id)]
+    await auditor.look()
+    assert len(asked) == 2
+    await cluster.admin.delete(paths.underreplicated(ledger_id))
+    await auditor.look()
+    assert len(asked) == 4
+    work = await work_list.find(ledgers.metadata, ledger_id)
+    assert work is not None and {one.bookie_id for one in work.reasons} == {"a", "b"}
+
+
+@simulated
+async def test_a_ledger_with_a_password_is_repaired_with_the_others():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3, password=b"secret")).ledger_id
+    lose(cluster, "b", (ledger_id, 1))
+    await in_limbo(cluster, "b", ledger_id)
+    done = await repair_once(ledgers, idle_s=30)
+    (result,) = done.repaired
+    assert (result.cleared, result.copied, done.left) == (True, 1, {})
 
 
 @simulated
@@ -195,9 +236,53 @@ async def test_a_listed_ledger_that_is_gone_or_cannot_be_recovered_hinders_no_ot
             if isinstance(request, m.ReadLacRequest) and request.ledger_id == stuck
             else None
         )
-    janitor = LimboJanitor(ledgers, idle_s=0)
-    (result,) = await janitor.look()
+    done = await repair_once(ledgers, idle_s=0)
+    (result,) = done.repaired
     assert (result.ledger_id, result.cleared) == (fine, True)
+    assert list(done.left) == [stuck]
+    assert await work_list.listed(ledgers.metadata) == [stuck]
+
+
+@simulated
+async def test_an_idle_open_ledger_in_limbo_where_only_an_earlier_fragment_is_is_closed_too():
+    cluster, ledgers = await cluster_of(4)
+    writer = await ledger_of(ledgers, 3, close=False)
+    name = writer.record.last_fragment.ensemble[0]
+    cluster.bookies[name].refusing = True
+    await cluster.deregister(name)
+    await asyncio.gather(*[writer.append([b"more"]) for _ in range(3)])
+    assert name not in writer.record.last_fragment.ensemble and writer.record.names(name)
+    cluster.bookies[name].refusing = False
+    await cluster.register(name)
+    lose(cluster, name, (writer.ledger_id, 1))
+    await in_limbo(cluster, name, writer.ledger_id)
+    writer.abandon(errors.LedgerError("its process is gone"))
+    done = await repair_once(ledgers, idle_s=30)
+    (result,) = done.repaired
+    assert (result.bookie_id, result.cleared, result.copied, done.left) == (name, True, 1, {})
+
+
+@simulated
+async def test_what_a_worker_of_the_cluster_repairs_now_is_left_to_it():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 1)).ledger_id
+    await in_limbo(cluster, "b", ledger_id)
+    await cluster.admin.create(paths.underreplicated_lock(ledger_id), b"", parents=True)
+    done = await repair_once(ledgers)
+    assert (done.repaired, list(done.left)) == ([], [ledger_id])
+
+
+@simulated
+async def test_the_command_repairs_what_is_in_limbo_though_autorecovery_is_disabled():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 1)).ledger_id
+    await in_limbo(cluster, "b", ledger_id)
+    await autorecovery.change_settings(ledgers.metadata, enabled=False)
+    tokens = await tokens_of(ledgers)
+    auditor, worker = Auditor(ledgers, tokens), Worker(ledgers, tokens)
+    assert await list_and_work(auditor, worker) == []
+    (result,) = (await repair_once(ledgers)).repaired
+    assert result.cleared
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 1, 1)], ids=str)

@@ -7,9 +7,10 @@ import pytest
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import ANY_VERSION
+from spark_ledger.metadata.store_calls import elected
 from spark_ledger.topic.log.intents import IDS_PER_BLOCK
 from spark_ledger.topic.upkeep.janitor import Janitor
-from spark_ledger.topic.upkeep.upkeep import LONG_LOG, Upkeep, elected
+from spark_ledger.topic.upkeep.upkeep import LONG_LOG, Upkeep
 from tests.unit.spark_ledger.topic.stage import play
 
 
@@ -147,14 +148,12 @@ def test_one_session_at_a_time_has_the_role_and_another_gets_it_when_that_is_ove
     async def act(stage):
         mine, other = stage.client.store, (await stage.another()).store
 
-        assert [await elected(mine), await elected(other), await elected(mine)] == [
-            True,
-            False,
-            True,
-        ]
+        role = paths.MAINTAINER
+        told = [await elected(each, role) for each in (mine, other, mine)]
+        assert told == [True, False, True]
         await mine.close()
         for _ in range(100):
-            if await elected(other):
+            if await elected(other, role):
                 return
             await asyncio.sleep(1)
         raise AssertionError("the role is nobody's")

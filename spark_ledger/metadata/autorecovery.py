@@ -1,0 +1,129 @@
+"""How a cluster heals itself: the settings that all of its processes share and an operator changes
+while they run, which bookies are being drained, and the credential of repair.
+
+Always true: what is not set has its default; a setting that a later version wrote is kept; the
+credential is made once. Whoever can read the metadata store can read it: with it, bookies let
+repair read, fence and bring back the copies of every ledger, one with a password too, and add
+nothing new.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from spark_ledger.metadata import paths
+from spark_ledger.metadata.ledger_record import Tokens
+from spark_ledger.metadata.store import (
+    BadVersion,
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+
+TRIES_MAX = 30
+LOST_BOOKIE_DELAY_S = 600.0
+REPAIR_BYTES_PER_S = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`enabled`: ledgers are repaired. A bookie counts as lost when it was not registered for
+    `lost_bookie_delay_s`; a worker copies `repair_bytes_per_s` at most, 0: as fast as it goes.
+    `accepted`: bookies that may be taken for lost even if more than a third are."""
+
+    enabled: bool = True
+    lost_bookie_delay_s: float = LOST_BOOKIE_DELAY_S
+    repair_bytes_per_s: int = REPAIR_BYTES_PER_S
+    accepted: tuple[str, ...] = ()
+
+
+class BadSettings(ValueError):
+    """A value that is none, of a setting that is there."""
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, if each is as it should be. Raises BadSettings."""
+    if not 0 < settings.lost_bookie_delay_s <= 366 * 86_400:
+        raise BadSettings(f"lost_bookie_delay_s = {settings.lost_bookie_delay_s} is no delay")
+    if settings.repair_bytes_per_s < 0:
+        raise BadSettings(f"repair_bytes_per_s = {settings.repair_bytes_per_s} is below 0")
+    return settings
+
+
+def decode(value: bytes) -> Settings:
+    """Raises BadSettings."""
+    try:
+        plain: dict[str, Any] = json.loads(value)
+        known = {field.name for field in fields(Settings)}
+        given = {name: plain[name] for name in known & plain.keys()}
+        given["accepted"] = tuple(given.get("accepted", ()))
+        return checked(Settings(**given))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise BadSettings(f"{paths.AUTORECOVERY} is damaged: {error}") from error
+
+
+async def read_settings(store: MetadataStore) -> Settings:
+    """As this session sees them. Raises StoreError, BadSettings."""
+    try:
+        return decode((await store.get(paths.AUTORECOVERY)).value)
+    except NoNode:
+        return Settings()
+
+
+async def change_settings(store: MetadataStore, **changes: Any) -> Settings:
+    """Set these, and leave the others; what they are then. Durable on return. Raises BadSettings,
+    StoreError; OutcomeUnknown: perhaps they are set."""
+    for _ in range(TRIES_MAX):
+        await store.sync(paths.AUTORECOVERY)
+        try:
+            node = await store.get(paths.AUTORECOVERY)
+        except NoNode:
+            settings = checked(replace(Settings(), **changes))
+            try:
+                await store.create(paths.AUTORECOVERY, _encode(settings, {}), parents=True)
+                return settings
+            except NodeExists:
+                continue
+        settings = checked(replace(decode(node.value), **changes))
+        try:
+            value = _encode(settings, json.loads(node.value))
+            await store.set(paths.AUTORECOVERY, value, node.version)
+            return settings
+        except BadVersion:
+            continue
+    raise StoreUnavailable("the settings of autorecovery change all the time")
+
+
+def _encode(settings: Settings, before: dict[str, Any]) -> bytes:
+    return json.dumps({**before, **asdict(settings)}, sort_keys=True).encode()
+
+
+async def repair_credential(store: MetadataStore, new: str) -> str:
+    """The cluster's; `new`, drawn by the caller, becomes it if there was none. Raises
+    StoreError."""
+    for _ in range(TRIES_MAX):
+        await store.sync(paths.REPAIR_CREDENTIAL)
+        try:
+            return (await store.get(paths.REPAIR_CREDENTIAL)).value.decode()
+        except NoNode:
+            try:
+                await store.create(paths.REPAIR_CREDENTIAL, new.encode(), parents=True)
+                return new
+            except (NodeExists, OutcomeUnknown):
+                continue
+    raise StoreUnavailable("whether there is a credential of repair is not known")
+
+
+def repair_tokens(credential: str) -> Tokens:
+    """What repair sends with its requests, to read, fence and bring back."""
+    return Tokens(credential.encode(), b"", credential.encode(), repair=True)
+
+
+async def draining(store: MetadataStore) -> list[str]:
+    """The bookies that are being drained of their copies. Raises StoreError."""
+    try:
+        return await store.children(paths.BOOKIES_DRAINING)
+    except NoNode:
+        return []

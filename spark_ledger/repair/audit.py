@@ -1,0 +1,245 @@
+"""A check of every ledger: whether each entry has all its copies at bookies that the record names,
+where those lie, and what no topic refers to.
+
+    each record -> each bookie of each settled fragment is asked for what its index has (no bytes)
+    -> counts, and for each ledger what is wrong; `deep` reads every entry at every member instead
+
+Always true: nothing is changed; an open ledger is checked as far as it is confirmed by its record:
+the last fragment of an open one is its writer's. What a bookie does not tell counts as missing.
+Both the command and a Spark job run `check_ledger`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from bookie_server.api.entry import Entry
+from bookie_server.api.status import Status
+from spark_ledger.errors import NoSuchLedger
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.cluster import judge
+from spark_ledger.ledger.transitions import is_settled
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
+from spark_ledger.metadata.store_calls import each
+from spark_ledger.repair import work_list
+from spark_ledger.repair.work_list import Work
+
+LEDGERS_AT_ONCE = 16
+EXAMPLES_MAX = 100
+
+Refers = Callable[[str, int], bool]
+"""Whether the topic of that id refers to the ledger, or may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
+    tell of, if it is one of the `silent`; `nowhere`:
+    entries that no member has, the first of them; `near`: slots with another copy on the same host
+    or, where racks are known, on the same rack though another rack is there."""
+
+    ledger_id: int
+    entries: int
+    lacking: dict[str, int] = field(default_factory=dict)
+    nowhere: int = 0
+    first_nowhere: int = -1
+    near: int = 0
+    blocked: str = ""
+    silent: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Audit:
+    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is."""
+
+    ledgers: int = 0
+    entries: int = 0
+    under_replicated: int = 0
+    misplaced: int = 0
+    damaged: int = 0
+    blocked: int = 0
+    unreferenced: int = 0
+    wrong: list[Checked] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is under-replicated, damaged or blocked."""
+        return not (self.under_replicated or self.damaged or self.blocked)
+
+    def counts(self) -> dict[str, int]:
+        names = "ledgers entries under_replicated misplaced damaged blocked unreferenced"
+        return {name: getattr(self, name) for name in names.split()}
+
+    def add(self, one: Checked) -> None:
+        self.ledgers += 1
+        self.entries += one.entries
+        self.under_replicated += bool(one.lacking)
+        self.misplaced += bool(one.near)
+        self.damaged += one.nowhere
+        self.blocked += bool(one.blocked)
+        if (one.lacking or one.near or one.blocked) and len(self.wrong) < EXAMPLES_MAX:
+            self.wrong.append(one)
+
+
+async def audit(
+    ledgers: LedgerStore,
+    tokens: Tokens,
+    *,
+    deep: bool = False,
+    refers: Refers | None = None,
+) -> Audit:
+    """Check every ledger. A closed ledger that was made for a topic which does not refer to it is
+    `unreferenced`; without `refers` none is. Raises Unavailable."""
+    result = Audit()
+    batch: list[int] = []
+
+    async def check(ledger_id: int) -> None:
+        try:
+            record = (await ledgers.record(ledger_id)).record
+        except NoSuchLedger:
+            return  # deleted meanwhile
+        work = await work_list.find(ledgers.metadata, ledger_id)
+        result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
+        if refers is not None and record.topic and not refers(record.topic, ledger_id):
+            result.unreferenced += record.closed
+
+    async for ledger_id in ledgers.list():
+        batch.append(ledger_id)
+        if len(batch) >= 16 * LEDGERS_AT_ONCE:
+            await each(check, batch, LEDGERS_AT_ONCE)
+            batch = []
+    await each(check, batch, LEDGERS_AT_ONCE)
+    return result
+
+
+async def check_ledger(
+    ledgers: LedgerStore,
+    record: LedgerRecord,
+    tokens: Tokens,
+    work: Work | None = None,
+    *,
+    deep: bool = False,
+) -> Checked:
+    """What one ledger has, as its record says. `work`: what is on the list of it."""
+    last = record.last_entry
+    if last is None:
+        last = record.last_fragment.first_entry - 1
+    lacking: dict[str, int] = {}
+    silent: set[str] = set()
+    nowhere, first_nowhere = 0, -1
+    for fragment, entries in entries_of(record, last):
+        if not entries or not is_settled(record, fragment.first_entry):
+            continue
+        copies: dict[int, int] = {}
+        members = await asyncio.gather(
+            *(
+                _of_member(ledgers, record, b, s, entries, tokens, deep)
+                for s, b in enumerate(fragment.ensemble)
+            )
+        )
+        for bookie, (missing, told) in zip(fragment.ensemble, members, strict=True):
+            if not told:
+                silent.add(bookie)
+            if missing:
+                lacking[bookie] = lacking.get(bookie, 0) + len(missing)
+            for entry_id in missing:
+                copies[entry_id] = copies.get(entry_id, 0) + 1
+        lost = sorted(e for e, count in copies.items() if count == record.write_quorum)
+        if lost:
+            nowhere += len(lost)
+            first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
+    blocked = work.blocked if work is not None and (lacking or nowhere) else ""
+    near = _near(ledgers, record)
+    return Checked(
+        *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
+        frozenset(silent),
+    )
+
+
+async def _of_member(
+    ledgers: LedgerStore,
+    record: LedgerRecord,
+    bookie_id: str,
+    slot: int,
+    entries: range,
+    tokens: Tokens,
+    deep: bool,
+) -> tuple[list[int], bool]:
+    """The entries that the bookie should keep and lacks, and whether it told of all."""
+    missing: list[int] = []
+    told = True
+    walk = _read if deep else _stored
+    async for window, here in walk(ledgers, record.ledger_id, bookie_id, entries, tokens):
+        told = told and here is not None
+        missing += [e for e in window if keeps(record, slot, e) and e not in (here or ())]
+    return missing, told
+
+
+async def _stored(
+    ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
+) -> AsyncIterator[tuple[range, Collection[int] | None]]:
+    """Window by window, what its index has; None: it does not tell."""
+    at = entries.start
+    while at < entries.stop:
+        told = await ledgers.cluster.bookies.stored(
+            bookie_id, ledger_id, at, entries.stop - 1, token=tokens.read
+        )
+        if told.status is not Status.OK or told.through < at:
+            yield range(at, entries.stop), None
+            return
+        yield range(at, told.through + 1), _ids(told.spans)
+        at = told.through + 1
+
+
+async def _read(
+    ledgers: LedgerStore, ledger_id: int, bookie_id: str, entries: range, tokens: Tokens
+) -> AsyncIterator[tuple[range, Collection[int] | None]]:
+    """Window by window, what it delivers, checked; None: it does not tell."""
+    at = entries.start
+    while at < entries.stop:
+        response = await ledgers.cluster.bookies.read(
+            *(bookie_id, ledger_id, at, entries.stop - 1),
+            max_bytes=ledgers.config.read_request_bytes,
+            token=tokens.read,
+        )
+        if response.status is not Status.OK or not response.results:
+            has_none = response.status is Status.NO_SUCH_LEDGER
+            yield range(at, entries.stop), () if has_none else None
+            return
+        window = range(at, min(at + len(response.results), entries.stop))
+        yield window, [e for e in window if _is_whole(judge(response, ledger_id, e - at, e))]
+        at = window.stop
+
+
+def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
+    if len(spans) == 1:
+        return range(spans[0][0], spans[0][1] + 1)
+    return {entry_id for first, last in spans for entry_id in range(first, last + 1)}
+
+
+def _is_whole(said: tuple[object, object] | None) -> bool:
+    return said is not None and isinstance(said[1], Entry)
+
+
+def _near(ledgers: LedgerStore, record: LedgerRecord) -> int:
+    """Slots of the settled fragments that share a host with another of their write sets though
+    there are hosts enough, or a rack though there are racks enough."""
+    directory = ledgers.cluster.directory
+    hosts = {b.host for b in directory.writable()}
+    racks = {b.rack for b in directory.writable() if b.rack}
+    count = 0
+    for fragment in record.fragments:
+        if not is_settled(record, fragment.first_entry):
+            continue
+        for slot, bookie in enumerate(fragment.ensemble):
+            own = directory.told(bookie)
+            others = [
+                directory.told(fragment.ensemble[(slot + step) % record.ensemble_size])
+                for step in range(1, record.write_quorum)
+            ]
+            same_host = bool(own.host) and any(other.host == own.host for other in others)
+            same_rack = bool(own.rack) and any(other.rack == own.rack for other in others)
+            count += (same_host and len(hosts) >= record.write_quorum) or (
+                same_rack and len(racks) >= record.write_quorum
+            )
+    return count

@@ -1,0 +1,273 @@
+"""The auditor: which ledgers are under-replicated, put on the list that workers work at.
+
+    who is registered, by its own watch (absence.py) -> one pass over all records: what each bookie
+    holds -> the ledgers of those that are lost or drained, those that bookies say are in limbo, and
+    those with a bookie that was joining -> the list (work_list.py)
+    closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
+    entries they have (audit.py) -> those of which a bookie lacks some, on the list
+
+One role in a cluster; the election saves work, no more: two may do it at once.
+
+Always true: absence counts only while the session is whole; the pass over the records is made when
+another bookie is gone or drained, and again after AGAIN_S or, where it takes long, AGAIN_TIMES as
+long; what it keeps in memory is a count for each bookie, and ids of ledgers.
+"""
+
+import asyncio
+import logging
+import time
+from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings, Settings
+from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
+from spark_ledger.metadata.store import NoNode, SessionState, StoreError
+from spark_ledger.metadata.store_calls import each, store_now_ms
+from spark_ledger.repair import limbo, work_list
+from spark_ledger.repair.absence import Absence, Judgement, judge
+from spark_ledger.repair.audit import check_ledger
+from spark_ledger.repair.limbo import Listed
+from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.worker import Bookies, bookies
+from spark_ledger.repair.worker import settings as read_settings
+
+AGAIN_S, AGAIN_TIMES = 60.0, 100
+CHECK_AGAIN_S = 7 * 86_400.0
+CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
+RECORDS_AT_ONCE = 512
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Index:
+    """One pass over the records: how many ledgers each bookie holds copies of, and which ledgers
+    those that are to go hold, or have somebody joining."""
+
+    ledgers: int = 0
+    held: Counter[str] = field(default_factory=Counter)
+    of: dict[str, "array[int]"] = field(default_factory=dict)
+    joining: dict[int, str] = field(default_factory=dict)
+    closed: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def see(self, record: LedgerRecord) -> None:
+        self.ledgers += 1
+        members = {bookie for fragment in record.fragments for bookie in fragment.ensemble}
+        self.held.update(members)
+        for bookie in self.of.keys() & members:
+            self.of[bookie].append(record.ledger_id)
+        for one in record.joining:
+            self.joining[record.ledger_id] = one.bookie_id
+        if record.closed:
+            self.closed.append(record.ledger_id)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What one look found: `listed` ledgers came on the list; `lost` and `draining` bookies;
+    `too_many` are gone, but so many that nothing is done until an operator says so; `absent`: each
+    that is not registered, and since when by this host's clock."""
+
+    listed: int = 0
+    lost: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
+    too_many: frozenset[str] = frozenset()
+    absent: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def alarm(self) -> str:
+        """What an operator must look at; empty for nothing."""
+        return alarm(self.too_many)
+
+
+def alarm(too_many: Collection[str]) -> str:
+    """What an operator must look at when so many are gone; empty for nothing."""
+    if not too_many:
+        return ""
+    names = ", ".join(sorted(too_many))
+    return (
+        f"{len(too_many)} bookies are gone, more than a third: {names}. Nothing is copied"
+        " for them. If they will not come back: `spark-ledger autorecovery enable --force`"
+    )
+
+
+class Auditor:
+    """One observer; it must live on from look to look."""
+
+    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+        self._ledgers = ledgers
+        self._tokens = tokens
+        self._store = ledgers.metadata
+        self._absence = Absence()
+        self._seen_absent: dict[str, tuple[float | None, int]] = {}
+        self._limbo_told: set[tuple[str, int]] = set()
+        self._sessions = 1
+        self._index = Index()
+        self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
+        self._indexed_at = self._indexed_for_s = 0.0
+        self._unchecked: dict[int, None] = {}
+        self._checked: dict[int, None] = {}
+        self._checked_since = asyncio.get_running_loop().time()
+        self._store.add_session_listener(self._heard)
+
+    def _heard(self, state: SessionState) -> None:
+        if state is not SessionState.CONNECTED:
+            self._sessions += 1
+
+    async def look(self) -> AuditReport:
+        """Look once, and list what is found. Raises Unavailable."""
+        try:
+            return await self._look()
+        except StoreError as failure:
+            raise Unavailable(f"the audit ended early: {failure!r}") from failure
+
+    async def _look(self) -> AuditReport:
+        settings = await read_settings(self._store)
+        now = await bookies(self._store)
+        known = {*await self._known(), *self._index.held, *now.registered}
+        loop_now = asyncio.get_running_loop().time()
+        self._absence.look(loop_now, self._sessions, known, now.registered)
+        absent = self._absent(known - now.registered)
+        await self._take_back(settings, now)
+        if not settings.enabled:
+            return AuditReport(absent=absent)
+        gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
+        due = loop_now - self._indexed_at >= max(AGAIN_S, AGAIN_TIMES * self._indexed_for_s)
+        if due or self._indexed != (gone, now.draining):
+            await self._pass(gone, now)
+        judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
+        listed = await self._list(judged, now) + await self._check(now)
+        return AuditReport(listed, judged.lost, now.draining, judged.too_many, absent)
+
+    def _absent(self, bookie_ids: set[str]) -> dict[str, int]:
+        """Since when, in ms of this host's clock when it was first seen absent."""
+        seen = {}
+        for bookie_id in sorted(bookie_ids):
+            since = self._absence.since(bookie_id)
+            before = self._seen_absent.get(bookie_id)
+            if before is None or before[0] != since:
+                before = since, time.time_ns() // 10**6
+            seen[bookie_id] = before
+        self._seen_absent = seen
+        return {bookie_id: since_ms for bookie_id, (_, since_ms) in seen.items()}
+
+    async def _take_back(self, settings: Settings, now: Bookies) -> None:
+        """An operator's word that a bookie is lost is of the absence that it was said of."""
+        if not now.registered.isdisjoint(settings.accepted):
+            accepted = tuple(one for one in settings.accepted if one not in now.registered)
+            with suppress(BadSettings):
+                await autorecovery.change_settings(self._store, accepted=accepted)
+
+    async def _pass(self, gone: frozenset[str], now: Bookies) -> None:
+        """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
+        began = asyncio.get_running_loop().time()
+        index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
+
+        async def see(ledger_ids: Sequence[int]) -> None:
+            for found in await self._ledgers.cluster.records.read_many(ledger_ids):
+                if isinstance(found, UnsupportedFormat):
+                    log.error("a ledger is not looked after: %s", found.what)
+                elif found is not None:  # else it was deleted meanwhile
+                    index.see(found.record)
+
+        batch: list[int] = []
+        async for ledger_id in self._ledgers.list():
+            batch.append(ledger_id)
+            if len(batch) == RECORDS_AT_ONCE:
+                await see(batch)
+                batch = []
+        await see(batch)
+        if (gone or now.draining) and index.ledgers:
+            log.info("audit: %d ledgers, %d bookies hold them", index.ledgers, len(index.held))
+        self._index, self._indexed = index, (gone, now.draining)
+        self._indexed_at = asyncio.get_running_loop().time()
+        self._indexed_for_s = self._indexed_at - began
+        if self._indexed_at - self._checked_since >= CHECK_AGAIN_S:
+            self._checked, self._checked_since = {}, self._indexed_at
+        closed = dict.fromkeys(index.closed)
+        self._checked = {one: None for one in self._checked if one in closed}
+        self._unchecked = {one: None for one in closed if one not in self._checked}
+        index.closed = array("q")
+
+    async def _list(self, judged: Judgement, now: Bookies) -> int:
+        """How many ledgers came on the list, or have a reason more."""
+        found = [
+            (ledger_id, why, bookie)
+            for why, some in ((work_list.LOST, judged.lost), (work_list.DRAINED, now.draining))
+            for bookie in sorted(some)
+            for ledger_id in self._index.of.get(bookie, ())
+        ]
+        found += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
+        since_ms = await store_now_ms(self._store) if found else 0
+        wanted: dict[int, list[Reason]] = {}
+        for ledger_id, why, bookie in found:
+            wanted.setdefault(ledger_id, []).append(Reason(why, bookie, since_ms))
+        in_limbo = await self._in_limbo(now)
+        for one in in_limbo:
+            reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
+            wanted.setdefault(one.ledger_id, []).append(reason)
+        listed = 0
+
+        async def add(ledger_id: int) -> None:
+            nonlocal listed
+            listed += await work_list.add(self._store, ledger_id, wanted[ledger_id])
+
+        await each(add, sorted(wanted), RECORDS_AT_ONCE)
+        self._limbo_told.update((one.bookie_id, one.ledger_id) for one in in_limbo)
+        self._index.joining = {}
+        for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
+            self._index.of[bookie] = array("q")
+        return listed
+
+    async def _check(self, now: Bookies) -> int:
+        """Ask the bookies of some ledgers which entries they have; how many came on the list."""
+        some = [*self._unchecked][:CHECKS_A_LOOK]
+        since_ms, listed = await store_now_ms(self._store) if some else 0, 0
+
+        async def check(ledger_id: int) -> None:
+            nonlocal listed
+            self._unchecked.pop(ledger_id, None)
+            try:
+                record = (await self._ledgers.record(ledger_id)).record
+                found = await check_ledger(self._ledgers, record, self._tokens)
+            except (NoSuchLedger, UnsupportedFormat):
+                return
+            if found.silent.isdisjoint(now.registered):
+                self._checked[ledger_id] = None
+            told = now.registered - found.silent  # others are lost, or asked again
+            reasons = [
+                Reason(work_list.LACKING, bookie, since_ms)
+                for bookie in found.lacking
+                if bookie in told
+            ]
+            if reasons:
+                log.warning("audit: ledger %d lacks copies: %s", ledger_id, found.lacking)
+                listed += await work_list.add(self._store, ledger_id, reasons)
+
+        await each(check, some, CHECKS_AT_ONCE)
+        return listed
+
+    async def _in_limbo(self, now: Bookies) -> list[Listed]:
+        """What bookies list as in limbo, but for what is on our list because of it: thousands may
+        be there for long."""
+        named = await limbo.named(self._store)
+        if not named:
+            self._limbo_told = set()
+            return []
+        on_list = set(await work_list.listed(self._store))
+        told = self._limbo_told.intersection(named)
+        self._limbo_told = {one for one in told if one[1] in on_list}
+        new = [one for one in named if one not in self._limbo_told and one[0] in now.registered]
+        return await limbo.listed_of(self._store, new)
+
+    async def _known(self) -> list[str]:
+        try:
+            return await self._store.children(paths.BOOKIES_KNOWN)
+        except NoNode:
+            return []

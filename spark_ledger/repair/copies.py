@@ -1,0 +1,176 @@
+"""The copies of one ledger at one bookie: what it lacks of the entries that it keeps, and copying
+them there.
+
+Always true:
+- what can be read there, CRCs checked, is left alone; all else is copied from bookies that the
+  record names, by recovery adds, which are synced and replace a copy that cannot be read any more;
+  so is what may be in the page cache alone: of page-cache durability, where no fence syncs it;
+- an entry that no peer supplies is told (`unsupplied`), and the others are copied all the same;
+- the bytes under way are those of one window (read_request_bytes and one entry), and `pace` is
+  asked before each is read.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from bookie_server.api.entry import Entry, pack_header
+from bookie_server.api.messages import Add, AddResult, ReadResponse
+from bookie_server.api.status import Status
+from spark_ledger.errors import DataUnavailable
+from spark_ledger.ledger.cluster import Cluster, judge, say
+from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.records import VersionedRecord
+from spark_ledger.metadata.ledger_record import Tokens, keeps
+
+UNSUPPLIED_MAX = 16  # entries that no peer has; then the rest of the ledger is not tried
+ENTRIES_AT_ONCE = 1024
+BUSY_TRIES = 100
+
+Pace = Callable[[int], Awaitable[None]]
+"""Called with bytes that were copied, and before anything is; returns when more may be."""
+
+
+async def unpaced(_: int) -> None:
+    """As fast as it goes."""
+
+
+class CannotCompare(Exception):
+    """The bookie gives no response to compare with, or does not take a copy."""
+
+
+class Copies:
+    """Of the ledger as `known`, at the bookie. `fence`: each comparison fences the ledger there,
+    durably: no writer of long ago adds anything at it any more, and it knows that all it has is
+    synced, whatever the ledger's durability. Never of an OPEN ledger."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known: VersionedRecord,
+        tokens: Tokens,
+        bookie_id: str,
+        *,
+        fence: bool,
+        pace: Pace = unpaced,
+    ) -> None:
+        self.compared = self.copied = 0
+        self.unsupplied: dict[int, str] = {}
+        """Entries that no peer supplies: why."""
+        self._cluster = cluster
+        self._record = known.record
+        self._ledger_id = known.record.ledger_id
+        self._token = tokens.recover
+        self._bookie_id = bookie_id
+        self._fence = fence
+        self._durable = fence or known.record.durability != "page-cache"
+        self._pace = pace
+        self._reader = AsyncLedgerReader(cluster, known, tokens)
+
+    async def bring_back(self, entries: range, slot: int) -> None:
+        """Give the bookie what it lacks of what `slot` keeps of the confirmed `entries`; durable
+        there when this returns, but for what is `unsupplied`. Raises CannotCompare, LedgerError."""
+        async for lacking in self._lacking(entries, slot):
+            for run in _runs(lacking):
+                await self._copy(run)
+
+    async def fence_at(self, entry_id: int) -> None:
+        """Fence the ledger there, durably, where no entry is to be compared. Raises
+        CannotCompare."""
+        response = await self._read(entry_id, entry_id)
+        if response.status not in (Status.OK, Status.NO_SUCH_LEDGER):
+            raise CannotCompare(say(response))
+
+    async def _read(self, first: int, last: int) -> ReadResponse:
+        return await self._cluster.bookies.read(
+            *(self._bookie_id, self._ledger_id, first, last),
+            max_bytes=self._cluster.config.read_request_bytes,
+            fence=self._fence,
+            token=self._token,
+        )
+
+    async def _lacking(self, entries: range, slot: int) -> AsyncIterator[list[int]]:
+        """What the bookie should have of `entries` and cannot deliver, window by window."""
+        at = entries.start
+        while at < entries.stop:
+            last = min(at + ENTRIES_AT_ONCE, entries.stop) - 1
+            response = await self._read(at, last)
+            window = range(at, last + 1)
+            if response.status is Status.OK and response.results:
+                window = range(at, min(at + len(response.results), entries.stop))
+            elif response.status is not Status.NO_SUCH_LEDGER:
+                raise CannotCompare(say(response))
+            kept = [entry_id for entry_id in window if keeps(self._record, slot, entry_id)]
+            self.compared += len(kept)
+            yield [
+                entry_id
+                for entry_id in kept
+                if not self._durable
+                or not _is_whole(judge(response, self._ledger_id, entry_id - at, entry_id))
+            ]
+            at = window.stop
+
+    async def _copy(self, run: range) -> None:
+        """Give the bookie a run of entries, from bookies that have them."""
+        at = run.start
+        while at < run.stop and len(self.unsupplied) < UNSUPPLIED_MAX:
+            batch: list[Entry] = []
+            try:
+                read = self._reader.read(at, run.stop - 1, known_confirmed=run.stop - 1)
+                async with aclosing(read) as entries:
+                    async for entry_id, entry in entries:
+                        at = entry_id + 1
+                        batch.append(entry)
+                        if _bytes(batch) >= self._cluster.config.read_request_bytes:
+                            await self._give(batch)
+                            batch = []
+            except DataUnavailable as failure:
+                self.unsupplied[at] = failure.what
+                at += 1
+            await self._give(batch)
+
+    async def _give(self, batch: Sequence[Entry]) -> None:
+        """Durable at the bookie when it returns. Raises CannotCompare."""
+        results = await asyncio.gather(*map(self._give_one, batch))
+        refused = [result for result in results if result.status is not Status.OK]
+        if refused:
+            raise CannotCompare(f"it does not take a copy: {say(refused[0])}")
+        self.copied += len(batch)
+        await self._pace(_bytes(batch))
+
+    async def _give_one(self, entry: Entry) -> AddResult:
+        add = Add([pack_header(entry.header), entry.payload], True, self._token)
+        for _ in range(BUSY_TRIES):
+            result = await self._cluster.bookies.add(self._bookie_id, add)
+            if result.status is not Status.BUSY:
+                break
+            await asyncio.sleep(result.retry_after_ms / 1000 or 0.05)
+        return result
+
+    def missing(self) -> str:
+        """What no peer supplies, for an error text; empty when all was supplied."""
+        if not self.unsupplied:
+            return ""
+        entry_id, why = next(iter(self.unsupplied.items()))
+        count = len(self.unsupplied)
+        more = "or more " if count == UNSUPPLIED_MAX else ""
+        return f"no peer supplies {count} {more}of its entries, the first is {entry_id}: {why}"
+
+
+def _is_whole(said: tuple[object, Entry | str] | None) -> bool:
+    return said is not None and isinstance(said[1], Entry)
+
+
+def _bytes(batch: Sequence[Entry]) -> int:
+    return sum(len(entry.payload) for entry in batch)
+
+
+def _runs(entry_ids: Sequence[int]) -> list[range]:
+    """Ascending ids as ranges without gaps."""
+    runs: list[range] = []
+    for entry_id in entry_ids:
+        if runs and runs[-1].stop == entry_id:
+            runs[-1] = range(runs[-1].start, entry_id + 1)
+        else:
+            runs.append(range(entry_id, entry_id + 1))
+    return runs

@@ -1,0 +1,138 @@
+"""What a process that heals the cluster does all the time: it works at the list, and, if it is
+elected, it is the auditor who fills it.
+
+Always true: what fails is said and tried again with the next pass; the auditor looks while this
+process copies, for a long copy is when it must see who comes back.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from spark_ledger.errors import LedgerError
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings
+from spark_ledger.metadata.ledger_record import Tokens
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.metadata.store_calls import elected, reachable
+from spark_ledger.repair import limbo, status, work_list
+from spark_ledger.repair.auditor import Auditor
+from spark_ledger.repair.limbo import Repaired
+from spark_ledger.repair.work_list import Reason
+from spark_ledger.repair.worker import Worker
+
+PASS_S, PASS_MIN_S = 10.0, 0.5
+PASSES_A_DELAY = 10
+IDLE_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+async def tokens_of(ledgers: LedgerStore) -> Tokens:
+    """What repair sends with its requests. Raises Unavailable."""
+    with reachable("looking up the credential of repair"):
+        new = secrets.token_hex(32)
+        return autorecovery.repair_tokens(
+            await autorecovery.repair_credential(ledgers.metadata, new)
+        )
+
+
+class Autorecovery:
+    """Of one process. Made by `start`."""
+
+    def __init__(self, ledgers: LedgerStore, tokens: Tokens) -> None:
+        self._ledgers = ledgers
+        self._auditor = Auditor(ledgers, tokens)
+        self._worker = Worker(ledgers, tokens)
+        self._alarm = ""
+
+    @classmethod
+    async def start(cls, ledgers: LedgerStore) -> "Autorecovery":
+        """Raises Unavailable."""
+        return cls(ledgers, await tokens_of(ledgers))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._again(self.look))
+            tasks.create_task(self._again(self.work))
+
+    async def look(self) -> None:
+        """One look, if this process is the auditor. Raises LedgerError."""
+        if await elected(self._ledgers.metadata, paths.AUDITOR):
+            report = await self._auditor.look()
+            if report.alarm != self._alarm:
+                self._alarm = report.alarm
+                log.error("%s", report.alarm or "the bookies that were gone are back")
+            found = status.Found(
+                *(socket.gethostname(), os.getpid(), report.absent),
+                *(tuple(sorted(some)) for some in (report.lost, report.too_many)),
+            )
+            await status.publish(self._ledgers.metadata, found)
+
+    async def work(self) -> None:
+        """One round of work. Raises LedgerError."""
+        await self._worker.round()
+
+    async def _again(self, once: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await once()
+            except LedgerError as failure:
+                log.warning("a pass of autorecovery ended early: %s", failure)
+            await asyncio.sleep(await self._pause_s())
+
+    async def _pause_s(self) -> float:
+        """Short enough for the delay to count."""
+        try:
+            settings = await autorecovery.read_settings(self._ledgers.metadata)
+        except (StoreError, BadSettings):
+            return PASS_S
+        return min(PASS_S, max(PASS_MIN_S, settings.lost_bookie_delay_s / PASSES_A_DELAY))
+
+
+class Pass(NamedTuple):
+    """What was compared, and the ledgers that were left alone: why."""
+
+    repaired: list[Repaired]
+    left: dict[int, str]
+
+
+async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
+    """Repair what is in limbo, each once, for who does not wait for the workers of the cluster. If
+    there are open ledgers it takes `idle_s`. Raises Unavailable, ClientClosed."""
+    worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s)
+    reasons: dict[int, list[Reason]] = {}
+    for one in await limbo.listed(ledgers.metadata):
+        reason = Reason(work_list.LIMBO, one.bookie_id, time.time_ns() // 10**6)
+        reasons.setdefault(one.ledger_id, []).append(reason)
+    done = Pass([], {})
+    with reachable("listing what is in limbo as under-replicated"):
+        for ledger_id in sorted(reasons):
+            await work_list.add(ledgers.metadata, ledger_id, reasons[ledger_id])
+    for ledger_id in sorted(reasons):
+        await _work_at(worker, ledger_id, done)
+    open_ones = [ledger_id for ledger_id in done.left if worker.watches(ledger_id)]
+    if open_ones:
+        log.warning("open ledgers are in limbo: whether they move is watched for %s s", idle_s)
+        await asyncio.sleep(idle_s)
+        for ledger_id in open_ones:
+            await _work_at(worker, ledger_id, done)
+    return done
+
+
+async def _work_at(worker: Worker, ledger_id: int, done: Pass) -> None:
+    outcome = await worker.work_at(ledger_id)
+    done.left.pop(ledger_id, None)
+    if outcome is None:
+        done.left[ledger_id] = "a worker of the cluster repairs it now"
+    elif outcome.repaired:
+        done.repaired.extend(outcome.repaired)
+    elif outcome.why:
+        done.left[ledger_id] = outcome.why

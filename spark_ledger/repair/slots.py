@@ -1,0 +1,180 @@
+"""One slot of a fragment given to another bookie: joined, copied, swapped.
+
+    a compare-and-set names the joining bookie in the record -> it gets every entry of the slot that
+    it lacks, synced -> a compare-and-set puts it in the place of the old member
+
+Always true:
+- only what is settled is repaired: every fragment of a CLOSED ledger, all but the last of an OPEN
+  one; where a fragment begins and where the ledger ends never changes (transitions.py);
+- the joining bookie is named before its first copy, so what it stores is no garbage there; nobody
+  reads there before the swap; the swap needs the same joining (its token) that was compared, so a
+  worker that slept while the bookie left, dropped its copies and joined again swaps nothing;
+- of a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
+  before, and a writer of then may still send there;
+- an entry that no peer supplies: the others are copied, and the slot is not swapped.
+"""
+
+import random
+from collections.abc import Collection
+from typing import NamedTuple
+
+from spark_ledger.ledger import transitions
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.records import LedgerRecords, MoveRefused, VersionedRecord
+from spark_ledger.metadata.ledger_record import Joining, LedgerRecord, Tokens, entries_of
+from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
+
+NO_SPARE = "no other bookie can take its copies"
+NO_COPY = "none of the bookies that hold its copies is registered"
+
+
+class Slot(NamedTuple):
+    """A slot of the fragment that begins at `first_entry`, and the member that is to go."""
+
+    first_entry: int
+    slot: int
+    old: str
+
+
+class Moved(NamedTuple):
+    """What became of a slot: `new` sits there if there is no `why`. `copied` counts entries."""
+
+    slot: Slot
+    new: str = ""
+    copied: int = 0
+    why: str = ""
+    damaged: tuple[int, ...] = ()
+    """Entries that no bookie supplies."""
+
+
+def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
+    """The settled slots that these bookies sit in."""
+    return [
+        Slot(fragment.first_entry, slot, bookie)
+        for fragment in record.fragments
+        if transitions.is_settled(record, fragment.first_entry)
+        for slot, bookie in enumerate(fragment.ensemble)
+        if bookie in bookie_ids
+    ]
+
+
+async def give_away(
+    ledgers: LedgerStore,
+    ledger_id: int,
+    slot: Slot,
+    tokens: Tokens,
+    *,
+    avoid: Collection[str] = (),
+    pace: Pace = unpaced,
+) -> Moved:
+    """Have another bookie take the slot. `avoid`: bookies that are to go, too.
+
+    Durable on return without a `why`: every entry of the slot at `new`, and the record that names
+    it. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
+    """
+    return await _Move(ledgers, ledger_id, slot, tokens, avoid, pace).run()
+
+
+async def withdraw(ledgers: LedgerStore, ledger_id: int, one: Joining) -> None:
+    """The bookie joins no more: what it was given is garbage there. Raises NoSuchLedger,
+    Unavailable."""
+    records = ledgers.cluster.records
+    known = await records.read(ledger_id, fresh=True)
+    await records.move(known, lambda record: transitions.leave(record, one))
+
+
+class _Move:
+    def __init__(
+        self,
+        ledgers: LedgerStore,
+        ledger_id: int,
+        slot: Slot,
+        tokens: Tokens,
+        avoid: Collection[str],
+        pace: Pace,
+    ) -> None:
+        self._cluster: Cluster = ledgers.cluster
+        self._records: LedgerRecords = ledgers.cluster.records
+        self._rng: random.Random = ledgers.cluster.rng
+        self._ledger_id = ledger_id
+        self._slot = slot
+        self._tokens = tokens
+        self._avoid = avoid
+        self._pace = pace
+
+    async def run(self) -> Moved:
+        known = await self._records.read(self._ledger_id, fresh=True)
+        if not self._within_reach(known.record):
+            return Moved(self._slot, why=NO_COPY)
+        for member in known.record.fragment_of(self._slot.first_entry).ensemble:
+            await self._cluster.directory.find(member)  # its rack, however long it is gone
+        joining = self._joining(known.record)
+        if joining is None:
+            return Moved(self._slot, why=NO_SPARE)
+        await self._pace(0)  # whether it is needed still
+        old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
+        try:
+            known = await self._records.move(
+                known, lambda record: transitions.join(record, old, joining, found)
+            )
+        except MoveRefused as refused:
+            return Moved(self._slot, why=refused.why)
+        return await self._fill(known, joining)
+
+    def _within_reach(self, record: LedgerRecord) -> bool:
+        """Whether anybody may supply an entry."""
+        directory = self._cluster.directory
+        there = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
+        return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
+
+    def _joining(self, record: LedgerRecord) -> Joining | None:
+        """Who is joining already, if that bookie takes copies; else one that can."""
+        first_entry, slot, _ = self._slot
+        found = record.joining_at(first_entry, slot)
+        writable = {bookie.id: bookie for bookie in self._cluster.directory.writable()}
+        if found is not None and found.bookie_id in writable and found.bookie_id not in self._avoid:
+            return found
+        ensemble = record.fragment_of(first_entry).ensemble
+        others = [one.bookie_id for one in record.joining if one.first_entry == first_entry]
+        taken = {*ensemble, *others, *self._avoid}
+        spares = [bookie for bookie in writable.values() if bookie.id not in taken]
+        told = self._cluster.directory.told
+        members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
+        quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+        chosen = self._cluster.place(quorum, [slot], spares, members)
+        if slot not in chosen:
+            return None
+        return Joining(first_entry, slot, chosen[slot], f"{self._rng.getrandbits(64):016x}")
+
+    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
+        record = known.record
+        last = record.last_entry
+        if last is None:  # every entry below the last fragment is confirmed
+            last = record.last_fragment.first_entry - 1
+        entries = next(
+            entries
+            for fragment, entries in entries_of(record, last)
+            if fragment.first_entry == joining.first_entry
+        )
+        copies = Copies(
+            *(self._cluster, known, self._tokens, joining.bookie_id),
+            fence=record.closed,
+            pace=self._pace,
+        )
+        try:
+            if record.closed and not entries:
+                await copies.fence_at(joining.first_entry)
+            await copies.bring_back(entries, joining.slot)
+        except CannotCompare as failure:
+            return Moved(self._slot, "", copies.copied, f"{joining.bookie_id}: {failure}")
+        if copies.unsupplied:
+            damaged = tuple(copies.unsupplied)
+            return Moved(self._slot, "", copies.copied, copies.missing(), damaged)
+        try:
+            old = self._slot.old
+            await self._records.move(known, lambda now: transitions.swap(now, old, joining))
+        except MoveRefused as refused:
+            return Moved(self._slot, "", copies.copied, refused.why)
+        return Moved(self._slot, joining.bookie_id, copies.copied)

@@ -1,0 +1,165 @@
+"""The list of ledgers of which copies are missing: one node for each, in the metadata store.
+
+    the auditor, or who met a damaged copy, adds a reason -> a worker takes the lock, an ephemeral,
+    and works -> it takes the ledger off the list at the version that it saw
+
+Always true: a reason that is added meanwhile makes another version, so it is not taken off with
+the others; a lock ends with its worker's session; two workers at one ledger cost work, no data
+(slots.py). What names no ledger any more is taken off by whoever meets it.
+"""
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from spark_ledger.errors import Unavailable
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.store import (
+    BadVersion,
+    MetadataStore,
+    NodeExists,
+    NoNode,
+    OutcomeUnknown,
+    StoreError,
+)
+
+LOST, DRAINED, LIMBO, LACKING, JOINING = ("lost", "drained", "limbo", "lacking", "joining")
+"""Why copies are missing at a bookie: it is lost; it is to be drained; it says itself that it may
+have lost some; entries are not there, or damaged; it was given copies for a slot that it did not
+take."""
+
+
+class Reason(NamedTuple):
+    """Of one bookie. `since_ms`: by the clock of the metadata store."""
+
+    why: str
+    bookie_id: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A ledger on the list. `blocked`: what stood in the way when a worker tried last; `damaged`:
+    entries that it found no bookie to supply."""
+
+    ledger_id: int
+    reasons: tuple[Reason, ...]
+    blocked: str = ""
+    damaged: tuple[int, ...] = ()
+    version: int = 0
+
+
+def encode(work: Work) -> bytes:
+    plain: dict[str, Any] = {"reasons": [list(reason) for reason in work.reasons]}
+    if work.blocked:
+        plain["blocked"] = work.blocked
+    if work.damaged:
+        plain["damaged"] = list(work.damaged)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
+
+
+def decode(ledger_id: int, value: bytes, version: int) -> Work:
+    """What cannot be understood is a ledger with no reason: whoever works at it finds none."""
+    try:
+        plain: dict[str, Any] = json.loads(value)
+        reasons = tuple(Reason(str(w), str(b), int(s)) for w, b, s in plain["reasons"])
+        damaged = tuple(map(int, plain.get("damaged", ())))
+        return Work(ledger_id, reasons, str(plain.get("blocked", "")), damaged, version)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Work(ledger_id, (), version=version)
+
+
+async def listed(store: MetadataStore) -> list[int]:
+    """The ledgers on the list, ascending. Raises Unavailable."""
+    try:
+        await store.sync(paths.UNDERREPLICATED)
+        await store.get(paths.UNDERREPLICATED)
+        return [each async for each in ledger_record.ledger_ids(store, paths.UNDERREPLICATED)]
+    except NoNode:
+        return []  # nothing was ever listed
+    except StoreError as failure:
+        raise Unavailable(f"what is under-replicated cannot be listed: {failure!r}") from failure
+
+
+async def find(store: MetadataStore, ledger_id: int) -> Work | None:
+    """What is listed of the ledger, as this session sees it. Raises StoreError."""
+    try:
+        node = await store.get(paths.underreplicated(ledger_id))
+    except NoNode:
+        return None
+    return decode(ledger_id, node.value, node.version)
+
+
+async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:
+    """The reasons are listed when it returns; one of a bookie that is listed stays as it is, in a
+    new version if it is since later: the bookie was back meanwhile, and who saw that may be about
+    to take the ledger off. Whether anything was new. Raises StoreError."""
+    wanted = {reason[:2]: reason for reason in reasons}
+    while True:
+        work = await find(store, ledger_id)
+        if work is None:
+            value = encode(Work(ledger_id, tuple(wanted.values())))
+            try:
+                await store.create(paths.underreplicated(ledger_id), value, parents=True)
+                return True
+            except (NodeExists, OutcomeUnknown):
+                await store.sync(paths.UNDERREPLICATED)
+                continue
+        known = {reason[:2]: reason for reason in work.reasons}
+        new = tuple(reason for key, reason in wanted.items() if key not in known)
+        if not new and all(known[key] == reason for key, reason in wanted.items()):
+            return False
+        if await _put(store, replace(work, reasons=(*work.reasons, *new), blocked="")):
+            return bool(new)
+
+
+async def keep(store: MetadataStore, work: Work) -> None:
+    """The ledger stays listed, with what is left of its reasons and what stands in the way. Of no
+    effect if it is not as it was. Raises StoreError."""
+    await _put(store, work)
+
+
+async def done(store: MetadataStore, work: Work) -> None:
+    """Take the ledger off the list, if no reason came meanwhile. Raises StoreError."""
+    with suppress(NoNode, BadVersion, OutcomeUnknown):
+        await store.delete(paths.underreplicated(work.ledger_id), work.version)
+
+
+async def lock(store: MetadataStore, ledger_id: int) -> bool:
+    """Whether this session has the lock now. Raises StoreError."""
+    path = paths.underreplicated_lock(ledger_id)
+    try:
+        await store.create(path, ephemeral=True, parents=True)
+        return True
+    except (NodeExists, OutcomeUnknown):
+        await store.sync(path)
+    try:
+        return (await store.get(path)).owner == store.session_id
+    except NoNode:
+        return False
+
+
+async def unlock(store: MetadataStore, ledger_id: int) -> bool:
+    """Give the lock back, if it is ours. Whether it is certainly not ours any more."""
+    path = paths.underreplicated_lock(ledger_id)
+    try:
+        await store.sync(path)
+        node = await store.get(path)
+        if node.owner == store.session_id:
+            await store.delete(path, node.version)
+        return True
+    except NoNode:
+        return True
+    except StoreError:
+        return False
+
+
+async def _put(store: MetadataStore, work: Work) -> bool:
+    try:
+        await store.set(paths.underreplicated(work.ledger_id), encode(work), work.version)
+        return True
+    except (BadVersion, NoNode, OutcomeUnknown):
+        await store.sync(paths.UNDERREPLICATED)
+        return False

@@ -1,0 +1,305 @@
+"""Making whole what is on the list of under-replicated ledgers, one ledger after another.
+
+    lock -> read the record again -> drop the reasons that are none any more -> close the ledger, if
+    its writer is gone -> give away the slots of bookies that are to go, bring back what others lack
+    -> off the list, or what stands in the way
+
+Always true:
+- whether a bookie is lost, drained or back is asked of the store again before each ledger and, for
+  one that is lost, while its copies are made: nothing is copied that is not missing;
+- an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
+  move for half of the delay, or when it was IN_RECOVERY already;
+- what hinders one ledger hinders no other: it is tried again, later each time; a list in which
+  nothing can be done costs one look a round.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from spark_ledger.errors import LedgerError, NoSuchLedger
+from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.records import VersionedRecord
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings, Settings
+from spark_ledger.metadata.ledger_record import LedgerState, Tokens
+from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.repair import limbo, slots, work_list
+from spark_ledger.repair.copies import Pace
+from spark_ledger.repair.idle import IdleLedgers
+from spark_ledger.repair.work_list import Reason, Work
+
+BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
+IDLE_SHARE = 0.5  # of the delay
+_GO = (work_list.LOST, work_list.DRAINED)
+_NONE: tuple[int, ...] = ()
+
+log = logging.getLogger(__name__)
+
+
+class NotNeeded(Exception):
+    """The bookie whose copies are being made elsewhere is back."""
+
+
+class Bookies(NamedTuple):
+    """How the store says that they stand."""
+
+    registered: frozenset[str]
+    draining: frozenset[str]
+
+
+async def bookies(store: MetadataStore) -> Bookies:
+    """Not older than this call. Raises StoreError."""
+    await store.sync("/bookies")
+    registered: list[str] = []
+    for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
+        try:
+            registered += await store.children(folder)
+        except NoNode:
+            continue
+    return Bookies(frozenset(registered), frozenset(await autorecovery.draining(store)))
+
+
+async def settings(store: MetadataStore) -> Settings:
+    """The cluster's; damaged ones are told, and count as none. Raises StoreError."""
+    try:
+        return await autorecovery.read_settings(store)
+    except BadSettings as damage:
+        log.error("autorecovery: %s", damage)
+        return Settings()
+
+
+class Outcome(NamedTuple):
+    """What became of one ledger on the list: off it if there is no `why`. `repaired`: at each
+    bookie that stays and was compared."""
+
+    ledger_id: int
+    copied: int = 0
+    why: str = ""
+    repaired: tuple[limbo.Repaired, ...] = ()
+
+
+class _Found(NamedTuple):
+    """What a worker made of a ledger: what is left of the reasons, and what stands in the way;
+    entries that were copied, and those that no bookie supplies; each bookie that was compared."""
+
+    left: tuple[Reason, ...] = ()
+    why: str = ""
+    copied: int = 0
+    damaged: tuple[int, ...] = ()
+    repaired: tuple[limbo.Repaired, ...] = ()
+
+
+class _Wait(NamedTuple):
+    """When a ledger is tried again."""
+
+    until_s: float
+    pause_s: float
+
+
+class Worker:
+    """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
+    move for so long is recovered; None: for half of the delay."""
+
+    def __init__(
+        self, ledgers: LedgerStore, tokens: Tokens, *, idle_s: float | None = None
+    ) -> None:
+        self._ledgers = ledgers
+        self._store = ledgers.metadata
+        self._tokens = tokens
+        self._idle_s = idle_s
+        self._idle = IdleLedgers(ledgers.cluster, tokens)
+        self._waits: dict[int, _Wait] = {}
+        self._locked: dict[int, None] = {}
+        """Locks that could not be given back: others wait for them."""
+        self._settings = Settings()
+        self._paid_until_s = 0.0
+        self.copied_bytes = 0
+
+    async def round(self) -> list[Outcome]:
+        """Work once at each ledger that is listed and due; what became of each. Raises
+        Unavailable."""
+        for ledger_id in list(self._locked):
+            await self._unlock(ledger_id)
+        ledger_ids = await work_list.listed(self._store)
+        self._waits = {each: self._waits[each] for each in ledger_ids if each in self._waits}
+        self._idle.forget_all_but(ledger_ids)
+        self._ledgers.cluster.rng.shuffle(ledger_ids)
+        outcomes = []
+        for ledger_id in ledger_ids:
+            wait = self._waits.get(ledger_id)
+            if wait is not None and self._now() < wait.until_s:
+                continue
+            with reachable("looking up the settings of autorecovery"):
+                if not (await settings(self._store)).enabled:
+                    break
+            outcome = await self.work_at(ledger_id)
+            if outcome is not None:
+                outcomes.append(outcome)
+        return outcomes
+
+    async def work_at(self, ledger_id: int) -> Outcome | None:
+        """Work at a ledger that is listed, whether or not repair is enabled; None: another worker
+        does. Raises Unavailable."""
+        with reachable("repairing what is under-replicated"):
+            self._settings = await settings(self._store)
+            if not await work_list.lock(self._store, ledger_id):
+                return None
+            try:
+                return await self._work_at(ledger_id)
+            finally:
+                await self._unlock(ledger_id)
+
+    def watches(self, ledger_id: int) -> bool:
+        """Whether the ledger was left alone because it is open, and may be recovered later."""
+        return self._idle.watches(ledger_id)
+
+    async def _unlock(self, ledger_id: int) -> None:
+        """What fails is tried again with the next round."""
+        self._locked[ledger_id] = None
+        if await work_list.unlock(self._store, ledger_id):
+            self._locked.pop(ledger_id, None)
+
+    # -- one ledger ---------------------------------------------------------------------------
+
+    async def _work_at(self, ledger_id: int) -> Outcome:
+        """Raises StoreError."""
+        work = await work_list.find(self._store, ledger_id)
+        if work is None:
+            return Outcome(ledger_id)
+        try:
+            found = await self._repair(work)
+        except NoSuchLedger:
+            found = _Found()
+        except NotNeeded:
+            found = _Found(work.reasons, "a bookie is back")
+        except LedgerError as failure:
+            found = _Found(work.reasons, failure.what)
+        if not found.left:
+            self._waits.pop(ledger_id, None)
+            await work_list.done(self._store, work)
+            return Outcome(ledger_id, found.copied, repaired=found.repaired)
+        self._put_off(ledger_id, moved=bool(found.copied))
+        if found[:2] + found[3:4] != (work.reasons, work.blocked, work.damaged):
+            changed = replace(work, reasons=found.left, blocked=found.why, damaged=found.damaged)
+            await work_list.keep(self._store, changed)
+            log.warning("ledger %d stays under-replicated for now: %s", ledger_id, found.why)
+        return Outcome(ledger_id, found.copied, found.why, found.repaired)
+
+    async def _repair(self, work: Work) -> _Found:
+        """Raises LedgerError, NotNeeded, StoreError."""
+        now = await bookies(self._store)
+        reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
+        going = {reason.bookie_id for reason in reasons if reason.why in _GO}
+        known = await self._ledgers.record(work.ledger_id, fresh=True)
+        await self._withdraw(known, going)
+        why = ""
+        if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
+            if await self._may_close(known):
+                known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
+            else:
+                why = "it is open, and its writer may live"
+        copied, damaged, repaired = 0, _NONE, []
+        for slot in slots.slots_of(known.record, going):
+            moved = await slots.give_away(
+                *(self._ledgers, work.ledger_id, slot, self._tokens),
+                avoid=[*going, *now.draining],
+                pace=self._pace_of(slot.old if slot.old not in now.registered else ""),
+            )
+            copied, damaged = copied + moved.copied, damaged + moved.damaged
+            why = why or moved.why
+            if not moved.why:
+                log.info("repair: %s", moved)
+        known = await self._ledgers.record(work.ledger_id, fresh=True)
+        left = []
+        for reason in reasons:
+            if reason.why in _GO or reason.why == work_list.JOINING:
+                keeps = known.record.names(reason.bookie_id) and reason.why in _GO
+            elif not known.record.names(reason.bookie_id):
+                keeps = False  # others have its copies
+            elif not known.record.closed:
+                keeps = True
+            else:
+                done = await self._bring_back(known, reason)
+                keeps = not done.cleared
+                copied, why = copied + done.copied, why or done.why
+                repaired.append(done)
+            if keeps:
+                left.append(reason)
+        why = why or ("in work" if left else "")
+        return _Found(tuple(left), why, copied, damaged, tuple(repaired))
+
+    async def _bring_back(self, known: VersionedRecord, reason: Reason) -> limbo.Repaired:
+        """What a bookie lacks that stays."""
+        (done,) = await limbo.repair_known(
+            *(self._ledgers, known, [reason.bookie_id], self._tokens),
+            everything=reason.why != work_list.LIMBO,
+            pace=self._pace_of(""),
+        )
+        if done.cleared:
+            log.info("repair: %s", done)
+        return done
+
+    async def _withdraw(self, known: VersionedRecord, going: Collection[str]) -> None:
+        """Nobody joins in the place of a member that stays."""
+        for one in known.record.joining:
+            if known.record.fragment_of(one.first_entry).ensemble[one.slot] not in going:
+                await slots.withdraw(self._ledgers, known.record.ledger_id, one)
+
+    async def _may_close(self, known: VersionedRecord) -> bool:
+        if _is_in_recovery(known):
+            return True
+        idle_s = self._idle_s
+        if idle_s is None:
+            idle_s = self._settings.lost_bookie_delay_s * IDLE_SHARE
+        return await self._idle.is_idle(known, idle_s)
+
+    # -- pace ---------------------------------------------------------------------------------
+
+    def _pace_of(self, absent: str) -> Pace:
+        """For copies in the place of those of a bookie that is `absent`."""
+
+        async def pace(copied: int) -> None:
+            self.copied_bytes += copied
+            if absent and absent in (await bookies(self._store)).registered:
+                raise NotNeeded
+            rate = self._settings.repair_bytes_per_s
+            if rate:
+                self._paid_until_s = max(self._paid_until_s, self._now()) + copied / rate
+                await asyncio.sleep(self._paid_until_s - self._now())
+
+        return pace
+
+    def _put_off(self, ledger_id: int, *, moved: bool) -> None:
+        before = self._waits.get(ledger_id)
+        longest = min(BACK_OFF_MAX_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
+        pause_s = BACK_OFF_S if before is None or moved else min(2 * before.pause_s, longest)
+        self._waits[ledger_id] = _Wait(self._now() + pause_s, pause_s)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _holds(reason: Reason, now: Bookies) -> bool:
+    """Whether the reason is one still, as far as the bookies tell."""
+    if reason.why == work_list.LOST:
+        return reason.bookie_id not in now.registered
+    return reason.why != work_list.DRAINED or reason.bookie_id in now.draining
+
+
+def _is_in_recovery(known: VersionedRecord) -> bool:
+    return known.record.state is LedgerState.IN_RECOVERY
+
+
+def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
+    """Whether an open ledger must be closed for the reasons to go: its end has a bookie that is to
+    go, or one that stays lacks something, which is brought back only once it is known where the
+    ledger ends."""
+    members = known.record.last_fragment.ensemble
+    return any(
+        reason.bookie_id in members if reason.why in _GO else reason.why != work_list.JOINING
+        for reason in reasons
+    )

@@ -1,0 +1,121 @@
+"""What is in messages and in records of the store, for observers: what a message says and of whom,
+and how it reads in a trace.
+"""
+
+import zlib
+from functools import lru_cache
+from typing import Any
+
+from bookie_server.api import codec
+from bookie_server.api import messages as m
+from bookie_server.api.entry import BadEntry, EntryHeader, unpack_header
+from bookie_server.api.entry_ids import ids_in
+from bookie_server.api.status import Meaning, Status, meaning
+from spark_ledger.metadata import ledger_record, paths
+from spark_ledger.metadata.ledger_record import LedgerRecord
+from tests.simulation.ghost import LedgerGhost
+from tests.simulation.network import Exchange
+from tests.simulation.store import Change
+
+LEDGERS = paths.LEDGERS + "/"
+REPAIR_TOKEN = b"of repair"
+"""What bookies of the simulated cluster know repair by."""
+
+
+def is_of_repair(ledger: LedgerGhost, request: m.ReadRequest) -> bool:
+    """Repair fences with its reads of a CLOSED ledger, which go to every fragment and are no
+    recovery's."""
+    by_repair = request.token == REPAIR_TOKEN or ledger.record.durability == "page-cache"
+    return ledger.closed and by_repair
+
+
+def entitled(ledger: LedgerGhost, caller: str, status: Status) -> bool:
+    """Whether what a message says counts: it was taken, or comes from the ledger's writer or from
+    somebody who fenced it, and not from an intruder, who may send anything."""
+    if status is Status.OK or caller == ledger.author:
+        return True
+    told = ledger.recoveries.get(caller)
+    return told is not None and bool(told.fenced)
+
+
+def headers(request: m.Request) -> list[EntryHeader | None]:
+    """The headers of a request's adds; None where there is none."""
+    if not isinstance(request, m.AddRequest):
+        return []
+    found: list[EntryHeader | None] = []
+    for add in request.adds:
+        parts = add.entry
+        try:
+            found.append(unpack_header(parts[0] if len(parts[0]) >= 64 else b"".join(parts)))
+        except BadEntry:
+            found.append(None)
+    return found
+
+
+def results(
+    request: m.ReadRequest, response: m.ReadResponse, entries: int
+) -> list[tuple[int, m.EntryResult]]:
+    """(entry, result) of a read. A negative for the whole request speaks of each of the range, of
+    which only the first `entries` of the ledger and one more matter."""
+    if response.results or meaning(response.status) is Meaning.POSITIVE:
+        ids = ids_in(request.spans, len(response.results))
+        return list(zip(ids, response.results, strict=True))
+    spans = [(first, min(last, entries)) for first, last in request.spans if first <= entries]
+    ids = ids_in(spans or [(request.first_entry, request.first_entry)], entries + 1)
+    return [(entry_id, m.EntryResult(response.status)) for entry_id in ids]
+
+
+def statuses(response: m.Response) -> list[Status]:
+    """Every status in a response."""
+    if isinstance(response, m.AddResponse):
+        return [result.status for result in response.results]
+    if isinstance(response, m.ReadResponse):
+        return [response.status, *(result.status for result in response.results)]
+    return [response.status]
+
+
+def record(node: Any) -> LedgerRecord | None:
+    return decoded_record(node.value) if node is not None and node.value else None
+
+
+decoded_record = lru_cache(maxsize=256)(ledger_record.decode)
+"""The same bytes are seen as what was, what is and what is told, and again as what was."""
+
+
+def decoded(exchange: Exchange) -> tuple[m.Request, m.Response]:
+    request = codec.decode_request(exchange.method, exchange.request)
+    return request, codec.decode_response(exchange.method, exchange.answer)
+
+
+def changed(change: Change) -> str:
+    if change.after is None:
+        return f"-{change.path}"
+    version = change.after.version
+    crc = zlib.crc32(change.after.value)
+    told = f"{'+' if change.before is None else ''}{change.path} v{version} {crc:08x}"
+    found = record(change.after) if change.path.startswith(LEDGERS) else None
+    if found is not None:
+        last = found.last_fragment
+        told += f" {found.state.value} end {found.last_entry} from {last.first_entry}"
+        told += f" on {' '.join(last.ensemble)}"
+    return told
+
+
+def told(request: m.Request, response: m.Response, headers: list[EntryHeader | None]) -> str:
+    if isinstance(request, m.AddRequest) and isinstance(response, m.AddResponse):
+        parts = []
+        for add, header, result in zip(request.adds, headers, response.results, strict=False):
+            entry = f"{header.ledger_id}:{header.entry_id}" if header is not None else "?"
+            recovery = " recovery" if add.recovery else ""
+            parts.append(f"{entry}{recovery} {result.status.name}")
+        return ", ".join(parts)
+    if isinstance(request, m.ReadRequest) and isinstance(response, m.ReadResponse):
+        fence = " fence" if request.fence else ""
+        found = [result.status.name for result in response.results]
+        spans = " ".join(f"{first}-{last}" for first, last in request.spans)
+        span = f"{request.ledger_id}:{spans}{fence}"
+        return f"{span} {response.status.name} {found} lac {response.last_add_confirmed}"
+    if isinstance(request, m.ReadLacRequest) and isinstance(response, m.ReadLacResponse):
+        fence = " fence" if request.fence else ""
+        return f"{request.ledger_id}{fence} {response.status.name} {response.last_add_confirmed}"
+    return type(request).__name__
