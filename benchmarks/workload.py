@@ -51,6 +51,7 @@ def session(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.python.unix.domain.socket.enabled": "true",  # as README.md advises
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),  # as README.md advises
         **(conf or {}),
     }
     builder = SparkSession.builder.master(f"local[{cores}]").appName("benchmark")

@@ -76,6 +76,7 @@ if not ON_DATABRICKS:
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.unix.domain.socket.enabled", True)  # faster than TCP
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", 2**31 - 1)  # small rows: faster
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("FATAL")  # a cell shows what fails

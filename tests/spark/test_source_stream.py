@@ -79,7 +79,7 @@ def test_assigned_partitions_are_followed_and_no_others(topics, topic, keyed, tm
 @pytest.mark.spark42
 def test_limits_on_rows_and_bytes_hold_together(topics, topic, keyed, tmp_path):
     rows = keyed(100, tasks=1).selectExpr("key", "lpad(value, 1000, '0') AS value")
-    topics.write(rows, topic)
+    topics.write(rows, topic, compression="none")  # limits are of stored bytes
     limited = stream(
         topics,
         subscribe=topic,

@@ -97,7 +97,7 @@ class WriteOptions:
     topic: str | None
     partitions: int | None = None
     routing: str | None = None
-    compression: str = "none"
+    compression: str = "lz4"
     ensemble_size: int | None = None
     write_quorum: int | None = None
     ack_quorum: int | None = None

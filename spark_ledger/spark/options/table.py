@@ -265,7 +265,7 @@ READ_OPTIONS = (
         (Use.STREAM_READ,),
         Bytes(),
         None,
-        "bytes in one micro-batch at most, shared likewise, but always at least one"
+        "stored bytes in one micro-batch at most, shared likewise, but always at least one"
         " row; `64m`, `1g`",
     ),
     Option(
@@ -291,7 +291,7 @@ READ_OPTIONS = (
     ),
     Option("maxRecordsPerPartition", READ, Whole(), None, "rows that one task reads at most"),
     Option(
-        "maxBytesPerPartition", READ, Bytes(), "256m", "bytes that one task reads, about, at most"
+        "maxBytesPerPartition", READ, Bytes(), "256m", "stored bytes of one task at most, about"
     ),
     Option(
         "failOnDataLoss", READ, Flag(), "true", "`false`: leave out exactly the rows that are gone"
@@ -371,7 +371,7 @@ WRITE_OPTIONS = (
         " (Spark's task modulo partitions). It goes before a column `partition`",
         default_says="`column` if there is a column `partition`, else `hash`",
     ),
-    Option("compression", WRITE, Choice(COMPRESSIONS), "none", "`none`, `lz4`, `zstd`"),
+    Option("compression", WRITE, Choice(COMPRESSIONS), "lz4", "of entries: `none`, `lz4`, `zstd`"),
     Option(
         "ensembleSize",
         WRITE,
