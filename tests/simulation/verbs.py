@@ -71,6 +71,24 @@ EXCEPTIONS: Mapping[str, str] = {
     "ledger.AddPipeline.held_below": "a task holds too many bytes: rows of a run are too few for"
     " that (test_task_writing.py)",
     "ledger.AsyncLedgerWriter.held_below": "as that",
+    "bookie_server.autorecovery.host": "starts a process (test_autorecovery.py)",
+    "bookie_server.autorecovery.hosted": "as that",
+    "repair.audit.audit": "counts for an operator and changes nothing; the auditor calls"
+    " `check_ledger` (test_audit.py)",
+    "repair.Audit.add": "as that",
+    "repair.Audit.counts": "as that",
+    "repair.copies.unpaced": "of the command: the worker has a pace (test_limbo.py)",
+    "repair.decommission.begin": "of an operator: healing.py makes the node that says that a bookie"
+    " drains (test_decommission.py)",
+    "repair.decommission.cancel": "as that",
+    "repair.decommission.decommission": "as that",
+    "repair.IdleLedgers.watches": "of the command `ledger limbo --repair` (test_limbo.py)",
+    "repair.service.repair_once": "as that",
+    "repair.Worker.watches": "as that",
+    "repair.status.change": "of an operator, for settings that healing.py sets (test_status.py)",
+    "repair.status.enable": "as that",
+    "repair.status.status": "tells an operator (test_status.py)",
+    "repair.status.underreplicated": "as that",
     "topic.Checkpointer.idle": "tests wait by it",
     "topic.EntrySender.drain": "of the blocking writer of a task of Spark (test_task_writing.py)",
     "topic.EntrySender.settled": "as that",
@@ -81,10 +99,12 @@ EXCEPTIONS: Mapping[str, str] = {
 """By verb: why no seed calls it."""
 
 RARE: Mapping[str, str] = {
+    "bookie_server.EntryLogs.abandon_copy": "the disk fails while a log is copied",
     "bookie_server.EntryLogs.discard_copy": "the disk fails while a log is copied",
     "bookie_server.Journal.fail": "one of two journals fails in the midst of a write",
     "bookie_server.Journal.set_aside": "a journal's segment rotted, and its node started again",
     "bookie_server.Journals.set_aside": "as that",
+    "bookie_server.LedgerHandles.make_sure": "an add comes between a torn start and its walk's end",
     "bookie_server.LedgerStorage.stored_in_cache": "the index fails while direct logs are read",
     "bookies.BookieDirectory.heard_of": "the text of an error: too few bookies to create a ledger",
     "topic.Turns.take": "a commit loses five races",
