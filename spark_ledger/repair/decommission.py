@@ -10,7 +10,6 @@ that are begun at once and cannot both be, neither goes on; who looks on may go 
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
-from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
 from spark_ledger.repair import status, work_list
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
@@ -117,7 +116,9 @@ async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
 
 async def _list(store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord]) -> None:
     """The auditor may have listed what it saw before these ledgers named the bookie."""
-    reason = Reason(work_list.DRAINED, bookie_id, time.time_ns() // 10**6)
+    with reachable("asking the metadata store for the time"):
+        since_ms = await store_now_ms(store) if records else 0
+    reason = Reason(work_list.DRAINED, bookie_id, since_ms)
 
     async def add(record: LedgerRecord) -> None:
         await work_list.add(store, record.ledger_id, [reason])

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -110,7 +109,7 @@ async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
     worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s)
     reasons: dict[int, list[Reason]] = {}
     for one in await limbo.listed(ledgers.metadata):
-        reason = Reason(work_list.LIMBO, one.bookie_id, time.time_ns() // 10**6)
+        reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)
         reasons.setdefault(one.ledger_id, []).append(reason)
     done = Pass([], {})
     with reachable("listing what is in limbo as under-replicated"):
