@@ -212,5 +212,5 @@ def test_a_bookie_tells_which_service_it_speaks_and_with_which_messages(cluster:
     told = FileDescriptorProto.FromString(file)
     assert file == pb.DESCRIPTOR.serialized_pb
     assert [method.name for method in told.service[0].method] == [
-        *("Add", "Read", "ReadStream", "ReadLac", "WriteLac", "ClearLimbo", "Info")
+        *("Add", "Read", "ReadStream", "ReadLac", "WriteLac", "ClearLimbo", "Info", "Stored")
     ]

@@ -92,7 +92,8 @@ def test_a_task_that_needs_a_new_ledger_takes_few_rows_meanwhile_and_they_are_co
             yield ROWS
 
     options = given(zookeeper, topic)
-    job = job_of({**options, "maxInFlightBytes": f"{IN_FLIGHT >> 20}m"})
+    stored = {"maxInFlightBytes": f"{IN_FLIGHT >> 20}m", "compression": "none"}
+    job = job_of({**options, **stored})
     append(job, 0, [ROWS.slice(0, 10)])  # which the commit itself holds: there is no ledger yet
     assert append(job, 1, rows()).kind is CommitKind.COMMITTED
     assert ROWS.nbytes < meanwhile[0] <= IN_FLIGHT < BATCHES * ROWS.nbytes
