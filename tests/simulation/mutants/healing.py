@@ -211,7 +211,7 @@ MUTANTS = (
         *("end of an open ledger repaired", "BK#3329", transitions, "is_settled"),
         *(everything_is_settled, HEALS),
     ),
-    M("who joins is not fenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
+    M("who joins is left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
     M(
         *("who joins is no keeper", "BK#4844", LedgerRecord, "names"),
         *(who_joins_is_no_keeper, HEALS),
