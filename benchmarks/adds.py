@@ -3,6 +3,7 @@
 One ledger, one client process, `append_async`, E=3 Qw=3 Qa=2, synced before every acknowledgement.
 """
 
+import multiprocessing
 import os
 import statistics
 import time
@@ -67,6 +68,39 @@ def one_run(cluster: LocalCluster, client: LedgerClient, entry_bytes: int, secon
         took = time.monotonic() - began
     used = bookies_cpu_s(cluster) - before
     return Run(entries, took, time.process_time() - own, used / len(cluster.bookies))
+
+
+CLIENTS = 2
+
+
+def host_rate(cluster: LocalCluster, entry_bytes: int, seconds: float) -> tuple[float, float]:
+    """Adds a second of all bookies of one host, each entry on one of them, from two client
+    processes; and adds a processor-second of a bookie."""
+    before = bookies_cpu_s(cluster)
+    given = (cluster.service_url, len(cluster.bookies), entry_bytes, seconds)
+    with multiprocessing.get_context("spawn").Pool(CLIENTS) as pool:
+        done = pool.starmap(_striped, [given] * CLIENTS)
+    entries = sum(entries for entries, _ in done)
+    rate = sum(entries / took for entries, took in done)
+    return rate, entries / (bookies_cpu_s(cluster) - before)
+
+
+def _striped(service_url: str, bookies: int, entry_bytes: int, seconds: float) -> tuple[int, float]:
+    payload = os.urandom(entry_bytes)
+    burst = max(1, BURST_BYTES // entry_bytes)
+    entries = 0
+    config = client_config(inflight_bytes=IN_FLIGHT[entry_bytes])
+    with (
+        LedgerClient(service_url, config) as client,
+        client.create_ledger(bookies, 1, 1) as writer,
+    ):
+        began = time.monotonic()
+        while (took := time.monotonic() - began) < seconds:
+            for _ in range(burst):
+                last = writer.append_async(payload)
+            entries += burst
+        last.result()
+    return entries, took
 
 
 def single_adds_ms(cluster: LocalCluster) -> list[float]:

@@ -7,9 +7,11 @@
 PEERS_HOME: where the peers are installed (default .peers; installed when missing: Maven, Java 17).
 A size writes up to 60 GB, which are deleted before the next.
 E=3 Qw=3 Qa=2, synced before every acknowledgement; rates are medians of three runs of 10 s.
+`processes`: 1, 2 and 3 bookies on one host, each entry on one of them (Qw=1), two clients.
 """
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -88,6 +90,21 @@ def latency(options: argparse.Namespace) -> list[Figure]:
     ]
 
 
+def processes(options: argparse.Namespace) -> list[Figure]:
+    figures = []
+    for entry_bytes, name in ((1 << 10, "1 KiB"), (64 << 10, "64 KiB")):
+        for count in (1, 2, 3):
+            with LocalCluster(bookies=count, autorecovery=False) as cluster:
+                done = [
+                    adds.host_rate(cluster, entry_bytes, options.seconds)
+                    for _ in range(options.runs)
+                ]
+            rate, each = map(statistics.median, zip(*done, strict=True))
+            text = f"{rate:,.0f}/s, {each:,.0f} a CPU-s of a bookie"
+            figures.append(Figure(f"adds of {name}, bookies on the host: {count}", "-", text, None))
+    return figures
+
+
 def amplification(options: argparse.Namespace) -> list[Figure]:
     with LocalCluster(bookies=3, autorecovery=False) as cluster:
         times = adds.write_amplification(cluster, options.seconds)
@@ -126,6 +143,7 @@ def idle(options: argparse.Namespace) -> list[Figure]:
 
 OTHERS: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
     "latency": latency,
+    "processes": processes,
     "cold-read": cold,
     "amplification": amplification,
     "restart": restart,
