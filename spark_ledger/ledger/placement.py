@@ -11,6 +11,7 @@ A policy of one's own is a function `policy(request, rng)`, named `module:functi
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -84,6 +85,17 @@ class Search:
         for bookie in reversed(drawn):
             group = bookie.rack, bookie.host, bookie.id in suspects
             self._groups.setdefault(group, []).append(bookie)
+        self._leave_out_hosts()
+
+    def _leave_out_hosts(self) -> None:
+        """Of each rack, no more hosts than there are slots to fill: those drawn first."""
+        hosts = {bookie.host for bookie in self._placed.values()}
+        kept: Counter[tuple[str, bool]] = Counter()
+        for group in sorted(self._groups, key=lambda group: self._drawn_at(self._groups[group])):
+            rack, host, suspect = group
+            kept[rack, suspect] += host not in hosts
+            if host not in hosts and kept[rack, suspect] > len(self._request.slots):
+                del self._groups[group]
 
     def run(self) -> dict[int, str]:
         """The bookie of each slot that can be filled."""
@@ -133,15 +145,19 @@ class Search:
 
     def _alternatives(self) -> list[list[BookieInfo]]:
         """The groups that have somebody left, those who are no suspects first, then as drawn; one
-        of each rack and host where it does not matter how many suspects are taken."""
-        left = [group for group in self._groups.values() if group]
-        left.sort(key=lambda group: self._drawn[group[-1].id])
-        if not self._any_suspects:
-            return left
-        first: dict[tuple[str, str], list[BookieInfo]] = {}
+        of each rack and host where it does not matter how many suspects are taken. The hosts of a
+        rack on which nothing is placed are alike: the one drawn first stands for them."""
+        left = sorted(filter(None, self._groups.values()), key=self._drawn_at)
+        hosts = {bookie.host for bookie in self._placed.values()}
+        first: dict[tuple[str, str | None, bool], list[BookieInfo]] = {}
         for group in left:
-            first.setdefault((group[-1].rack, group[-1].host), group)
+            rack, host = group[-1].rack, group[-1].host
+            suspect = not self._any_suspects and self._drawn[group[-1].id][0]
+            first.setdefault((rack, host if host in hosts else None, suspect), group)
         return list(first.values())
+
+    def _drawn_at(self, group: list[BookieInfo]) -> tuple[bool, int]:
+        return self._drawn[group[-1].id]
 
     def _objections(self, slot: int, bookie: BookieInfo) -> tuple[bool, int, int]:
         suspect, drawn = self._drawn[bookie.id]
