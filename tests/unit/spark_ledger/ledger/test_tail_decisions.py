@@ -113,7 +113,7 @@ def test_three_copies_and_two_acks_are_decided_alike_in_every_order_of_arrival()
     """Two entries, every word of three bookies on each, all six orders, after every arrival."""
     quorum = Quorum(3, 3, 2)
     words = list(itertools.product((YES, NO, TORN, UNKNOWN), repeat=2))
-    for first, said in itertools.product((0, 1, 2), itertools.product(words, repeat=3)):
+    for first, said in itertools.product((0, 2), itertools.product(words, repeat=3)):
         for order in itertools.permutations(range(3)):
             tail, heard = TailWindow(quorum, LEDGER, first, 2), {}
             for slot in order:

@@ -211,22 +211,22 @@ def test_a_lone_small_share_is_an_entry_of_its_own():
 
 
 def test_when_memory_is_used_up_by_many_small_shares_they_leave_together_in_order():
-    encoder = encoder_of(1000, gather_bytes_max=4 << 20)
+    encoder = encoder_of(200, gather_bytes_max=1 << 20)
     rng = random.Random(7)
-    sent = [b"%d" % rng.randrange(50_000) for _ in range(100_000)]
+    sent = [b"%d" % rng.randrange(50_000) for _ in range(30_000)]
     entries = []
     for start in range(0, len(sent), 5000):
         part = binary(sent[start : start + 5000])
         entries += encoder.add(
             part, binary([b"%08d" % n + b"x" * 100 for n in range(start, start + 5000)])
         )
-        assert encoder.gathered_bytes <= 4 << 20
+        assert encoder.gathered_bytes <= 1 << 20
     middle = list(entries)
     entries += encoder.flush()
 
     assert len(middle) > 1
     assert all(len(entry.shares) > 1 for entry in middle)
-    assert all(entry.payload_bytes > 512 << 10 for entry in middle)
+    assert all(entry.payload_bytes > 128 << 10 for entry in middle)
     seen = {}
     for partition, batch in shares_of(entries):
         seen.setdefault(partition, []).extend(int(v[:8]) for v in batch["value"].to_pylist())

@@ -251,17 +251,18 @@ def test_the_intervals_of_many_small_commits_become_one_for_each_partition():
     assert (parts[0][0].first_ms, parts[0][0].last_ms) == (0, 99)
 
 
-def test_ten_thousand_small_commits_are_a_few_intervals_and_a_root_of_some_kilobytes():
+def test_thousands_of_small_commits_are_a_few_intervals_and_a_root_of_some_kilobytes():
+    commits = 3_000
     shelf = Shelf(random.Random(1))
     topic = state.empty("id", 2)
-    for number in range(10_000):
+    for number in range(commits):
         made = Commit("", "", "", 0, "", "", (Append((segment(number, 1),)),))
         topic = state.apply(topic, number, made, number)
         if number % 64 == 63:
             topic = shelf.stored(topic, [checkpoint.merged(held) for held in topic.partitions])
             assert sum(len(held.intervals) for held in topic.partitions) == 1
-    assert topic.end_offsets() == {0: 10_000, 1: 0}
-    assert len(checkpoint.encode_root(Root(topic))) < 100_000
+    assert topic.end_offsets() == {0: commits, 1: 0}
+    assert len(checkpoint.encode_root(Root(topic))) < 10 * commits
 
 
 def test_chunks_have_about_as_many_segments_each_as_fit_a_mebibyte():

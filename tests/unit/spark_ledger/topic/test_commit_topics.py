@@ -277,8 +277,8 @@ def test_a_commit_over_many_busy_topics_gets_its_turn():
 def test_without_turns_a_commit_over_many_busy_topics_starves(monkeypatch):
     async def act(stage):
         monkeypatch.setattr("spark_ledger.topic.commit.commit.LOSSES_MAX", 1_000_000)
-        with pytest.raises(errors.CommitContended, match=r"lost every race for 0.6 s"):
-            await beside_busy_writers(stage, 5, 0.6)
+        with pytest.raises(errors.CommitContended, match=r"lost every race for 0.3 s"):
+            await beside_busy_writers(stage, 5, 0.3)
 
     play(act)
 

@@ -63,7 +63,7 @@ def values(*some):
     return pa.RecordBatch.from_arrays([pa.array(some, pa.binary())], ["value"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=12), st.data())
 def test_the_same_rows_have_one_fingerprint_in_any_order_and_over_any_tasks(rows, data):
     whole = batch(rows)
@@ -76,7 +76,7 @@ def test_the_same_rows_have_one_fingerprint_in_any_order_and_over_any_tasks(rows
     assert together(tasks) == content(whole)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=5), st.lists(ROW, min_size=1, max_size=5))
 def test_other_rows_have_another_fingerprint(some, others):
     same = sorted(map(repr, some)) == sorted(map(repr, others))
