@@ -1,4 +1,4 @@
-"""Making whole what is on the list of under-replicated ledgers, one ledger after another.
+"""Making whole what is on the list of under-replicated ledgers, a few at a time.
 
     lock -> read the record again -> drop the reasons that are none any more -> close the ledger, if
     its writer is gone -> give away the slots of bookies that are to go, bring back what others lack
@@ -26,13 +26,14 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerState, Tokens
 from spark_ledger.metadata.store import MetadataStore, NoNode
-from spark_ledger.metadata.store_calls import reachable
+from spark_ledger.metadata.store_calls import each, reachable
 from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.copies import Pace
 from spark_ledger.repair.idle import IdleLedgers
 from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
+LEDGERS_AT_ONCE = 3
 IDLE_SHARE = 0.5  # of the delay
 _GO = (work_list.LOST, work_list.DRAINED)
 _NONE: tuple[int, ...] = ()
@@ -129,17 +130,21 @@ class Worker:
         self._idle.forget_all_but(ledger_ids)
         self._ledgers.cluster.rng.shuffle(ledger_ids)
         outcomes = []
-        for ledger_id in ledger_ids:
-            wait = self._waits.get(ledger_id)
-            if wait is not None and self._now() < wait.until_s:
-                continue
+
+        async def work(ledger_id: int) -> None:
             with reachable("looking up the settings of autorecovery"):
                 if not (await settings(self._store)).enabled:
-                    break
+                    return
             outcome = await self.work_at(ledger_id)
             if outcome is not None:
                 outcomes.append(outcome)
+
+        await each(work, filter(self._is_due, ledger_ids), LEDGERS_AT_ONCE)
         return outcomes
+
+    def _is_due(self, ledger_id: int) -> bool:
+        wait = self._waits.get(ledger_id)
+        return wait is None or self._now() >= wait.until_s
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
         """Work at a ledger that is listed, whether or not repair is enabled; None: another worker
