@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["bookie_server", "spark_ledger", "pyspark_ledger"]
 SOURCES = [*PACKAGES, "tests", "benchmarks", "scripts", "notebooks", "examples"]
-PYTEST = ["-m", "pytest", "-q", "-p", "tests.kit.skip_list", "--durations=5"]
+PYTEST = ["-m", "pytest", "-q", "-p", "tests.kit.skip_list", "--durations=12"]
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
@@ -32,6 +32,8 @@ def ruff(*arguments: str) -> list[str]:
 
 TWO = ["-n", "2"]
 TWO_FILES = [*TWO, "--dist", "loadfile"]  # what a file has set up serves all its tests
+MUTANTS = ["tests/simulation/test_mutants.py", "tests/simulation/test_reach.py"]
+"""As long as all other files together, and each test stands alone."""
 STEPS: dict[str, list[list[str]]] = {
     "lint": [ruff("check", "--quiet")],
     "format": [ruff("format", "--check", "--quiet")],
@@ -39,7 +41,10 @@ STEPS: dict[str, list[list[str]]] = {
     "tidy": [[*PYTEST, "-s", "tests/tidy"]],
     "unit": [[*PYTEST, *TWO, "tests/unit"]],
     "storage": [[*PYTEST, *TWO, "tests/storage"]],
-    "simulation": [[*PYTEST, *TWO_FILES, "tests/simulation"]],
+    "simulation": [
+        [*PYTEST, *TWO_FILES, *(f"--ignore={path}" for path in MUTANTS), "tests/simulation"],
+        [*PYTEST, *TWO, *MUTANTS],
+    ],
     "integration": [
         [*PYTEST, *TWO_FILES, "-m", "not alone", "tests/integration"],
         [*PYTEST, "-m", "alone", "tests/integration"],
