@@ -64,7 +64,6 @@ class AsyncLedgerReader:
         self._fetch = RangeFetch(
             cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
         )
-        self._long = LongRead(cluster, self.ledger_id, tokens.read, self._view.heard)
         self._entry_bytes = self._guess()
 
     @property
@@ -273,42 +272,43 @@ class AsyncLedgerReader:
             ahead_bytes = min(ahead_bytes, quorum.write_quorum * (max_bytes + HEADER_BYTES))
             tries, request_bytes = 0, self._request_bytes(ahead_bytes, 1)
         while ids:
-            bookie, silent = "", False
+            long = None
             count = self._count_short(ids, ahead_bytes) if tries else len(ids)
             if not count:
-                end = self._fragment_end(ids[0], spans_of(ids)[0][1])
-                bookie = self._first_asked(ids[0])
-                streamed = self._long.runs(bookie, ids[0], end, request_bytes, ahead_bytes)
-                async with aclosing(streamed) as runs:
-                    async for run in runs:
+                long = self._long_read(*spans_of(ids)[0])
+                try:
+                    while run := await long.next_run(request_bytes, ahead_bytes):
                         self._entry_bytes = self._estimate(run)
                         ids = since(ids, run[-1].header.entry_id + 1)
                         yield run
-                if not has(ids, end):
+                finally:
+                    long.give_up()
+                if not has(ids, long.last):
                     continue
                 tries -= 1
-                silent = self._long.silent and quorum.ensemble_size > 1
-                self._fetch.avoided = bookie
-                count = len(self._chunk(range(ids[0], end + 1), request_bytes).ids)
+                self._fetch.avoided = long.bookie_id
+                count = len(self._chunk(range(ids[0], long.last + 1), request_bytes).ids)
             window, ids = Window(ids[:count], request_bytes, ahead_bytes), ids[count:]
             try:
                 while run := await self._next_run(window):
-                    if bookie:
-                        self._others_delivered(bookie, silent)
-                        bookie = ""
+                    if long is not None:
+                        self._others_delivered(long)
+                        long = None
                     yield run
             finally:
                 window.give_up()
 
-    def _first_asked(self, entry_id: int) -> str:
-        ensemble = self.record.fragment_of(entry_id).ensemble
-        return ensemble[self._fetch.order(ensemble)[0]]
+    def _long_read(self, first: int, last: int) -> LongRead:
+        """Of the first fragment's part of the range."""
+        ensemble = self.record.fragment_of(first).ensemble
+        bookie = ensemble[self._fetch.order(ensemble)[0]]
+        return LongRead(self._cluster, self._view, bookie, first, self._fragment_end(first, last))
 
-    def _others_delivered(self, bookie: str, silent: bool) -> None:
-        """What this bookie's stream did not: it kept the reader waiting if it was `silent`."""
+    def _others_delivered(self, long: LongRead) -> None:
+        """What this one did not."""
         self._fetch.avoided = ""
-        if silent:
-            self._fetch.overtaken(bookie)
+        if long.silent and self._view.quorum.ensemble_size > 1:
+            self._fetch.overtaken(long.bookie_id)
 
     def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many come before the next neighbours that are worth a stream."""
