@@ -35,7 +35,7 @@ from spark_ledger.ledger.cluster import BAD_COPY, Cluster
 from spark_ledger.ledger.read.ledger_view import LedgerView
 from spark_ledger.ledger.read.long_read import LongRead
 from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk, Refusals
-from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped, follow
+from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
@@ -207,7 +207,14 @@ class AsyncLedgerReader:
         the next one may be asked for all the same.
         """
         _check_id(first)
-        return EntryStream(first, lambda entry_id: follow(self, entry_id))
+        return EntryStream(first, self._follow)
+
+    async def _follow(self, first: int) -> Entries:
+        while (last := await self.wait_for_entry(first)) >= first:
+            async with aclosing(self.read(first, last)) as entries:
+                async for found in entries:
+                    yield found
+            first = last + 1
 
     # -- pieces of a read ---------------------------------------------------------------------
 
