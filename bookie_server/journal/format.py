@@ -117,11 +117,6 @@ def records_bytes(records: Sequence[Record]) -> int:
     return RECORD_HEADER_BYTES * len(records) + sum([len(record.body) for record in records])
 
 
-def batch_bytes(records: Sequence[Record]) -> int:
-    """The length on disk of a batch of these records."""
-    return padded(BATCH_HEADER_BYTES + records_bytes(records))
-
-
 # -- writing ----------------------------------------------------------------------------------
 
 

@@ -58,6 +58,12 @@ class Journals:
             return journal.append(records, lane, after)
         return self._split(records, lane, after)
 
+    def tell(self, ledger_id: int) -> asyncio.Future[None]:
+        """Append the ledger's record, of which the node knows. See Journal.append."""
+        record = self._present(ledger_id)
+        assert record is not None
+        return self.append([record])
+
     def _split(
         self, records: Sequence[Record], lane: Lane, after: Sequence[int]
     ) -> asyncio.Future[None]:

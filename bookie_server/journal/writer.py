@@ -39,12 +39,12 @@ from bookie_server.journal.format import (
     Record,
     RecordKind,
     Suspect,
-    batch_bytes,
     decode_batch_header,
     decode_file_header,
     decode_records,
     encode_batch,
     encode_file_header,
+    padded,
 )
 from bookie_server.journal.queue import Group, JournalQueue
 from bookie_server.journal.scan import SegmentReader
@@ -232,21 +232,21 @@ class Journal:
 
     async def _write(self, groups: list[Group]) -> None:
         records = [record for group in groups for record in group.records]
+        size = sum([group.bytes for group in groups])
         needs_sync = any([group.needs_sync for group in groups]) or self._sync_is_due
         try:
             if records:
-                await self._write_batch(records, needs_sync)
+                await self._write_batch(records, padded(BATCH_HEADER_BYTES + size), needs_sync)
             elif needs_sync:
                 await self._sync()
         except Exception:
             self._queue.put_back(groups)  # all waiting appends end, these first
             raise
+        self.pending_bytes -= size
         for group in groups:
-            self.pending_bytes -= group.bytes
             group.ack.written()
 
-    async def _write_batch(self, records: list[Record], sync: bool) -> None:
-        size = batch_bytes(records)
+    async def _write_batch(self, records: list[Record], size: int, sync: bool) -> None:
         if self._segment.file.end + size > self._segment.bytes_max:
             await self._roll()
         file_id, file = self._segment.file_id, self._segment.file

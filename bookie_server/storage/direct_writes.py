@@ -16,28 +16,19 @@ nothing by it.
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bookie_server.journal.format import Record, RecordKind
 from bookie_server.journal.journals import Journals, gathered
 from bookie_server.journal.writer import retrieve
 from bookie_server.lanes import Lane
-from bookie_server.logs.index import LedgerState, Location
+from bookie_server.logs.index import Location
 from bookie_server.storage.directories import DirectoryStore
+from bookie_server.storage.flush import Stores
+from bookie_server.storage.states import LedgerStates
 from bookie_server.storage.write_cache import CacheHalf, DirectLocation, WriteCache
 
 Appended = asyncio.Future[None]
-
-
-class Owner(Protocol):
-    """What direct writes ask the engine."""
-
-    def state(self, ledger_id: int) -> LedgerState | None: ...
-    def record(self, ledger_id: int) -> Record | None: ...
-    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
-        """The living directory with space that takes the ledger's entries."""
-
-    def lives(self, store: DirectoryStore) -> bool: ...
 
 
 class _Large(NamedTuple):
@@ -56,8 +47,11 @@ class _Large(NamedTuple):
 class DirectWrites:
     """Of one engine. `bytes_min`: entries of that size and above are large; 0: none is."""
 
-    def __init__(self, owner: Owner, cache: WriteCache, bytes_min: int) -> None:
-        self._owner = owner
+    def __init__(
+        self, states: LedgerStates, directories: Stores, cache: WriteCache, bytes_min: int
+    ) -> None:
+        self._states = states
+        self._directories = directories
         self._cache = cache
         self._bytes_min = bytes_min
         self._under_way: dict[int, Appended] = {}  # by ledger: all that it has on this way
@@ -125,7 +119,8 @@ class DirectWrites:
         self, journals: Journals, ledger_id: int, records: Sequence[Record]
     ) -> Appended | None:
         """None: they have to go the other way."""
-        store = self._owner.home_of_large(ledger_id)
+        state = self._states.get(ledger_id)
+        store = None if state is None else self._directories.home_with_space(state)
         if store is None:
             return None
         halves: dict[CacheHalf, list[Record]] = {}  # two, if a flush began between these entries
@@ -161,10 +156,8 @@ class DirectWrites:
         """A journal is to know that the directory has entries of the ledger; None: one does."""
         if self._told.get(ledger_id) == store.id:
             return self._telling.get(ledger_id)
-        state = self._owner.record(ledger_id)
-        assert state is not None
         self._told[ledger_id] = store.id
-        telling = self._telling[ledger_id] = journals.append([state])
+        telling = self._telling[ledger_id] = journals.tell(ledger_id)
         telling.add_done_callback(partial(self._heard, ledger_id))
         return telling
 
@@ -227,9 +220,9 @@ class DirectWrites:
 
     def _is_kept(self, large: _Large) -> bool:
         """Whether what lies in the directory counts as the ledger's."""
-        state = self._owner.state(large.ledger_id)
+        state = self._states.get(large.ledger_id)
         listed = state is not None and large.store.id in state.directories
-        return listed and self._owner.lives(large.store)
+        return listed and self._directories.lives(large.store.id)
 
 
 def _pass_on(done: Appended, outcome: Appended) -> None:

@@ -89,7 +89,9 @@ class LedgerStorage:
         self.on_quarantine: Callable[[int], None] = lambda _: None
         """Called with the ledger of each quarantine, also of one that was "lost" already."""
         self._journals = Journals({}, self.record)
-        self._direct_writes = DirectWrites(self, self._cache, config.large_entry_bytes)
+        self._direct_writes = DirectWrites(
+            self._states, stores, self._cache, config.large_entry_bytes
+        )
         self._marks: dict[str, Mark] = {}
         self._absent_journals: list[str] = []
         self._attached = False
@@ -299,13 +301,8 @@ class LedgerStorage:
         """
         return self._direct_writes.append(self._journals, records, lane, after)
 
-    def home_of_large(self, ledger_id: int) -> DirectoryStore | None:
-        """See direct_writes.Owner."""
-        state = self._states.get(ledger_id)
-        return self._stores.home_with_space(state) if state is not None else None
-
     def lives(self, store: DirectoryStore) -> bool:
-        """See direct_writes.Owner."""
+        """Whether the directory was not lost."""
         return self._stores.lives(store.id)
 
     @property

@@ -37,11 +37,6 @@ class Unreachable(Exception):
     """A frame got no response, or a malformed one; what was stored is unknown."""
 
 
-def unknown_result(reason: str) -> AddResult:
-    """The value of class *unknown* that stands for a response that did not come."""
-    return AddResult(Status.IO_ERROR, 0, reason)
-
-
 class _Run(NamedTuple):
     """Adds that follow each other in the lane and whose responses `done` takes at once."""
 
@@ -135,7 +130,8 @@ class AddLane:
             results = await self._send([add.packed for run in frame for add in run.adds])
         except Unreachable as failure:
             frame += self._take_all()
-            results = [unknown_result(str(failure))] * sum([len(run.adds) for run in frame])
+            unknown = AddResult(Status.IO_ERROR, 0, str(failure))
+            results = [unknown] * sum([len(run.adds) for run in frame])
         at = 0
         for done, adds in frame:
             done(adds, results[at : at + len(adds)])

@@ -1,14 +1,14 @@
 """The topic layer for callers without an event loop: Spark's driver and tasks, the CLI, notebooks.
 
 Always true: rows are decoded in the caller's thread; only fetching runs on the background loop, so
-both go on at once; what is fetched ahead is bounded by AHEAD_BYTES.
+both go on at once; what is fetched ahead is bounded by AHEAD_BYTES and a run more.
 """
 
 import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from spark_ledger.config import ClientConfig, client_config
@@ -21,8 +21,8 @@ from spark_ledger.topic.entry.key_filter import hashes_of
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.read.plan import ReadTask
-from spark_ledger.topic.read.row_blocks import Block, joined_blocks
-from spark_ledger.topic.read.slice_reader import FetchedEntry
+from spark_ledger.topic.read.row_blocks import Block, Joining
+from spark_ledger.topic.read.slice_reader import Fetched, FetchedEntry
 from spark_ledger.topic.task_reader import fetch_kept
 from spark_ledger.topic.write.entry_sender import EntrySender
 from spark_ledger.topic.write.task_writer import (
@@ -34,7 +34,7 @@ from spark_ledger.topic.write.task_writer import (
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
+AHEAD_BYTES = 2 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
 _connected: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess()
 
@@ -130,7 +130,10 @@ class BlockingTopics:
         ahead = _Ahead(fetch_kept(self.client, task, keys=hashes, lossy=lossy))
         try:
             while handful := self.run(ahead.next()):
-                yield from joined_blocks(fetched.block(columns) for fetched in handful)
+                joining = Joining()
+                for fetched in handful:
+                    yield from joining.add(fetched.block(columns))
+                yield from joining.end()
         finally:
             loop.run(ahead.close())
 
@@ -138,8 +141,8 @@ class BlockingTopics:
 class _Ahead:
     """Fetches the next handful of entries while the caller decodes the last. On the loop."""
 
-    def __init__(self, fetched: AsyncGenerator[FetchedEntry, None]) -> None:
-        self._fetched = fetched
+    def __init__(self, runs: Fetched) -> None:
+        self._runs = runs
         self._next: asyncio.Task[list[FetchedEntry]] | None = None
 
     async def next(self) -> list[FetchedEntry]:
@@ -153,15 +156,15 @@ class _Ahead:
         if self._next is not None:
             self._next.cancel()
             await asyncio.gather(self._next, return_exceptions=True)
-        await self._fetched.aclose()
+        await self._runs.aclose()
 
     async def _fetch(self) -> list[FetchedEntry]:
-        """AHEAD_BYTES of entries, or one more."""
+        """AHEAD_BYTES of entries, or one run more."""
         taken: list[FetchedEntry] = []
         size = 0
-        async for fetched in self._fetched:
-            taken.append(fetched)
-            size += len(fetched.entry.payload)
+        async for run in self._runs:
+            taken += run
+            size += sum(len(fetched.entry.payload) for fetched in run)
             if size >= AHEAD_BYTES:
                 break
         return taken

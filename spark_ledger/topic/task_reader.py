@@ -8,7 +8,6 @@ other rows.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from spark_ledger import errors
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.state import PartitionState, Tables, TopicState
-from spark_ledger.topic.read import slice_reader
 from spark_ledger.topic.read.plan import (
     NAMED_MAX,
     LiveRows,
@@ -27,7 +25,7 @@ from spark_ledger.topic.read.plan import (
     since,
     without,
 )
-from spark_ledger.topic.read.slice_reader import FetchedEntry
+from spark_ledger.topic.read.slice_reader import Fetched, fetch_task
 
 FOLDS_MAX = 20
 PAUSE_S = 0.05
@@ -38,9 +36,9 @@ Left = list[tuple[int, int, int]]
 
 async def fetch_kept(
     client: TopicClient, task: ReadTask, *, keys: Hashes | None = None, lossy: bool = False
-) -> AsyncGenerator[FetchedEntry, None]:
-    """The entries of the task, in order, not decoded yet; with `keys` (hashes) without those that
-    are known to have none of them.
+) -> Fetched:
+    """The entries of the task, in order, some at a time, not decoded yet; with `keys` (hashes)
+    without those that are known to have none of them.
 
     Raises errors.RowsTrimmed, errors.RowsLost (neither if `lossy`), errors.TopicDeleted,
     errors.NoSuchLedger when a ledger is gone whenever the topic is folded again,
@@ -50,12 +48,13 @@ async def fetch_kept(
     tries = 0
     while True:
         try:
-            async with aclosing(slice_reader.fetch_task(client.ledgers, task, keys)) as entries:
-                async for fetched in entries:
-                    yield fetched
-                    pieces = fetched.pieces
-                    ends = pieces["offset"] + pieces["take"]
-                    at.update(zip(pieces["partition"].tolist(), ends.tolist(), strict=True))
+            async with aclosing(fetch_task(client.ledgers, task, keys)) as runs:
+                async for run in runs:
+                    yield run
+                    for fetched in run:
+                        pieces = fetched.pieces
+                        ends = pieces["offset"] + pieces["take"]
+                        at.update(zip(pieces["partition"].tolist(), ends.tolist(), strict=True))
             return
         except errors.NoSuchLedger as error:
             tries += 1

@@ -47,7 +47,7 @@ def poll(channel):
 @pytest.mark.parametrize("how", ["cancelled", "disconnected"])
 def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away(how):
     async def test(node, address):
-        handle = await node.bookie._ledgers.meet(1)
+        handle = await node.handles.meet(1)
         channel = grpc.aio.insecure_channel(address)
         calls = [poll(channel) for _ in range(POLLS)]
         await until(lambda: node.bookie.long_polls == POLLS)
@@ -72,7 +72,7 @@ def waiting_request(wait_ms):
 
 def test_a_thousand_polls_cancelled_timed_out_or_answered_leave_no_waiter_at_the_bookie():
     async def test(node, address):
-        handle = await node.bookie._ledgers.meet(1)
+        handle = await node.handles.meet(1)
         async with grpc.aio.insecure_channel(address) as channel:
             ask = BookieStub(channel).ReadLac
             cancelled = [ask(waiting_request(50_000), timeout=50) for _ in range(400)]
@@ -90,7 +90,7 @@ def test_a_thousand_polls_cancelled_timed_out_or_answered_leave_no_waiter_at_the
 
 def test_polls_of_a_process_that_was_killed_leave_no_waiter_at_the_bookie():
     async def test(node, address):
-        handle = await node.bookie._ledgers.meet(1)
+        handle = await node.handles.meet(1)
         request = waiting_request(50_000).SerializeToString()
         asker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", ASKER, address, request.hex())

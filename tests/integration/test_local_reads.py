@@ -95,8 +95,8 @@ def read_through(
         store = await connect(cluster.service_url, config)
         try:
             reader = await store.open(ledger_id, recover=False)
-            read = reader.read_entries(range(count))
-            return [bytes(entry.payload) async for _, entry in read]
+            runs = reader.read_entries(range(count))
+            return [bytes(entry.payload) async for run in runs for entry in run]
         finally:
             await store.close()
 

@@ -16,13 +16,14 @@ from tests.kit.processes import eventually
 
 
 async def collect(ledgers, ledger_id, ids, meanwhile=None):
-    """(entry id, payload) of the entries; `meanwhile` is done when the first is there."""
+    """(entry id, payload) of the entries; `meanwhile` is done when the first are there."""
     reader = await ledgers.open(ledger_id, recover=False)
     found = []
-    async for entry_id, entry in reader.read_entries(ids, entry_bytes=len(PAYLOADS[0])):
-        found.append((entry_id, bytes(entry.payload)))
-        if meanwhile is not None and len(found) == 1:
+    async for run in reader.read_entries(ids, entry_bytes=len(PAYLOADS[0])):
+        found += [(entry.header.entry_id, bytes(entry.payload)) for entry in run]
+        if meanwhile is not None:
             meanwhile()
+            meanwhile = None
     return found
 
 

@@ -77,7 +77,7 @@ async def forge(
 
 async def _take_over(client: Client, record: LedgerRecord, rng: random.Random) -> None:
     """Recover without asking oneself for the password first, as an honest client does."""
-    cluster, tokens = client.ledgers._cluster, derive(WRONG)
+    cluster, tokens = client.ledgers.cluster, derive(WRONG)
     try:
         known = await cluster.records.read(record.ledger_id, fresh=True)
         known = await cluster.records.move(known, transitions.mark_in_recovery)

@@ -95,11 +95,11 @@ class TopicKeys:
         """What a read gives, and of how many entries."""
         found, entries = Found(), 0
         hashes = None if keys is None else hashes_of(keys)
-        async with aclosing(fetch_task(topics.ledgers, task, hashes)) as pieces:
-            async for fetched in pieces:
-                entries += 1
-                rows = rows_of(fetched)
-                values = rows.record_batch.column("value").to_pylist()
-                for offset, value in enumerate(values, rows.offset):
-                    found[rows.partition, offset] = value
+        async with aclosing(fetch_task(topics.ledgers, task, hashes)) as runs:
+            async for run in runs:
+                entries += len(run)
+                for rows in map(rows_of, run):
+                    values = rows.record_batch.column("value").to_pylist()
+                    for offset, value in enumerate(values, rows.offset):
+                        found[rows.partition, offset] = value
         return found, entries

@@ -6,6 +6,7 @@ Always true: what is watched behaves as if it were not; it tells the observers a
 import asyncio
 import functools
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from bookie_server.api.entry import NO_ENTRY
@@ -87,8 +88,8 @@ def watch_writer(writer: Any, observers: Observers) -> None:
 
 
 def watch_reader(reader: Any, observers: Observers, who: str) -> None:
-    """Let the observers hear of every entry that the reader returns and of its handle's LAC."""
-    plain_read, plain_scan = reader.read, reader._scan
+    """Let the observers hear of every entry that the reader reads and of its handle's LAC."""
+    plain_runs = reader._runs
     plain_refresh, plain_wait = reader.refresh_last_add_confirmed, reader.wait_beyond
     ledger_id, known = reader.ledger_id, NO_ENTRY
 
@@ -99,21 +100,17 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
         known = max(known, lac)
         return lac
 
-    async def returned(entries: Any, told: int) -> AsyncIterator[Any]:
-        try:
-            async for entry_id, entry in entries:
-                confirmed = look() if entry_id > known else known
-                observers.returned(ledger_id, entry_id, entry.payload, max(confirmed, told))
-                yield entry_id, entry
-        finally:
-            await entries.aclose()
-
-    def read(first: int, last: int, *, known_confirmed: int | None = None) -> AsyncIterator[Any]:
+    async def runs(
+        ids: Any, known_confirmed: int | None = None, max_bytes: int | None = None
+    ) -> AsyncIterator[Any]:
         told = NO_ENTRY if known_confirmed is None else known_confirmed
-        return returned(plain_read(first, last, known_confirmed=known_confirmed), told)
-
-    def scan(*args: Any) -> AsyncIterator[Any]:
-        return returned(plain_scan(*args), NO_ENTRY)
+        async with aclosing(plain_runs(ids, known_confirmed, max_bytes)) as found:
+            async for run in found:
+                for entry in run:
+                    entry_id = entry.header.entry_id
+                    confirmed = look() if entry_id > known else known
+                    observers.returned(ledger_id, entry_id, entry.payload, max(confirmed, told))
+                yield run
 
     async def refresh() -> int:
         await plain_refresh()
@@ -127,7 +124,7 @@ def watch_reader(reader: Any, observers: Observers, who: str) -> None:
         return int(last)
 
     look()
-    reader.read, reader._scan = read, scan
+    reader._runs = runs
     reader.refresh_last_add_confirmed, reader.wait_beyond = refresh, wait_beyond
 
 

@@ -369,7 +369,7 @@ async def a_log_without_footer_rots(stage: Stage, entry_id: int) -> LogMap:
     await stage.start()
     await stage.add(1, range(4), size=60)
     await stage.flushed()
-    (store,) = stage.rig.bookie._storage.stores
+    (store,) = stage.rig.storage.stores
     (place,) = await store.index.range(1, entry_id, entry_id, 1)
     path, _ = direct_log(stage.rig.ledger_disks[0], entry_of(1, entry_id, 0, entry_id - 1, 60))
     stage.rig.ledger_disks[0].truncate(path, 2 * BLOCK_BYTES)

@@ -16,6 +16,7 @@ from bookie_server.disk.interface import DiskFailed
 from bookie_server.journal.writer import JournalFailed
 from bookie_server.logs.index import LedgerState, Location
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from tests.kit.handling import reclaim_once
 from tests.simulation.disk import Keep, SimDisk
@@ -234,49 +235,54 @@ class Rig:
         assert self.process is not None
         await self.process.spawn(self.bookie.disks.look(), name="looks")
 
+    @property
+    def storage(self) -> LedgerStorage:
+        """The bookie's engine, which only tests look at from outside."""
+        return self.bookie._storage
+
     def drop(self, disk: SimDisk) -> None:
         """The directory was found to be lost, as the monitor finds it."""
-        self.bookie._storage.drop(self.ids[disk], DiskFailed("it was unmounted"))
+        self.storage.drop(self.ids[disk], DiskFailed("it was unmounted"))
 
     @property
     def living(self) -> list[SimDisk]:
         """Ledger directories that the node has not dropped."""
-        alive = [store.id for store in self.bookie._storage.stores]
+        alive = [store.id for store in self.storage.stores]
         return [disk for disk in self.ledger_disks if self.ids[disk] in alive]
 
     def directories(self, ledger_id: int) -> tuple[str, ...]:
         """Those that may hold entries of the ledger; the last takes new ones."""
-        state = self.bookie._storage.state(ledger_id)
+        state = self.storage.state(ledger_id)
         return () if state is None else state.directories
 
     @property
     def is_flushing(self) -> bool:
         """Whether a flush was begun and has not ended."""
-        return self.bookie._storage.is_flushing
+        return self.storage.is_flushing
 
     def in_cache(self, ledger_id: int) -> bool:
         """Whether entries of the ledger are still to be flushed."""
-        return self.bookie._storage.in_cache(ledger_id)
+        return self.storage.in_cache(ledger_id)
 
     async def stored(self, ledger_id: int) -> list[int]:
         """The entries of the ledger that cache and index know."""
-        return list(await self.bookie._storage.stored(ledger_id, 0, 1000))
+        return list(await self.storage.stored(ledger_id, 0, 1000))
 
     async def flush(self) -> None:
         """Returns when a flush that began now is complete."""
-        storage = self.bookie._storage
-        while storage._flush_begun is not None and not self.failed:
+        storage = self.storage
+        while storage.is_flushing and not self.failed:
             await _moment()
         flushes = storage.flushes
         if not self.failed:
             storage.begin_flush()
-        while not self.failed and (storage.flushes == flushes or storage._flush_begun is not None):
+        while not self.failed and (storage.flushes == flushes or storage.is_flushing):
             await _moment()
 
     def begin_flush(self) -> None:
         """What a full half of the write cache does."""
-        storage = self.bookie._storage
-        if storage._flush_begun is None:
+        storage = self.storage
+        if not storage.is_flushing:
             storage.begin_flush()
 
 

@@ -21,7 +21,7 @@ from contextlib import aclosing, suppress
 from itertools import pairwise
 
 from bookie_server.api.entry import HEADER_BYTES, NO_ENTRY, Entry
-from bookie_server.api.entry_ids import EntryIds, neat, since, spans_of
+from bookie_server.api.entry_ids import EntryIds, has, neat, since, spans_of
 from bookie_server.api.status import Status
 from spark_ledger.errors import (
     DataUnavailable,
@@ -35,7 +35,7 @@ from spark_ledger.ledger.cluster import BAD_COPY, Cluster
 from spark_ledger.ledger.read.ledger_view import LedgerView
 from spark_ledger.ledger.read.long_read import LongRead
 from spark_ledger.ledger.read.range_fetch import RangeFetch, ReadChunk, Refusals
-from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped, follow
+from spark_ledger.ledger.read.tail import Entries, EntryStream, News, RangeRead, Stopped
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import StoreError
@@ -49,6 +49,9 @@ RESTORE = "Its bookies answer, but find every copy damaged or unreadable: restor
 BLOCK = 64  # entry ids: one response has the locations of all; a fair share of a ledger for each
 CHUNKS_AHEAD = 3
 
+Runs = AsyncGenerator[list[Entry], None]
+"""Checked entries in order, some at a time."""
+
 
 class AsyncLedgerReader:
     """Reads one ledger, open or closed. Made by LedgerStore.open."""
@@ -61,7 +64,6 @@ class AsyncLedgerReader:
         self._fetch = RangeFetch(
             cluster, self._view.quorum, self.ledger_id, tokens.read, self._view.heard
         )
-        self._long = LongRead(cluster, self.ledger_id, tokens.read, self._view.heard)
         self._entry_bytes = self._guess()
 
     @property
@@ -139,7 +141,8 @@ class AsyncLedgerReader:
         whether it is), DataUnavailable, DigestMismatch, Unauthorized, NoSuchLedger.
         """
         _check_id(first)
-        return self._entries(range(first, last + 1), first, known_confirmed)
+        ids = range(first, last + 1)
+        return EntryStream(first, lambda at: _each(self._runs(since(ids, at), known_confirmed)))
 
     def read_entries(
         self,
@@ -147,16 +150,17 @@ class AsyncLedgerReader:
         *,
         entry_bytes: int | None = None,
         known_confirmed: int | None = None,
-    ) -> EntryStream:
-        """As `read`, of these entries, whose ids rise: several that lie apart are asked for in one
-        request. `entry_bytes`: how large the payload of one is, about, where that is known."""
+    ) -> Runs:
+        """As `read`, of these entries, whose ids rise, in runs as they come: several that lie apart
+        are asked for in one request. `entry_bytes`: how large the payload of one is, about, where
+        that is known."""
         ids = neat(entry_ids)
         _check_id(ids[0] if ids else 0)
         if not isinstance(ids, range) and any(a >= b for a, b in pairwise(ids)):
             raise ValueError("the ids of the entries to be read rise")
         if entry_bytes is not None:
             self._entry_bytes = HEADER_BYTES + entry_bytes
-        return self._entries(ids, ids[0] if ids else 0, known_confirmed)
+        return self._runs(ids, known_confirmed)
 
     def scan(
         self, first: int, last: int | None = None, *, max_bytes: int | None = None
@@ -203,35 +207,20 @@ class AsyncLedgerReader:
         the next one may be asked for all the same.
         """
         _check_id(first)
-        return EntryStream(first, lambda entry_id: follow(self, entry_id))
+        return EntryStream(first, self._follow)
+
+    async def _follow(self, first: int) -> Entries:
+        while (last := await self.wait_for_entry(first)) >= first:
+            async with aclosing(self.read(first, last)) as entries:
+                async for found in entries:
+                    yield found
+            first = last + 1
 
     # -- pieces of a read ---------------------------------------------------------------------
 
-    def _entries(self, ids: EntryIds, first: int, known_confirmed: int | None) -> EntryStream:
-        return EntryStream(first, lambda at: self._read(since(ids, at), known_confirmed))
-
-    async def _read(self, ids: EntryIds, known_confirmed: int | None) -> Entries:
-        """What `read` and `read_entries` iterate over."""
-        if not ids:
-            return
-        last = ids[-1]
-        limit = await self._confirmed(last, known_confirmed)
-        if last > limit:
-            state = self.record.state.value
-            raise NoSuchEntry(
-                f"entry {last} of ledger {self.ledger_id} ({state}) is beyond the last"
-                f" confirmed, {limit}",
-                ledger_id=self.ledger_id,
-                last_add_confirmed=limit,
-            )
-        ahead_bytes = self._cluster.config.read_ahead_bytes
-        async with aclosing(self._stream(ids, ahead_bytes)) as runs:
-            async for run in runs:
-                for entry in run:
-                    yield entry.header.entry_id, entry
-
-    async def _confirmed(self, last: int, known_confirmed: int | None) -> int:
-        """How far entries may be read, asking for it if `last` lies beyond what is known."""
+    async def _check_confirmed(self, last: int, known_confirmed: int | None) -> None:
+        """Ask how far entries may be read if `last` lies beyond what is known. Raises NoSuchEntry,
+        Unavailable."""
         told = last <= self._limit(known_confirmed) or await self._view.refresh()
         if last > self._limit(known_confirmed) and not self.is_closed:
             if not told:
@@ -242,7 +231,15 @@ class AsyncLedgerReader:
                     ledger_id=self.ledger_id,
                 )
             await self._view.reread(fresh=True)  # it may have been recovered since
-        return self._limit(known_confirmed)
+        limit = self._limit(known_confirmed)
+        if last > limit:
+            state = self.record.state.value
+            raise NoSuchEntry(
+                f"entry {last} of ledger {self.ledger_id} ({state}) is beyond the last"
+                f" confirmed, {limit}",
+                ledger_id=self.ledger_id,
+                last_add_confirmed=limit,
+            )
 
     def _limit(self, known_confirmed: int | None) -> int:
         if self.is_closed or known_confirmed is None:
@@ -259,41 +256,66 @@ class AsyncLedgerReader:
         whole = last is not None and last <= limit
         stop = Stopped.END_OF_LEDGER if self.is_closed else Stopped.LAST_CONFIRMED
         end = last if last is not None and whole else limit
-        ahead_bytes, chunks = self._cluster.config.read_ahead_bytes, CHUNKS_AHEAD
-        if max_bytes is not None:
-            copies = self._view.quorum.write_quorum
-            ahead_bytes, chunks = min(ahead_bytes, copies * (max_bytes + HEADER_BYTES)), 1
         ids = range(scan.next_entry, end + 1)
-        async with aclosing(self._stream(ids, ahead_bytes, chunks)) as runs:
-            async for run in runs:
-                for entry in run:
-                    size = scan.payload_bytes + len(entry.payload)
-                    if max_bytes is not None and size > max_bytes and scan.next_entry > first:
-                        scan.stop = Stopped.BYTE_LIMIT
-                        return
-                    yield entry.header.entry_id, entry
+        async with aclosing(_each(self._runs(ids, max_bytes=max_bytes))) as entries:
+            async for entry_id, entry in entries:
+                size = scan.payload_bytes + len(entry.payload)
+                if max_bytes is not None and size > max_bytes and scan.next_entry > first:
+                    scan.stop = Stopped.BYTE_LIMIT
+                    return
+                yield entry_id, entry
         scan.stop = Stopped.END_OF_RANGE if whole else stop
 
-    async def _stream(
-        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
-    ) -> AsyncGenerator[list[Entry], None]:
-        """The entries, all of them confirmed, fetched ahead; in runs as they come."""
-        tries = self._view.quorum.ensemble_size if chunks == CHUNKS_AHEAD else 0
+    async def _runs(
+        self, ids: EntryIds, known_confirmed: int | None = None, max_bytes: int | None = None
+    ) -> Runs:
+        """The entries, fetched ahead, in runs as they come: long parts of fragments in a stream
+        from one bookie, others chunk by chunk. With `max_bytes` about so much is asked for."""
+        if ids:
+            await self._check_confirmed(ids[-1], known_confirmed)
+        quorum, ahead_bytes = self._view.quorum, self._cluster.config.read_ahead_bytes
+        tries, request_bytes = quorum.ensemble_size, self._request_bytes(ahead_bytes, CHUNKS_AHEAD)
+        if max_bytes is not None:
+            ahead_bytes = min(ahead_bytes, quorum.write_quorum * (max_bytes + HEADER_BYTES))
+            tries, request_bytes = 0, self._request_bytes(ahead_bytes, 1)
         while ids:
-            if count := self._count_short(ids, ahead_bytes) if tries else len(ids):
-                end = ids[count - 1]
-                reading = self._windowed(ids[:count], ahead_bytes, chunks)
-            else:
-                last = spans_of(ids)[0][1]
-                end = self._fragment_end(ids[0], last)
-                reading = self._long_runs(ids[0], last, ahead_bytes)
-            next_entry = ids[0]
-            async with aclosing(reading) as runs:
-                async for run in runs:
-                    next_entry = run[-1].header.entry_id + 1
+            long = None
+            count = self._count_short(ids, ahead_bytes) if tries else len(ids)
+            if not count:
+                long = self._long_read(*spans_of(ids)[0])
+                try:
+                    while run := await long.next_run(request_bytes, ahead_bytes):
+                        self._entry_bytes = self._estimate(run)
+                        ids = since(ids, run[-1].header.entry_id + 1)
+                        yield run
+                finally:
+                    long.give_up()
+                if not has(ids, long.last):
+                    continue
+                tries -= 1
+                self._fetch.avoided = long.bookie_id
+                count = len(self._chunk(range(ids[0], long.last + 1), request_bytes).ids)
+            window, ids = Window(ids[:count], request_bytes, ahead_bytes), ids[count:]
+            try:
+                while run := await self._next_run(window):
+                    if long is not None:
+                        self._others_delivered(long)
+                        long = None
                     yield run
-            tries -= next_entry <= end
-            ids = since(ids, next_entry)
+            finally:
+                window.give_up()
+
+    def _long_read(self, first: int, last: int) -> LongRead:
+        """Of the first fragment's part of the range."""
+        ensemble = self.record.fragment_of(first).ensemble
+        bookie = ensemble[self._fetch.order(ensemble)[0]]
+        return LongRead(self._cluster, self._view, bookie, first, self._fragment_end(first, last))
+
+    def _others_delivered(self, long: LongRead) -> None:
+        """What this one did not."""
+        self._fetch.avoided = ""
+        if long.silent and self._view.quorum.ensemble_size > 1:
+            self._fetch.overtaken(long.bookie_id)
 
     def _count_short(self, ids: EntryIds, ahead_bytes: int) -> int:
         """How many come before the next neighbours that are worth a stream."""
@@ -315,74 +337,44 @@ class AsyncLedgerReader:
         large = self._entry_bytes >= NEAR_ENTRY_BYTES
         return not (large and self._fetch.near(self.record.fragment_of(first).ensemble))
 
-    async def _long_runs(
-        self, first: int, last: int, ahead_bytes: int
-    ) -> AsyncGenerator[list[Entry], None]:
-        """What one bookie delivers of the fragment in a stream and, where that ends early, the
-        entries that follow as others deliver them."""
-        request_bytes = self._request_bytes(ahead_bytes, CHUNKS_AHEAD)
-        ensemble, end = self.record.fragment_of(first).ensemble, self._fragment_end(first, last)
-        bookie = ensemble[self._fetch.order(ensemble)[0]]
-        streamed = self._long.runs(bookie, first, end, request_bytes, ahead_bytes)
-        async with aclosing(streamed) as runs:
-            async for run in runs:
-                self._entry_bytes = self._estimate(run)
-                first = run[-1].header.entry_id + 1
-                yield run
-        if first > end:
-            return
-        overtaken = self._long.silent and len(ensemble) > 1
-        self._fetch.avoided = bookie
-        ids = self._chunk(range(first, end + 1), request_bytes).ids
-        async with aclosing(self._windowed(ids, ahead_bytes)) as runs:
-            async for run in runs:
-                if overtaken:
-                    self._fetch.overtaken(bookie)
-                self._fetch.avoided, overtaken = "", False
-                yield run
-
     def _fragment_end(self, first: int, last: int) -> int:
         """The last entry up to `last` that is in the same fragment as `first`."""
         later = (f.first_entry for f in self.record.fragments if f.first_entry > first)
         return min([last, *(begin - 1 for begin in later)])
 
-    async def _windowed(
-        self, ids: EntryIds, ahead_bytes: int, chunks: int = CHUNKS_AHEAD
-    ) -> AsyncGenerator[list[Entry], None]:
-        """The entries, all of them confirmed, fetched ahead, `chunks` at a time if `ahead_bytes`
-        are to be made use of; in runs as they come."""
-        window: deque[tuple[ReadChunk, asyncio.Task[Refusals]]] = deque()
+    async def _next_run(self, window: "Window") -> list[Entry]:
+        """The next entries of the window, all of them confirmed; none after the last. Asks for what
+        there is room for, and again for what responses left out."""
         loop = asyncio.get_running_loop()
-        request_bytes = self._request_bytes(ahead_bytes, chunks)
-        at = 0
-        try:
-            while at < len(ids) or window:
-                while at < len(ids) and self._room(len(window), request_bytes, ahead_bytes):
-                    following = ids[at : at + ENTRIES_PER_REQUEST_MAX]
-                    chunk = self._chunk(following, request_bytes)
-                    window.append((chunk, loop.create_task(self._fetch.fill(chunk))))
-                    at += len(chunk.ids)
-                chunk, fetching = window[0]
-                chunk.hurry()
-                refusals = await fetching
-                window.popleft()
-                async with aclosing(self._runs(chunk, refusals)) as runs:
-                    async for run in runs:
-                        yield run
-        finally:
-            for _, fetching in window:
-                fetching.cancel()
+        while window.ids:
+            while window.to_ask and self._room(window):
+                chunk = self._chunk(window.to_ask[:ENTRIES_PER_REQUEST_MAX], window.request_bytes)
+                window.ask(chunk, loop.create_task(self._fetch.fill(chunk)))
+            chunk, fetching = window.chunks[0]
+            chunk.hurry()
+            refusals = await fetching
+            if run := chunk.take(window.ids):
+                self._entry_bytes = self._estimate(run)
+                window.taken(len(run))
+                return run
+            if chunk.cut_short(window.ids[0]):
+                left = since(chunk.ids, window.ids[0])
+                window.chunks[0] = chunk, loop.create_task(self._fetch.fill(chunk, left))
+            else:
+                await self._look_again_or_raise(window.ids[0], chunk, refusals)
+                window.give_up()  # and ask again, by the record as it is now
+        return []
 
     def _request_bytes(self, ahead_bytes: int, chunks: int) -> int:
         """Bytes to ask for at a time: `chunks` and the other copies of one fit `ahead_bytes`."""
         responses = chunks + self._view.quorum.write_quorum - 1
         return max(1, min(self._cluster.config.read_request_bytes, ahead_bytes // responses))
 
-    def _room(self, under_way: int, request_bytes: int, ahead_bytes: int) -> bool:
+    def _room(self, window: "Window") -> bool:
         """Whether one chunk more may be fetched; room for the speculative responses is kept."""
-        response_bytes = max(request_bytes, self._entry_bytes)
-        responses = under_way + self._view.quorum.write_quorum
-        return under_way == 0 or responses * response_bytes <= ahead_bytes
+        response_bytes = max(window.request_bytes, self._entry_bytes)
+        responses = len(window.chunks) + self._view.quorum.write_quorum
+        return not window.chunks or responses * response_bytes <= window.ahead_bytes
 
     def _chunk(self, ids: EntryIds, request_bytes: int) -> ReadChunk:
         """What of these to ask for next: of one fragment, about one request's bytes."""
@@ -402,25 +394,6 @@ class AsyncLedgerReader:
 
     def _addresses(self, ensemble: tuple[str, ...]) -> tuple[str | None, ...]:
         return tuple(map(self._cluster.directory.address, ensemble))
-
-    async def _runs(
-        self, chunk: ReadChunk, refusals: Refusals
-    ) -> AsyncGenerator[list[Entry], None]:
-        """The chunk's entries in order, fetching again what its first responses left out."""
-        left = chunk.ids
-        while left:
-            if run := chunk.take(left):
-                self._entry_bytes = self._estimate(run)
-                left = left[len(run) :]
-                yield run
-            elif chunk.cut_short(left[0]):
-                refusals = await self._fetch.fill(chunk, left)
-            else:
-                if left[0] <= chunk.last:
-                    await self._look_again_or_raise(left[0], chunk, refusals)
-                chunk = self._chunk(left, chunk.bytes_max)
-                chunk.hurry()
-                refusals = await self._fetch.fill(chunk)
 
     async def _look_again_or_raise(
         self, entry_id: int, chunk: ReadChunk, refusals: Refusals
@@ -464,6 +437,40 @@ class AsyncLedgerReader:
         if record.last_entry is None or record.length_bytes is None or record.last_entry < 0:
             return ENTRY_BYTES_GUESS
         return HEADER_BYTES + record.length_bytes // (record.last_entry + 1)
+
+
+class Window:
+    """Entries that are fetched chunk by chunk, and the chunks that are under way, in order."""
+
+    def __init__(self, ids: EntryIds, request_bytes: int, ahead_bytes: int) -> None:
+        self.ids = self.to_ask = ids
+        """Those that were not handed on, and those of them that were not asked for."""
+        self.request_bytes = request_bytes
+        self.ahead_bytes = ahead_bytes
+        self.chunks: deque[tuple[ReadChunk, asyncio.Task[Refusals]]] = deque()
+
+    def ask(self, chunk: ReadChunk, filling: asyncio.Task[Refusals]) -> None:
+        self.chunks.append((chunk, filling))
+        self.to_ask = self.to_ask[len(chunk.ids) :]
+
+    def taken(self, count: int) -> None:
+        self.ids = self.ids[count:]
+        if not self.ids or self.ids[0] > self.chunks[0][0].last:
+            self.chunks.popleft()
+
+    def give_up(self) -> None:
+        """Cancel what is under way: nothing but what was handed on was asked for."""
+        for _, fetching in self.chunks:
+            fetching.cancel()
+        self.chunks.clear()
+        self.to_ask = self.ids
+
+
+async def _each(runs: Runs) -> Entries:
+    async with aclosing(runs):
+        async for run in runs:
+            for entry in run:
+                yield entry.header.entry_id, entry
 
 
 def _check_id(first: int) -> None:

@@ -16,10 +16,10 @@ Always true:
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from bookie_server.api.entry import Entry
 from bookie_server.api.messages import ReadLacResponse
@@ -94,23 +94,6 @@ class RangeRead(EntryStream):
 
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 1.0  # between requests to a bookie that does not respond
 WAIT_S_MAX = 60.0  # the longest that a bookie lets a request wait
-
-
-class Followable(Protocol):
-    """What `follow` needs of a reader."""
-
-    async def wait_for_entry(self, entry_id: int) -> int: ...
-    def read(self, first: int, last: int) -> EntryStream: ...
-
-
-async def follow(reader: Followable, first: int) -> AsyncGenerator[tuple[int, Entry], None]:
-    """Every entry from `first` on, once and in order, until the ledger is closed and all of it was
-    returned."""
-    while (last := await reader.wait_for_entry(first)) >= first:
-        async with aclosing(reader.read(first, last)) as entries:
-            async for found in entries:
-                yield found
-        first = last + 1
 
 
 @dataclass(slots=True)

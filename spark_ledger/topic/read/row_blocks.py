@@ -6,7 +6,7 @@ made of a block costs per run and not per row. Blocks of a few rows are put toge
 JOINED_BYTES: one of those costs as much as one of many rows.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,30 +111,38 @@ class Block:
             start = end
 
 
-def joined_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The same rows in the same order, in fewer blocks where they are small."""
-    held: list[Block] = []
-    size = 0
-    for block in blocks:
+class Joining:
+    """Puts small blocks together: the same rows in the same order, in fewer blocks."""
+
+    def __init__(self) -> None:
+        self._held: list[Block] = []
+        self._bytes = 0
+
+    def add(self, block: Block) -> list[Block]:
+        """The blocks that are whole now."""
+        found: list[Block] = []
         more = block.record_batch.nbytes if block.num_rows else 0
-        if held and (size + more > JOINED_BYTES or not _alike(held[0], block)):
-            yield _joined(held)
-            held, size = [], 0
-        if more > SMALL_BYTES:
-            if held:
-                yield _joined(held)
-                held, size = [], 0
-            yield block
-            continue
-        held.append(block)
-        size += more
-    if held:
-        yield _joined(held)
+        large = more > SMALL_BYTES
+        if large or self._bytes + more > JOINED_BYTES or not _alike(self._held, block):
+            found = self.end()
+        if large:
+            return [*found, block]
+        self._held.append(block)
+        self._bytes += more
+        return found
+
+    def end(self) -> list[Block]:
+        """What is held."""
+        held, self._held, self._bytes = self._held, [], 0
+        return [_joined(held)] if held else []
 
 
-def _alike(one: Block, other: Block) -> bool:
-    same = (one.typed, one.schema_version) == (other.typed, other.schema_version)
-    return same and bool(one.record_batch.schema.equals(other.record_batch.schema))
+def _alike(held: list[Block], block: Block) -> bool:
+    if not held:
+        return True
+    one = held[0]
+    same = (one.typed, one.schema_version) == (block.typed, block.schema_version)
+    return same and bool(one.record_batch.schema.equals(block.record_batch.schema))
 
 
 def _joined(blocks: list[Block]) -> Block:

@@ -9,7 +9,7 @@ the reader's own limits.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from bookie_server.api.entry import Entry, EntryHeader, payload_crc
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.ledger.read.reader import AsyncLedgerReader, Runs
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
 from spark_ledger.topic.entry.message_batch import Header, decode_body, decode_header
@@ -31,7 +31,7 @@ from spark_ledger.topic.read.pieces import ReadSlice, Wanted, WantedEntry, slice
 from spark_ledger.topic.read.plan import LiveRows, ReadTask, lost_of, rows_lost
 from spark_ledger.topic.read.row_blocks import RUN, Block, Rows
 
-__all__ = ["Block", "FetchedEntry", "Rows", "fetch_task", "read_task"]
+__all__ = ["Block", "Fetched", "FetchedEntry", "Rows", "fetch_task", "read_task"]
 
 WINDOW_BYTES = 4 << 20
 WINDOW_ENTRIES_MAX = 1024
@@ -102,22 +102,25 @@ def _cut(batch: pa.RecordBatch, rows: "slice | npt.NDArray[np.int64]") -> pa.Rec
     return batch.take(of_numpy(rows))
 
 
+Fetched = AsyncGenerator[list[FetchedEntry], None]
+"""In order, some at a time."""
+
+
 async def read_task(ledgers: LedgerStore, task: ReadTask) -> AsyncGenerator[Rows, None]:
     """The rows of a task, those of each partition in order. Raises errors.NoSuchLedger (fold
     again: it was replaced or trimmed), errors.RowsLost, errors.DataUnavailable,
     errors.DigestMismatch, errors.UnsupportedFormat."""
-    async with aclosing(fetch_task(ledgers, task)) as entries:
-        async for fetched in entries:
-            for rows in fetched.block().parts():
-                yield rows
+    async with aclosing(fetch_task(ledgers, task)) as runs:
+        async for run in runs:
+            for fetched in run:
+                for rows in fetched.block().parts():
+                    yield rows
 
 
-def fetch_task(
-    ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None
-) -> AsyncGenerator[FetchedEntry, None]:
-    """The entries of a task, in order, not decoded yet; with `keys` (their hashes) without those
-    that are known to have none of these keys. Raises as read_task."""
-    return _Fetching(ledgers, task, keys).entries()
+def fetch_task(ledgers: LedgerStore, task: ReadTask, keys: Hashes | None = None) -> Fetched:
+    """The entries of a task, in order, some at a time, not decoded yet; with `keys` (their hashes)
+    without those that are known to have none of these keys. Raises as read_task."""
+    return _Fetching(ledgers, task, keys).runs()
 
 
 class _Fetching:
@@ -132,24 +135,36 @@ class _Fetching:
         self._fetched_bytes = 0
         self._planned_bytes = 0
 
-    async def entries(self) -> AsyncGenerator[FetchedEntry, None]:
+    async def runs(self) -> Fetched:
+        for window in self._windows():
+            if self._keys is not None:
+                window = [await self._filtered(planned, self._keys) for planned in window]
+            window = [planned for planned in window if planned.entries]
+            self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
+            if len(window) != 1 or window[0].ledger_id == INLINE:
+                yield await self._together(window)
+                continue
+            left = iter(window[0].entries)
+            async with aclosing(await self._read(window[0])) as runs:
+                async for run in runs:
+                    yield self._wanted(run, left)
+            assert next(left, None) is None, "a slice is read to its end"
+        if self._task.live is not None:
+            async with aclosing(_fetch_live(self._ledgers, self._task.live)) as fetched:
+                async for some in fetched:
+                    yield some
+
+    def _windows(self) -> Iterator[list[ReadSlice]]:
+        """The slices in order, those together that may be fetched together."""
         window: list[ReadSlice] = []
         by_filter = self._keys is not None
         for planned in slices_of(self._task.table, self._task.spans, by_filter=by_filter):
             if window and not self._fit([*window, planned]):
-                async with aclosing(self._window(window)) as entries:
-                    async for fetched in entries:
-                        yield fetched
+                yield window
                 window = []
             window.append(planned)
         if window:
-            async with aclosing(self._window(window)) as entries:
-                async for fetched in entries:
-                    yield fetched
-        if self._task.live is not None:
-            async with aclosing(_fetch_live(self._ledgers, self._task.live)) as entries:
-                async for fetched in entries:
-                    yield fetched
+            yield window
 
     def _fit(self, window: list[ReadSlice]) -> bool:
         """Whether they may all be in memory at a time: of an entry that other partitions share,
@@ -162,27 +177,7 @@ class _Fetching:
         count_max = min(max(WINDOW_ENTRIES_MIN, self._fetched), WINDOW_ENTRIES_MAX)
         return size <= WINDOW_BYTES and count <= count_max
 
-    async def _window(self, window: list[ReadSlice]) -> AsyncGenerator[FetchedEntry, None]:
-        """The entries of the slices, in order: a single slice's as they come."""
-        if self._keys is not None:
-            window = [await self._filtered(planned, self._keys) for planned in window]
-        window = [planned for planned in window if planned.entries]
-        self._planned_bytes += sum(one.bytes for one in window if one.ledger_id != INLINE)
-        if len(window) == 1 and window[0].ledger_id != INLINE:
-            async with aclosing(self._fragments(window[0])) as entries:
-                async for entry, wanted in entries:
-                    yield FetchedEntry(entry, wanted.pieces)
-            return
-        found = await self._together(window)
-        for planned in window:
-            for i, wanted in enumerate(planned.entries):
-                if planned.ledger_id == INLINE:
-                    entry = _inline_entry(planned.payloads[i], wanted.entry_id)
-                else:
-                    entry = found[planned.ledger_id, wanted.entry_id]
-                yield FetchedEntry(entry, wanted.pieces)
-
-    async def _together(self, window: list[ReadSlice]) -> dict[tuple[int, int], Entry]:
+    async def _together(self, window: list[ReadSlice]) -> list[FetchedEntry]:
         """The entries of the slices, those of each ledger at a time."""
         by_ledger: dict[int, list[ReadSlice]] = {}
         for planned in window:
@@ -191,38 +186,48 @@ class _Fetching:
         loop = asyncio.get_running_loop()
         reads = [loop.create_task(self._all(_merged(some))) for some in by_ledger.values()]
         try:
-            return {
-                place: entry for found in await asyncio.gather(*reads) for place, entry in found
-            }
+            found = dict(zip(by_ledger, await asyncio.gather(*reads), strict=True))
         finally:
             for read in reads:
                 read.cancel()
             await asyncio.gather(*reads, return_exceptions=True)
+        fetched = []
+        for planned in window:
+            for i, (entry_id, pieces) in enumerate(planned.entries):
+                if planned.ledger_id == INLINE:
+                    entry = _inline_entry(planned.payloads[i], entry_id)
+                else:
+                    entry = found[planned.ledger_id][entry_id]
+                fetched.append(FetchedEntry(entry, pieces))
+        return fetched
 
-    async def _all(self, planned: ReadSlice) -> list[tuple[tuple[int, int], Entry]]:
-        async with aclosing(self._fragments(planned)) as entries:
-            return [
-                ((planned.ledger_id, wanted.entry_id), entry) async for entry, wanted in entries
-            ]
+    async def _all(self, planned: ReadSlice) -> dict[int, Entry]:
+        left, found = iter(planned.entries), dict[int, Entry]()
+        async with aclosing(await self._read(planned)) as runs:
+            async for run in runs:
+                for one in self._wanted(run, left):
+                    found[one.entry.header.entry_id] = one.entry
+        assert next(left, None) is None, "a slice is read to its end"
+        return found
 
-    async def _fragments(
-        self, planned: ReadSlice
-    ) -> AsyncGenerator[tuple[Entry, WantedEntry], None]:
+    async def _read(self, planned: ReadSlice) -> Runs:
         reader = await self._open(planned)
-        left = iter(planned.entries)
-        read = reader.read_entries(
+        return reader.read_entries(
             [entry.entry_id for entry in planned.entries],
             entry_bytes=planned.bytes // len(planned.entries),
             known_confirmed=planned.known_confirmed,
         )
-        async with aclosing(read) as entries:
-            async for entry_id, entry in entries:
-                wanted = next(left)
-                assert wanted.entry_id == entry_id, "entries come in the order of the plan"
-                self._fetched += 1
-                self._fetched_bytes += len(entry.payload)
-                yield entry, wanted
-        assert next(left, None) is None, "a slice is read to its end"
+
+    def _wanted(self, run: list[Entry], left: Iterator[WantedEntry]) -> list[FetchedEntry]:
+        """A run of a slice with what is wanted of each entry."""
+        fetched = []
+        for entry in run:
+            entry_id, pieces = next(left)
+            assert entry_id == entry.header.entry_id, "entries come in the order of the plan"
+            fetched.append(FetchedEntry(entry, pieces))
+            self._fetched_bytes += len(entry.payload)
+        self._fetched += len(run)
+        return fetched
 
     async def _filtered(self, planned: ReadSlice, keys: Hashes) -> ReadSlice:
         """The slice without the pieces that have none of the keys, as far as that is known."""
@@ -266,7 +271,7 @@ def _with_keys(planned: ReadSlice, filters: KeyFilters, keys: Hashes) -> ReadSli
     return replace(planned, entries=tuple(kept), bytes=size)
 
 
-async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> AsyncGenerator[FetchedEntry, None]:
+async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> Fetched:
     """The entries of a live segment that have the rows wanted, in order."""
     live = wanted.live
     reader = await ledgers.open(live.ledger_id, recover=False, min_version=live.metadata_version)
@@ -274,15 +279,18 @@ async def _fetch_live(ledgers: LedgerStore, wanted: LiveRows) -> AsyncGenerator[
     if lost is not None:
         raise lost
     first, before = await first_piece(reader, wanted)
-    read = reader.read(first, wanted.last_entry, known_confirmed=wanted.last_entry)
-    async with aclosing(read) as entries:
-        async for _, entry in entries:
+    ids = range(first, wanted.last_entry + 1)
+    async with aclosing(reader.read_entries(ids, known_confirmed=wanted.last_entry)) as runs:
+        async for run in runs:
+            fetched = []
+            for entry in run:
+                piece = piece_of(wanted, entry.header, before)
+                before = entry.header.cumulative_rows
+                if len(piece):
+                    fetched.append(FetchedEntry(entry, piece))
+            yield fetched
             if before >= wanted.end - live.base:
                 return
-            piece = piece_of(wanted, entry.header, before)
-            before = entry.header.cumulative_rows
-            if len(piece):
-                yield FetchedEntry(entry, piece)
 
 
 class _Filters:

@@ -332,12 +332,12 @@ async def merge(
     entry_bytes_max = client.ledgers.config.entry_bytes_max
     try:
         for planned in task.reads:
-            async for fetched in fetch_kept(client, planned):
-                block = fetched.block()
-                if encoding is None or not encoding.takes(block):
-                    await _send(sender, () if encoding is None else encoding.flush())
-                    encoding = _Encoding(block, task, entry_bytes_max, compression)
-                await _send(sender, encoding.add(block))
+            async for run in fetch_kept(client, planned):
+                for block in (fetched.block() for fetched in run):
+                    if encoding is None or not encoding.takes(block):
+                        await _send(sender, () if encoding is None else encoding.flush())
+                        encoding = _Encoding(block, task, entry_bytes_max, compression)
+                    await _send(sender, encoding.add(block))
         await _send(sender, () if encoding is None else encoding.flush())
         segments, _ = await sender.finish()
     except errors.RowsTrimmed:

@@ -64,10 +64,6 @@ class Wide(Clustered):
         assert state is not None
         return state.directories
 
-    @property
-    def storage(self):
-        return self.bookie._storage
-
     async def journaled(self, name: str = "j0") -> list[Record]:
         """What the journal would replay after a kill."""
         found = []

@@ -10,7 +10,9 @@ from bookie_server.api import messages as m
 from bookie_server.api.entry import EntryHeader, pack_header, payload_crc
 from bookie_server.api.status import Status
 from bookie_server.bookie import Bookie
+from bookie_server.ledgers.registry import LedgerHandles
 from bookie_server.storage.directories import Directories, JournalDirectory, LedgerDirectory
+from bookie_server.storage.storage import LedgerStorage
 from bookie_server.storage_config import StorageConfig
 from spark_ledger.metadata import ledger_record, paths
 from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, Tokens, verifiers
@@ -145,6 +147,16 @@ class Node:
     async def _ask(self, method: str, request: m.Request) -> Any:
         answer = await handle_bytes(self.bookie, method, codec.encode(request))
         return codec.decode_response(method, answer)
+
+    @property
+    def storage(self) -> LedgerStorage:
+        """The bookie's engine, which only tests look at from outside."""
+        return self.bookie._storage
+
+    @property
+    def handles(self) -> LedgerHandles:
+        """What the bookie knows of ledgers; as `storage`."""
+        return self.bookie._ledgers
 
     def files(self, disk: SimDisk, folder: str) -> list[str]:
         return [path for path in disk.paths() if path.startswith(f"{folder}/")]

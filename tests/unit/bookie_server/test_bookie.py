@@ -251,7 +251,7 @@ def test_what_a_fencing_read_shows_is_no_garbage_any_more_nor_shown_while_it_goe
     async def test(node):
         await node.add(entry(1, 0))
         await node.fence(1)
-        handles = node.bookie._ledgers
+        handles = node.handles
         before = handles.adds(1)
         await node.read(1, 0, 0, fence=True)
         assert handles.adds(1) == before + 1, "so that collection looks twice again"
@@ -500,7 +500,7 @@ def test_a_frame_that_is_mostly_refused_is_not_kept_alive():
         refused = [entry(99, e, bytes(5000)) for e in range(3)]
         frame = codec.encode(m.AddRequest(ID, [m.Add([e]) for e in [entry(1, 0), *refused]]))
         await handle_bytes(node.bookie, "Add", frame)
-        assert isinstance(node.bookie._storage.cached(1, 0), bytes), "a copy, not a view"
+        assert isinstance(node.storage.cached(1, 0), bytes), "a copy, not a view"
 
     on_a_node(test)
 

@@ -53,7 +53,7 @@ class Wide(Node):
         await self.start()
 
     def homes(self) -> dict[int, tuple[str, ...]]:
-        states = self.bookie._storage.states()
+        states = self.storage.states()
         return {s.ledger_id: s.directories for s in states if s.ledger_id in LEDGERS}
 
     async def of_each(self, last: int) -> dict[int, set[Status]]:
@@ -109,7 +109,7 @@ def test_a_directory_that_fails_is_dropped_and_nothing_acknowledged_is_denied(wh
         await node.fence(8)
         await flushed(node)
         assert not node.bookie.failed.done()
-        assert list(node.bookie._storage.failures) == ["d1"]
+        assert list(node.storage.failures) == ["d1"]
         kept = {OK} if when == "in the cache" else {LIMBO}
         expected = {i: {OK} if homes[i] == ("d0",) else kept for i in LEDGERS}
         assert await node.of_each(1) == expected
@@ -165,7 +165,7 @@ def test_a_directory_that_is_added_takes_new_ledgers_and_knows_the_old_ones():
         await node.bookie.disks.look()
         await node.create_ledger(20)
         assert await node.add(entry(20, 0)) == [OK]
-        assert node.bookie._storage.state(20).directories == ("d2",)
+        assert node.storage.state(20).directories == ("d2",)
         await node.stop_and_start()
         known = await SimIndex.open(node.ledgers["d2"])
         assert [s.fenced for s in await known.ledgers() if s.ledger_id in (1, 2)] == [False, True]
@@ -285,7 +285,7 @@ def test_a_journal_that_fails_beside_another_is_given_up_and_the_node_goes_on():
         node.journals["j0"].faults.sync_fails = 1
         statuses = [(await node.add(entry(i, 2)))[0] for i in range(1, 7)]
         assert set(statuses) == {OK, IO_ERROR}
-        assert list(node.bookie._storage.failures) == ["j0"]
+        assert list(node.storage.failures) == ["j0"]
         assert [(await node.add(entry(i, 2)))[0] for i in range(1, 7)] == [OK] * 6
         await flushed(node)
         marks = await checkpoint.read(node.ledgers["d0"], "")
@@ -304,7 +304,7 @@ def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_fi
 
     async def test(node):
         node.journals["j0"].faults.sync_fails = node.journals["j1"].faults.sync_fails = 0
-        failing = next(i for i in (1, 2) if node.bookie._storage._journals._home[i] == "j0")
+        failing = next(i for i in (1, 2) if node.storage._journals._home[i] == "j0")
         for disk in node.ledgers.values():
             disk.faults.sync_s = (3.0, 3.0)
         node.journals["j0"].faults.sync_fails = 1
@@ -322,7 +322,7 @@ def test_an_entry_again_after_its_journal_failed_is_ok_only_when_it_is_in_its_fi
 
 def test_a_fence_whose_journal_failed_is_logged_again():
     async def test(node):
-        failing = next(i for i in (1, 2) if node.bookie._storage._journals._home[i] == "j0")
+        failing = next(i for i in (1, 2) if node.storage._journals._home[i] == "j0")
         node.journals["j0"].faults.sync_fails = 1
         assert (await node.read_lac(failing, fence=True)).status is IO_ERROR
         assert await node.fence(failing) is OK
@@ -406,7 +406,7 @@ def test_a_repaired_entry_stays_readable_when_its_directories_fill_up_in_turn():
 
 def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_not_too_early():
     async def test(node):
-        d0, d1 = node.bookie._storage.stores
+        d0, d1 = node.storage.stores
         delete, deleted = d1.index.delete, []
 
         async def once_the_other_is_durable(ledger_id, entry_ids):
@@ -420,7 +420,7 @@ def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_
         await moved_by_a_repair(node)
         assert deleted == [(1, 0)]
         await node.crash()
-        indexes = [store.index for store in node.bookie._storage.stores]
+        indexes = [store.index for store in node.storage.stores]
         assert [await each.get(1, 0) is None for each in indexes] == [False, True]
         assert [await each.get(1, 1) is None for each in indexes] == [True, False]
 
@@ -429,7 +429,7 @@ def test_a_copy_that_was_replaced_in_another_directory_is_forgotten_durably_and_
 
 def test_a_fence_that_no_directory_could_note_is_not_taken_for_an_older_durable_one():
     async def test(node):
-        storage = node.bookie._storage
+        storage = node.storage
         noted, refused = storage.set_state, []
 
         def once_refused(state):

@@ -149,7 +149,7 @@ def test_a_barrier_waits_for_every_large_entry_under_way():
         adds = [node.in_background(large(i, 1)) for i in (1, 2)]
         await asyncio.sleep(0.1)
         await node.storage.append([])
-        assert node.storage._direct_writes.pending_bytes == 0
+        assert node.storage.pending_bytes == 0
         assert [await each for each in adds] == [[OK], [OK]]
 
     on_a_node(test)
@@ -163,7 +163,7 @@ def test_a_fence_does_not_wait_for_the_large_entries_of_other_ledgers():
         await asyncio.sleep(0.1)
         before = current().time()
         assert await node.fence(1) is OK
-        assert own.done() or node.storage._direct_writes.pending_bytes < 28 * LARGE
+        assert own.done() or node.storage.pending_bytes < 28 * LARGE
         assert current().time() - before < 4.1
         assert sum(each.done() for each in bulk) <= 14
         await asyncio.gather(*bulk)
@@ -326,7 +326,7 @@ def test_a_ledger_that_is_buried_while_its_large_entry_is_on_the_way_goes_and_st
         add = node.in_background(large(1, 1))
         await asyncio.sleep(0.1)
         await node.store.session("admin").delete(paths.ledger(1))
-        burying = asyncio.ensure_future(node.bookie._ledgers.bury([1]))
+        burying = asyncio.ensure_future(node.handles.bury([1]))
         await asyncio.gather(burying, add)
         slow(node.ledgers["d0"], 0.001)
         await asyncio.sleep(200)

@@ -331,7 +331,7 @@ def test_what_is_not_there_is_denied_or_in_limbo_unknown_between_locations():
     async def test(node: Telling) -> None:
         response = await node.read(1, 0, 2, locations=True)
         assert [r.status for r in response.results] == [OK, ABSENT, OK]
-        node.bookie._storage.quarantine(1, 1, "a test says so")
+        node.storage.quarantine(1, 1, "a test says so")
         response = await node.read(1, 0, 2, locations=True)
         assert [r.status for r in response.results] == [OK, Status.LIMBO, OK]
         assert located(response) == [0, 2]

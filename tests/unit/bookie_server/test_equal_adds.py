@@ -35,7 +35,7 @@ async def kept_elsewhere(node, ledger_id):
 def slow_deletions(node):
     """An index that takes time for them, as in a thread; returns where they begin."""
     begun = asyncio.Event()
-    for store in node.bookie._storage.stores:
+    for store in node.storage.stores:
         index, delete = store.index, store.index.delete_ledger
 
         async def slowly(ledger_id, delete=delete):
@@ -54,8 +54,8 @@ async def surplus(node, ledger_id):
 
 async def stray(node, ledger_id):
     """Nothing is known of it any more but what lies there."""
-    assert node.bookie._ledgers.forget(ledger_id)
-    node.bookie._storage.forget(ledger_id)
+    assert node.handles.forget(ledger_id)
+    node.storage.forget(ledger_id)
 
 
 @pytest.mark.parametrize("why", [surplus, stray])

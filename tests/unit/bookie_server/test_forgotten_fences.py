@@ -59,7 +59,7 @@ def test_a_fence_that_rot_took_along_refuses_adds_before_the_walk_came_to_its_le
         await node.start()
         assert await node.add(entry(RECOVERING, 2)) == [FENCED]
         await node.crash("none")
-        assert node.bookie._storage.state(RECOVERING).fenced, "durable before it was answered"
+        assert node.storage.state(RECOVERING).fenced, "durable before it was answered"
 
     on_a_node(test)
 
@@ -132,7 +132,7 @@ def test_a_ledgers_record_is_read_once_and_not_at_all_after_the_walk():
 def reads_of(node, ledger_id):
     """Counts what is asked of the ledger's record from now on."""
     found = []
-    metadata = node.bookie._ledgers._metadata
+    metadata = node.handles._metadata
     plain = metadata.get
 
     async def get(path, watch=None):
@@ -166,11 +166,11 @@ def test_a_ledger_of_which_rot_took_everything_is_met_as_fenced_when_its_record_
         await rot_the_last_batch(node, batches=2)
         await change(node, UNMET, **EMPTY)
         await node.start()
-        assert node.bookie._storage.state(UNMET) is None
+        assert node.storage.state(UNMET) is None
         if walked:
             await asyncio.sleep(10)
             assert await lacks(node, OPEN) is TORN, "the walk is over"
-            assert not node.bookie._ledgers.every().limbo
+            assert not node.handles.every().limbo
         else:
             hold(node)
         assert await node.add(entry(UNMET, 0)) == [FENCED]
@@ -208,14 +208,14 @@ def test_a_fence_by_first_contact_is_durable_before_anybody_is_told():
         node.journal_disk.faults.sync_s = (1.0, 1.0)
         first = asyncio.ensure_future(node.add(entry(1, 0)))
         await asyncio.sleep(0.5)
-        assert node.bookie._storage.state(1).fenced
+        assert node.storage.state(1).fenced
         fence = asyncio.ensure_future(node.fence(1))
         await asyncio.sleep(0.1)
         assert not fence.done()
         assert await fence is OK
         assert await first == [FENCED]
         await node.crash("none")
-        assert node.bookie._storage.state(1).fenced
+        assert node.storage.state(1).fenced
 
     run(main())
 
@@ -227,12 +227,12 @@ def test_a_fence_whose_journal_failed_is_made_durable_for_whoever_meets_the_ledg
             disk.faults.sync_s = (5.0, 5.0)  # the flush that makes the failure good takes long
         node.journals["j0"].faults.sync_fails = 1
         with pytest.raises(JournalFailed):
-            await node.bookie._ledgers.doubt([(1, "", True)])
+            await node.handles.doubt([(1, "", True)])
         fence = asyncio.ensure_future(node.fence(1))
         await asyncio.sleep(1)
         assert not fence.done()
         assert await fence is OK
         await node.crash("none")
-        assert node.bookie._storage.state(1).fenced
+        assert node.storage.state(1).fenced
 
     on_a_wide_node(test, journals=2)

@@ -38,7 +38,7 @@ PROMPTLY_S = 2.0  # well below limbo_check_s
 
 async def lose_d1(node, when):
     if when == "while it runs":
-        node.bookie._storage.drop("d1", GONE)
+        node.storage.drop("d1", GONE)
     else:
         node.out = ["d1"]
         await node.crash()
@@ -87,7 +87,7 @@ def test_the_loss_of_a_directory_is_listed_at_once():
     async def test(node):
         await flushed(node)
         await asyncio.sleep(5)
-        node.bookie._storage.drop("d1", GONE)
+        node.storage.drop("d1", GONE)
         await asyncio.sleep(PROMPTLY_S)
         assert sorted(await node.listed()) == [1, 3, 5, 7]
 
@@ -146,7 +146,7 @@ def test_a_directory_that_is_back_before_anything_was_flushed_still_holds_what_i
 
     async def test(node):
         await flushed(node)
-        node.bookie._storage.quarantine(1, STALE, "a bad block")
+        node.storage.quarantine(1, STALE, "a bad block")
         await node.ask(1)
         await lose_d1(node, "while it runs")
         node.ledgers["d0"].faults.sync_s = (1000.0, 1000.0)
@@ -175,7 +175,7 @@ def test_a_given_up_directory_that_is_the_only_one_left_takes_new_entries_and_de
         await flushed(node)
         node.out = []
         await node.stop_and_start()
-        node.bookie._storage.drop("d0", GONE)
+        node.storage.drop("d0", GONE)
         assert await node.add(entry(1, 2)) == [OK]
         await flushed(node)
         assert await of_d1(node, 1) == [2]
@@ -215,7 +215,7 @@ def test_the_logs_of_what_was_given_up_go_though_the_ledgers_live():
 def test_index_entries_of_ledgers_that_are_not_the_directorys_own_are_collected():
     async def test(node):
         await flushed(node)
-        index = next(s.index for s in node.bookie._storage.stores if s.id == "d1")
+        index = next(s.index for s in node.storage.stores if s.id == "d1")
         await index.put([Location(99, 0, 1, 4096, 100), Location(2, 5, 1, 4096, 100)])
         await node.bookie.reclaim.collect(sweep=False, surplus=True)
         assert await index.ledger_ids() == [1, 3, 5, 7]
@@ -227,11 +227,11 @@ def test_index_entries_of_ledgers_that_are_not_the_directorys_own_are_collected(
 def test_many_strays_go_only_when_they_are_found_again():
     async def test(node):
         await flushed(node)
-        for store in node.bookie._storage.stores:
+        for store in node.storage.stores:
             await store.index.put([Location(100 + n, 0, 1, 4096, 100) for n in range(20)])
         for expected in (24, 4):
             await node.bookie.reclaim.collect(sweep=False, surplus=True)
-            for store in node.bookie._storage.stores:
+            for store in node.storage.stores:
                 assert len(await store.index.ledger_ids()) == expected
 
     on_a_node(test)
@@ -240,7 +240,7 @@ def test_many_strays_go_only_when_they_are_found_again():
 def test_in_limbo_of_every_ledger_nothing_is_a_stray():
     async def test(node):
         await flushed(node)
-        storage = node.bookie._storage
+        storage = node.storage
         index = next(s.index for s in storage.stores if s.id == "d1")
         await index.put([Location(99, 0, 1, 4096, 100)])
         storage.set_state(dataclasses.replace(storage.state(-1), limbo="lost"))
@@ -308,12 +308,12 @@ def test_a_deleted_ledger_is_not_listed_and_given_up_once_its_record_is_gone():
     async def test(node):
         await flushed(node)
         await lose_d1(node, "at a start")
-        await node.bookie._ledgers.bury([1])
+        await node.handles.bury([1])
         await asyncio.sleep(15)
         assert await node.listed() == {3: "lost", 5: "lost", 7: "lost"}
         await node.store.session("admin").delete(paths.ledger(1))
         await asyncio.sleep(10)
-        assert node.bookie._storage.is_whole(node.bookie._storage.state(1))
+        assert node.storage.is_whole(node.storage.state(1))
 
     on_a_node(test)
 
@@ -337,18 +337,18 @@ def test_a_directory_that_was_away_takes_no_doubt_back_whatever_its_revisions():
 
     async def test(node):
         await flushed(node)
-        store = next(s for s in node.bookie._storage.stores if s.id == "d1")
+        store = next(s for s in node.storage.stores if s.id == "d1")
         ahead = [
             dataclasses.replace(s, revision=s.revision + 9) for s in await store.index.ledgers()
         ]
         await store.index.put_ledgers(ahead)
         await store.index.sync()
         await lose_d1(node, "at a start")
-        node.bookie._storage.quarantine(2, 0, "its copy is bad")
+        node.storage.quarantine(2, 0, "its copy is bad")
         await flushed(node)
         node.out = []
         await node.stop_and_start()
-        assert node.bookie._storage.limbo(2) == "lost"
+        assert node.storage.limbo(2) == "lost"
         assert await node.statuses(2, 2, 2) == [LIMBO]
         assert await node.statuses(4, 2, 2) == [ABSENT]
 
@@ -372,11 +372,11 @@ def test_a_ledger_that_only_a_directory_of_before_knows_is_fenced_and_doubted():
         await flushed(node)
         await lose_d1(node, "at a start")
         assert await node.fence(2) is OK
-        await node.bookie._ledgers.bury([3])
+        await node.handles.bury([3])
         await flushed(node)
         for ledger in (1, 2, 3):
-            assert node.bookie._ledgers.forget(ledger)
-            node.bookie._storage.forget(ledger)
+            assert node.handles.forget(ledger)
+            node.storage.forget(ledger)
         await flushed(node)
         node.out = []
         await node.stop_and_start()

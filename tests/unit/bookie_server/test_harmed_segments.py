@@ -214,7 +214,7 @@ def test_nothing_of_a_harmed_segment_is_denied_and_it_is_kept(harm):
             disk.truncate(path, 0 if harm == "emptied" else disk.content(path).rindex(b"SLJB"))
         node.store.stall(3.0)
         await node.start()
-        assert node.bookie._storage.state(EVERY_LEDGER).limbo == "lost"
+        assert node.storage.state(EVERY_LEDGER).limbo == "lost"
         assert set(await node.statuses(OPEN, 0, 22)) <= {OK, LIMBO}
         assert await node.add(entry(RECOVERING, 2)) != [OK]
         assert path.replace(".journal", ".damaged") in disk.paths()
@@ -231,7 +231,7 @@ def test_a_journal_whose_reads_hang_at_a_start_is_left_out_in_time():
         node.die("all")
         node.journals["j1"].faults.read_s = (1e9, 1e9)
         await asyncio.wait_for(node.start(), 10 * CONFIG.disk_hang_s)
-        assert list(node.bookie._storage.failures) == ["j1"]
+        assert list(node.storage.failures) == ["j1"]
         assert {(await node.statuses(i, 0, 0))[0] for i in range(1, 9)} == {OK, LIMBO}
 
     run(main(), time_max_s=1e12)

@@ -32,7 +32,7 @@ def test_a_ledger_directory_that_hangs_is_given_up_and_the_others_take_its_part(
         for count in range(2, 50):
             assert await node.add(*(entry(i, count) for i in LEDGERS)) == [OK] * len(LEDGERS)
             await asyncio.sleep(1)
-        storage = node.bookie._storage
+        storage = node.storage
         assert "did not return" in storage.failures["d1"]
         assert not node.bookie.failed.done()
         assert node.bookie.readonly_reason == ""
@@ -55,7 +55,7 @@ def test_a_journal_that_hangs_is_given_up_and_its_ledgers_go_on_in_another():
         async with asyncio.timeout(2 * HANG_S):
             results = await asyncio.gather(*adding)
         assert [IO_ERROR] in results
-        assert list(node.bookie._storage.failures) == ["j0"]
+        assert list(node.storage.failures) == ["j0"]
         for ledger in LEDGERS:
             assert await node.add(entry(ledger, 2), entry(ledger, 3)) == [OK, OK]
         await asyncio.wait_for(node.bookie.stop(), HANG_S)
@@ -118,7 +118,7 @@ def test_a_read_that_hangs_is_unknown_in_time_and_holds_nothing():
         for disk in node.ledgers.values():
             disk.speed_up()
         assert await node.statuses(1, 0, 1) == [OK, OK]
-        assert node.bookie._storage.failures == {}
+        assert node.storage.failures == {}
 
     on_a_wide_node(test)
 

@@ -93,7 +93,7 @@ def test_starts_without_a_missing_journal_doubt_nothing_again_nor_does_its_retur
         for out in (["j1"], ["j1"], [], []):
             node.out = out
             await node.crash()
-            storage = node.bookie._storage
+            storage = node.storage
             assert [storage.limbo(i) for i in (EVERY_LEDGER, *LEDGERS)] == [""] * 9
             assert await node.statuses(1, 0, 1) == [OK, ABSENT]
 
@@ -119,7 +119,7 @@ def test_a_ledger_deleted_and_forgotten_meanwhile_takes_no_adds_and_goes_again()
         for count in range(12):
             await asyncio.sleep(20)
             await node.add(entry(8 if ledger != 8 else 7, 2 + count))
-        assert node.bookie._storage.state(ledger) is None
+        assert node.storage.state(ledger) is None
         await node.crash()
         assert await node.add(entry(ledger, 1)) in ([Status.FENCED], [Status.LEDGER_DELETED])
         await asyncio.sleep(200)
@@ -133,8 +133,8 @@ def test_a_journal_that_was_away_is_used_again_and_replayed_as_any_other():
     async def test(node, _):
         await without_j1(node)
         await node.crash()
-        assert sorted(node.bookie._storage._journals.live) == ["j0", "j1"]
-        marks = node.bookie._storage._marks
+        assert sorted(node.storage._journals.live) == ["j0", "j1"]
+        marks = node.storage._marks
         assert not marks["j1"].retired and not marks["j1"].missed
         await node.create_ledger(21, 22)
         assert await node.add(entry(21, 0)) == [OK]
@@ -150,7 +150,7 @@ def test_a_journal_that_was_retired_by_a_clean_stop_is_not_missed():
         await node.bookie.stop()
         node.out = ["j1"]
         await node.start()
-        mark = node.bookie._storage._marks["j1"]
+        mark = node.storage._marks["j1"]
         assert mark.retired and not mark.missed
 
     on_a_node(test)

@@ -233,7 +233,7 @@ def test_limbo_is_not_cleared_if_anything_changed_since_it_was_asked():
         await node.start()
         await asyncio.sleep(10)
         told = await ask(node, OPEN)
-        await node.bookie._ledgers.doubt([(OPEN, "lost", False)])
+        await node.handles.doubt([(OPEN, "lost", False)])
         again = await ask(node, OPEN, told.revision)
         assert (again.status, again.limbo) == (LIMBO, "lost")
         assert again.revision != told.revision
@@ -249,7 +249,7 @@ def test_limbo_is_not_cleared_if_more_damage_was_found_since_it_was_asked():
 
     async def test(node):
         await asyncio.sleep(2)
-        storage = node.bookie._storage
+        storage = node.storage
         storage.quarantine(OPEN, 0, "a bad block")
         told = await ask(node, OPEN)
         assert told.limbo == "lost"
@@ -428,7 +428,7 @@ def test_a_first_contact_that_is_under_way_does_not_forget_the_limbo_found_meanw
         node.store.stall(1.9)
         await node.start()
         meeting = asyncio.ensure_future(node.statuses(UNMET, 9, 9))
-        await node.bookie._ledgers.doubt([(UNMET, "lost", False)])
+        await node.handles.doubt([(UNMET, "lost", False)])
         assert await meeting == [LIMBO]
         await asyncio.sleep(10)
         assert await lacks(node, UNMET) is LIMBO
@@ -472,7 +472,7 @@ def test_a_ledger_in_limbo_that_is_forgotten_while_the_store_is_asked_ends_nothi
         await asyncio.sleep(10)
         assert OPEN in await listed(node)
         await node.store.session("admin").delete(paths.ledger(OPEN))
-        ledgers, storage = node.bookie._ledgers, node.bookie._storage
+        ledgers, storage = node.handles, node.storage
         plain = node.bookie._limbo._records.confirmed_absent
 
         async def slow(ledger_ids):
@@ -509,7 +509,7 @@ def test_a_comparison_of_before_another_loss_clears_nothing_though_revisions_beg
 
 def test_a_node_without_a_session_yet_tells_nothing_that_could_be_another_runs():
     async def test(node):
-        node.bookie._storage.quarantine(OPEN, 0, "a bad block")
+        node.storage.quarantine(OPEN, 0, "a bad block")
         session = node.bookie._limbo._metadata
         known, session._id = session.session_id, 0
         told = await ask(node, OPEN)

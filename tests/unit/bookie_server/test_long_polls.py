@@ -34,7 +34,7 @@ def test_a_long_poll_does_not_return_for_what_its_caller_knew():
             assert not polling.done()
         await node.add(entry(1, 4, lac=3))
         assert (await polling).last_add_confirmed == 3
-        assert (await node.bookie._ledgers.meet(1)).waiter_count == 0
+        assert (await node.handles.meet(1)).waiter_count == 0
 
     on_a_node(test)
 
@@ -45,9 +45,9 @@ def test_what_ends_a_poll_is_not_missed_while_it_looks_at_old_news(event):
         await node.add(entry(1, 0))
         polling = asyncio.ensure_future(node.read_lac(1, previous_lac=2, wait_ms=50_000))
         await asyncio.sleep(1)
-        handle = await node.bookie._ledgers.meet(1)
+        handle = await node.handles.meet(1)
         handle.heard_lac(1)  # and in the same step of the loop:
-        handle.end_waiting() if event == "fence" else node.bookie._ledgers.wake_all()
+        handle.end_waiting() if event == "fence" else node.handles.wake_all()
         await asyncio.wait_for(polling, 1)
         assert handle.waiter_count == 0
 
@@ -60,7 +60,7 @@ def test_a_long_poll_ends_at_its_time_and_leaves_nothing_behind():
         response = await node.read_lac(1, previous_lac=-1, wait_ms=2000)
         assert (response.status, response.last_add_confirmed) == (OK, -1)
         assert 2 <= current().time() - before < 3
-        handle = await node.bookie._ledgers.meet(1)
+        handle = await node.handles.meet(1)
         assert handle.waiter_count == 0
 
     on_a_node(test)

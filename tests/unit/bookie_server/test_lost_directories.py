@@ -96,7 +96,7 @@ def test_ledgers_of_a_lost_directory_are_listed_until_each_was_repaired(when):
             node.out = ["d1"]
             await node.start()
         else:
-            node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+            node.storage.drop("d1", DiskFailed("it is gone"))
         await asyncio.sleep(15)
         assert await node.listed() == {1: "lost", 3: "lost", 5: "lost", 7: "lost"}
         asked = await node.ask(1)
@@ -122,10 +122,10 @@ def test_ledgers_of_a_lost_directory_are_listed_until_each_was_repaired(when):
 def test_a_ledger_is_not_cleared_by_a_comparison_older_than_the_loss_of_a_directory():
     async def test(node):
         await flushed(node)
-        node.bookie._storage.quarantine(1, 0, "a bad block")
+        node.storage.quarantine(1, 0, "a bad block")
         asked = await node.ask(1)
         assert asked.limbo == "lost"
-        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        node.storage.drop("d1", DiskFailed("it is gone"))
         assert (await node.ask(1, asked.revision)).status is LIMBO
         assert set(await node.statuses(1, 0, 2)) == {LIMBO}
 
@@ -201,7 +201,7 @@ def test_a_journal_directory_that_removes_nothing_any_more_is_dropped_alone():
             await node.add_all(*(entry(i, e, bytes(3000)) for i in LEDGERS[:4]))
         await flushed(node)
         assert not node.bookie.failed.done()
-        assert list(node.bookie._storage.failures) == ["j0"]
+        assert list(node.storage.failures) == ["j0"]
         assert await node.add(entry(1, 400)) == [OK]
 
     on_a_node(test, journals=2)
@@ -216,7 +216,7 @@ def test_a_journal_directory_that_takes_no_segment_at_a_start_is_left_out():
 
         plain, node.journals["j0"].create = node.journals["j0"].create, create
         await node.start()
-        assert list(node.bookie._storage.failures) == ["j0"]
+        assert list(node.storage.failures) == ["j0"]
         assert node.bookie.readonly_reason == ""
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
         assert await node.add(entry(1, 2)) == [OK]
@@ -239,7 +239,7 @@ def test_a_ledger_directory_whose_free_space_cannot_be_asked_for_is_dropped_alon
         node.ledgers["d1"].free_bytes = free_bytes
         await flushed(node)
         assert not node.bookie.failed.done()
-        assert list(node.bookie._storage.failures) == ["d1"]
+        assert list(node.storage.failures) == ["d1"]
         assert await node.of_each(1) == {i: {OK} for i in LEDGERS}
 
     on_a_node(test)
@@ -250,14 +250,14 @@ def test_while_a_directory_is_away_no_state_is_forgotten_that_it_would_bring_bac
 
     async def test(node):
         await flushed(node)
-        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        node.storage.drop("d1", DiskFailed("it is gone"))
         assert await node.fence(2) is OK
         await node.store.session("admin").delete(paths.ledger(2))
         for _ in range(12):
             await asyncio.sleep(20)
             await node.add(entry(4, 2 + _))
         assert await node.statuses(2, 0, 0) != [OK], "its entries went"
-        assert node.bookie._storage.state(2).fenced
+        assert node.storage.state(2).fenced
         await node.crash()
         assert await node.add(entry(2, 2)) == [Status.LEDGER_DELETED]
 
@@ -283,12 +283,12 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
         for count in range(12):
             await asyncio.sleep(20)
             await node.add(entry(8, 2 + count))
-        assert node.bookie._storage.state(2) is None
+        assert node.storage.state(2) is None
         node.out = []
         await node.crash()
-        state = node.bookie._storage.state(2)
+        state = node.storage.state(2)
         assert (state.limbo, state.fenced) == ("lost", True)
-        assert list(node.bookie._ledgers.in_limbo()) == [2]
+        assert list(node.handles.in_limbo()) == [2]
         assert await node.of_each(1) == {i: {LIMBO if i == 2 else OK} for i in LEDGERS}
         assert await node.add(entry(2, 2)) == [Status.FENCED]
         await asyncio.sleep(15)
@@ -301,9 +301,9 @@ def test_a_directory_without_entries_brings_back_a_doubt_of_what_was_forgotten_a
         for count in range(12):
             await asyncio.sleep(20)
             await node.add(entry(8, 14 + count))
-        assert node.bookie._storage.state(2) is None
+        assert node.storage.state(2) is None
         await node.crash()
-        assert node.bookie._storage.state(2) is None
+        assert node.storage.state(2) is None
 
     on_a_node(test)
 
@@ -327,7 +327,7 @@ def test_what_a_closed_ledger_has_where_nobody_can_look_is_not_called_lost_by_th
         node.out = []
         await node.crash()
         await asyncio.sleep(15)
-        assert node.bookie._storage.state(1).limbo == "torn"
+        assert node.storage.state(1).limbo == "torn"
         assert (await node.listed())[1] == "torn"
         assert await node.statuses(1, 0, 2) == [OK, OK, Status.LIMBO_TORN]
         asked = await node.ask(1)
@@ -352,7 +352,7 @@ def test_a_closed_ledger_that_lacks_something_where_everything_is_there_is_lost(
         await node.start()
         await asyncio.sleep(15)
         for ledger in (1, 2):
-            assert node.bookie._storage.state(ledger).limbo == "lost"
+            assert node.storage.state(ledger).limbo == "lost"
             assert await node.statuses(ledger, 0, 2) == [OK, OK, LIMBO]
 
     on_a_node(test)
@@ -403,7 +403,7 @@ def test_entry_logs_without_index_and_checkpoint_are_no_new_node():
 
 def home_of(node, journal):
     """A ledger whose records go to that journal."""
-    homes = node.bookie._storage._journals._home
+    homes = node.storage._journals._home
     return next(i for i in LEDGERS if homes.get(i) == journal)
 
 
@@ -415,7 +415,7 @@ def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
         await node.store.session("admin").delete(paths.ledger(ledger))
         await asyncio.sleep(100)
         assert not node.bookie.failed.done()
-        assert list(node.bookie._storage.failures) == ["j0"]
+        assert list(node.storage.failures) == ["j0"]
         assert await node.add(entry(ledger, 2)) == [Status.LEDGER_DELETED]
         await node.crash()
         assert await node.add(entry(ledger, 2)) == [Status.LEDGER_DELETED]
@@ -426,7 +426,7 @@ def test_a_journal_that_fails_under_a_burial_does_not_end_the_node():
 def test_a_journal_that_fails_under_a_doubt_does_not_end_the_node():
     async def test(node):
         await flushed(node)
-        ledger, storage = home_of(node, "j0"), node.bookie._storage
+        ledger, storage = home_of(node, "j0"), node.storage
         every = storage.state(EVERY_LEDGER)
         storage.set_state(dataclasses.replace(every, limbo="torn"))
         node.journals["j0"].faults.sync_fails = 1
@@ -438,7 +438,7 @@ def test_a_journal_that_fails_under_a_doubt_does_not_end_the_node():
         assert storage.state(EVERY_LEDGER).limbo == ""
         node.out = ["j0"]
         await node.crash()
-        assert node.bookie._storage.limbo(ledger) == "torn"
+        assert node.storage.limbo(ledger) == "torn"
 
     on_a_node(test, journals=2)
 
@@ -451,8 +451,8 @@ def test_a_forgotten_ledger_is_forgotten_by_the_journals_too():
         for count in range(12):
             await asyncio.sleep(20)
             await node.add(entry(8, 2 + count))
-        assert node.bookie._storage.state(ledger) is None
-        assert ledger not in node.bookie._storage._journals._home
+        assert node.storage.state(ledger) is None
+        assert ledger not in node.storage._journals._home
 
     on_a_node(test, journals=2)
 
@@ -462,7 +462,7 @@ def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable()
 
     async def test(node):
         await flushed(node)
-        ledger, ledgers = home_of(node, "j0"), node.bookie._ledgers
+        ledger, ledgers = home_of(node, "j0"), node.handles
         for disk in node.ledgers.values():
             disk.faults.sync_s = (3.0, 3.0)
         node.journals["j0"].faults.sync_fails = 1
@@ -474,6 +474,6 @@ def test_a_doubt_whose_journal_failed_is_made_good_before_it_is_called_durable()
         await again
         node.out = ["j0"]
         await node.crash()
-        assert node.bookie._storage.limbo(ledger) == "torn"
+        assert node.storage.limbo(ledger) == "torn"
 
     on_a_node(test, journals=2)

@@ -274,7 +274,7 @@ def test_the_record_of_what_kind_it_is_is_durable_before_its_first_acknowledgeme
     async def test(node):
         await node.add(entry(9, 0))
         await node.crash("none")
-        assert node.bookie._storage.state(9).durability == "page-cache"
+        assert node.storage.state(9).durability == "page-cache"
 
     with_a_page_cache_ledger(test)
 

@@ -58,7 +58,7 @@ async def fill(node, ledger_id, count, first=0):
 async def flushes(node, count=3):
     """So many flushes happen, with a little of ledger 99."""
     for _ in range(count):
-        last = await node.bookie._storage.last_entry(99)
+        last = await node.storage.last_entry(99)
         await fill(node, 99, 1, first=0 if last is None else last + 1)
 
 
@@ -82,12 +82,12 @@ def log_bytes(node):
 
 
 def states(node):
-    return [state.ledger_id for state in node.bookie._storage.states() if state.ledger_id >= 0]
+    return [state.ledger_id for state in node.storage.states() if state.ledger_id >= 0]
 
 
 def test_a_deleted_ledgers_space_comes_back_by_itself_and_it_is_forgotten():
     async def test(node):
-        place = await node.bookie._storage.stores[0].index.get(2, 5)
+        place = await node.storage.stores[0].index.get(2, 5)
         await delete(node, 2)
         await asyncio.sleep(100)
         await flushes(node, 8)
@@ -121,7 +121,7 @@ def test_bk4840_an_add_under_way_when_its_ledger_is_forgotten_is_not_taken_by_th
     nobody would know whose it is. It is sent again, and meets the ledger anew."""
 
     async def test(node):
-        ledgers = node.bookie._ledgers
+        ledgers = node.handles
         old = await ledgers.meet(2)
         assert old.refusal_of_add(b"", recovery=True) is None
         assert ledgers.forget(2)
@@ -134,7 +134,7 @@ def test_bk4840_an_add_under_way_when_its_ledger_is_forgotten_is_not_taken_by_th
 def test_a_ledger_that_is_just_being_met_is_not_forgotten():
     async def test(node):
         await node.crash("all")  # states are known, no handle is
-        ledgers = node.bookie._ledgers
+        ledgers = node.handles
         plain = ledgers._last
 
         async def slow(ledger_id):
@@ -165,7 +165,7 @@ def test_bk4462_bk4840_adds_of_a_ledger_that_is_being_deleted_leave_nothing_behi
                 await node.crash(keep)
         await flushes(node, 30)
         assert states(node) == [1, 3, 4, 99]
-        for store in node.bookie._storage.stores:
+        for store in node.storage.stores:
             assert await store.index.ledger_ids() == [1, 3, 4, 99]
         await whole(node, 1, 3, 4)
 
@@ -194,7 +194,7 @@ def test_a_reader_that_had_looked_up_the_old_place_gets_the_entry():
 
     async def test(node):
         await flushes(node, 1)
-        store = node.bookie._storage.stores[0]
+        store = node.storage.stores[0]
         plain = store.logs.read_run
         old = await store.index.get(3, 5)
 
@@ -230,11 +230,11 @@ def test_it_goes_on_when_the_disk_is_full():
 def test_rot_is_found_by_the_scrub_and_the_ledger_is_in_limbo():
     async def test(node):
         await flushes(node, 1)
-        place = await node.bookie._storage.stores[0].index.get(2, 5)
+        place = await node.storage.stores[0].index.get(2, 5)
         node.ledger_disk.flip_bit(log_path(place.log_id), 8 * (place.position + 500))
         await asyncio.sleep(2 * 3600)
-        assert node.bookie._storage.state(2).limbo == "lost"
-        assert node.bookie._storage.state(1).limbo == ""
+        assert node.storage.state(2).limbo == "lost"
+        assert node.storage.state(1).limbo == ""
         statuses = await node.statuses(2, 4, 16)
         assert statuses[:2] == [OK, Status.IO_ERROR] and statuses[-1] is Status.LIMBO
         assert "1 bad entries" in node.bookie.reclaim.describe()
@@ -249,7 +249,7 @@ def test_the_scrub_does_not_push_out_what_the_read_cache_has():
         await asyncio.sleep(1)
         await node.bookie.reclaim.scrub.once(0)
         reads = []
-        store = node.bookie._storage.stores[0]
+        store = node.storage.stores[0]
         store.logs.read_run = reads.append
         assert await node.statuses(1, 0, 3) == [OK] * 4
         assert reads == []

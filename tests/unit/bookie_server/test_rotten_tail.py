@@ -138,7 +138,7 @@ def test_the_entries_of_closed_ledgers_are_counted_at_a_bounded_rate(monkeypatch
 def test_a_ledger_quarantined_is_listed_at_once():
     async def test(node):
         await asyncio.sleep(2)  # the first look is over
-        node.bookie._storage.quarantine(OPEN, 0, "a test says so")
+        node.storage.quarantine(OPEN, 0, "a test says so")
         await asyncio.sleep(1)
         assert await listed(node) == {OPEN: LOST_VALUE}
 

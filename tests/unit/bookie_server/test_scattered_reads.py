@@ -102,7 +102,7 @@ def test_a_copy_that_is_damaged_is_unknown_and_its_neighbours_are_delivered():
 
 def test_what_a_ledger_in_limbo_lacks_is_not_denied():
     async def test(node):
-        node.bookie._storage.quarantine(1, 3, "a test says so")
+        node.storage.quarantine(1, 3, "a test says so")
         assert statuses(await read(node, 1, 5, 7)) == [OK, Status.LIMBO, OK]
 
     on_a_node(test, without=(5,))

@@ -131,7 +131,7 @@ def test_a_ledger_met_while_it_is_buried_is_buried():
 
     async def test(node):
         await node.crash("all")  # states are known, no handle is
-        ledgers = node.bookie._ledgers
+        ledgers = node.handles
         plain_last = ledgers._last
 
         async def slow_last(ledger_id):
@@ -168,7 +168,7 @@ def test_a_store_that_does_not_answer_buries_nothing():
 
 def test_a_record_that_one_replica_lacks_and_a_sync_brings_is_there():
     async def test(node):
-        session = node.bookie._ledgers._metadata
+        session = node.handles._metadata
         plain_get, plain_sync = session.get, session.sync
         behind = True
 
@@ -220,14 +220,14 @@ def test_the_store_of_another_cluster_or_of_none_buries_nothing(record):
 
 def test_a_store_without_the_folder_of_ledgers_buries_nothing():
     async def test(node):
-        plain_get = node.bookie._ledgers._metadata.get
+        plain_get = node.handles._metadata.get
 
         async def get(path, watch=None):
             if path.startswith(paths.LEDGERS):
                 raise NoNode(path)
             return await plain_get(path, watch)
 
-        node.bookie._ledgers._metadata.get = get
+        node.handles._metadata.get = get
         await nothing_is_buried(node, 5)
 
     on_a_node(test, ledgers=5)
@@ -235,7 +235,7 @@ def test_a_store_without_the_folder_of_ledgers_buries_nothing():
 
 def test_an_error_in_the_middle_of_a_sweep_buries_nothing_of_it():
     async def test(node):
-        session = node.bookie._ledgers._metadata
+        session = node.handles._metadata
         plain_get = session.get
 
         async def get(path, watch=None):

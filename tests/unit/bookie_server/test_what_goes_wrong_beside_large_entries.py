@@ -75,7 +75,7 @@ def test_what_was_placed_in_a_directory_given_up_before_a_flush_is_not_denied_af
     """Who compared the copies found it in memory, so he copied nothing."""
 
     async def test(node):
-        node.bookie._storage.drop("d1", DiskFailed("it is gone"))
+        node.storage.drop("d1", DiskFailed("it is gone"))
         asked = await node.ask(1)
         assert asked.limbo == "lost"
         assert await node.statuses(1, 0, 1) == [OK, OK]
@@ -105,7 +105,7 @@ def test_an_index_that_cannot_be_read_at_replay_costs_its_directory_and_no_more(
         with monkeypatch.context() as patch:
             patch.setattr(SimIndex, "range", damaged)
             await node.start()
-        assert node.bookie._storage.failures.keys() <= {"d0", "d1"}
+        assert node.storage.failures.keys() <= {"d0", "d1"}
         assert set(await node.statuses(1, 0, 1)) <= {OK, LIMBO}
         assert await node.add(entry(2, 0)) == [OK]
 
@@ -167,8 +167,8 @@ def test_what_the_journal_took_over_for_a_fence_lies_once_in_the_entry_logs():
         await large
         await asyncio.sleep(20)
         assert _times(node, b"marked once") == 1
-        assert node.bookie._storage.pending_bytes == 0
-        (store,) = node.bookie._storage.stores
+        assert node.storage.pending_bytes == 0
+        (store,) = node.storage.stores
         assert not store.direct_log._written
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
@@ -213,7 +213,7 @@ def test_entries_of_a_frame_are_written_once_when_a_flush_begins_between_them():
         filler = 0
         while size < half // 2 - 20 * KIB:
             assert await node.add(entry(2, filler, bytes(3 * KIB))) == [OK]
-            size = node.bookie._storage._cache.active.bytes
+            size = node.storage._cache.active.bytes
             filler += 1
         first, last = b"first one" + bytes(30 * KIB), b"last one" + bytes(30 * KIB)
         frame = (entry(1, 0, first), entry(2, filler), entry(1, 1, last))
@@ -275,7 +275,7 @@ def test_large_entries_take_no_space_that_a_flush_counts_on():
             return await free_bytes()
 
         node.ledger_disk.free_bytes = slowly
-        node.bookie._storage.begin_flush()
+        node.storage.begin_flush()
         adds = [asyncio.ensure_future(node.add(entry(1, e, PAYLOAD))) for e in range(10)]
         assert [await each for each in adds] == [[OK]] * 10
         await asyncio.sleep(10)
@@ -295,11 +295,11 @@ def test_while_a_flush_waits_for_space_it_writes_nothing_not_even_places():
         await asyncio.sleep(10)
         syncs = node.ledger_disk.syncs
         await asyncio.sleep(30)
-        assert node.bookie._storage.is_flushing
+        assert node.storage.is_flushing
         assert node.ledger_disk.syncs == syncs
         node.ledger_disk.empty_out()
         await asyncio.sleep(200)
-        assert not node.bookie._storage.is_flushing
+        assert not node.storage.is_flushing
         await node.crash()
         assert await node.statuses(1, 0, 2) == [OK, OK, ABSENT]
 

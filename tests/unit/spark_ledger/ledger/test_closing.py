@@ -124,7 +124,7 @@ async def test_close_that_meets_a_recovery_under_way_gives_up_and_adopts_its_res
         await writer.append(b"x", 1)
     other = await cluster.client("other", seed=1)
     known = await other.record(writer.ledger_id, fresh=True)
-    await other._records.move(known, transitions.mark_in_recovery)
+    await other.cluster.records.move(known, transitions.mark_in_recovery)
     record = await writer.close()
     assert (record.state, record.last_entry, record.rows) == (LedgerState.CLOSED, 2, 3)
     assert all(bookie.fenced[writer.ledger_id] for bookie in cluster.bookies.values())

@@ -150,7 +150,7 @@ async def test_a_burst_of_busy_below_the_replica_timeout_changes_nothing_in_the_
     assert await writer.fully_replicated(1) == []
     assert ensemble(writer) == first
     assert await writes_of(ledgers, writer) == 0
-    assert ledgers._bookies.quarantine.suspects() == []
+    assert ledgers.cluster.bookies.quarantine.suspects() == []
 
 
 # -- replacing --------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ async def test_a_bookie_in_quarantine_is_a_spare_only_when_there_is_no_other():
         cluster, ledgers = await cluster_of(3 + spares)
         writer = await ledgers.create(3, 3, 2)
         bad, *good = others(cluster, writer)
-        quarantine = ledgers._bookies.quarantine
+        quarantine = ledgers.cluster.bookies.quarantine
         for _ in range(3):
             quarantine.failed(bad)
             quarantine.responded(bad)
@@ -219,7 +219,7 @@ async def test_a_bookie_that_another_only_answered_sooner_than_is_a_spare_when_t
         cluster, ledgers = await cluster_of(3 + spares)
         writer = await ledgers.create(3, 3, 2)
         busy = others(cluster, writer)[0]
-        ledgers._bookies.quarantine.overtaken(busy)
+        ledgers.cluster.bookies.quarantine.overtaken(busy)
         cluster.bookies[ensemble(writer)[0]].refusing = True
         assert await writer.append(b"0") == 0
         await asyncio.sleep(0.5)
@@ -230,7 +230,7 @@ async def test_a_bookie_that_another_only_answered_sooner_than_is_a_spare_when_t
 async def test_a_bookie_in_quarantine_is_chosen_last_for_new_ledgers_but_not_refused():
     _, ledgers = await cluster_of(4)
     for _ in range(3):
-        ledgers._bookies.quarantine.slow("b")
+        ledgers.cluster.bookies.quarantine.slow("b")
         await asyncio.sleep(1)
     for _ in range(20):
         assert "b" not in ensemble(await ledgers.create(3, 3, 2))
@@ -252,7 +252,7 @@ async def test_slow_answers_bring_a_bookie_into_quarantine():
     for _ in range(4):
         await writer.append(b"x")
         await asyncio.sleep(1.5)
-    assert ledgers._bookies.quarantine.suspects() == [slow.name]
+    assert ledgers.cluster.bookies.quarantine.suspects() == [slow.name]
     assert slow.name in ensemble(writer)  # slow is not failed
     for _ in range(10):
         assert slow.name not in ensemble(await ledgers.create(3, 3, 2))
@@ -411,7 +411,7 @@ async def test_a_policy_that_misbehaves_is_named():
 @simulated
 async def test_not_enough_bookies_names_needed_writable_and_why_the_others_are_not():
     cluster, ledgers = await cluster_on("r1", "", "", spare_grace_s=1)
-    ledgers._bookies.quarantine.failed("a")
+    ledgers.cluster.bookies.quarantine.failed("a")
     await cluster.deregister("b")
     await cluster.readonly("c", "disk 97 % full")
     await asyncio.sleep(1)

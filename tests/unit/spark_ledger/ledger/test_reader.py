@@ -307,7 +307,7 @@ async def test_a_record_older_than_the_one_known_is_not_taken():
     newest = await ledgers.record(writer.ledger_id, fresh=True)
     old = await other.record(writer.ledger_id)
     assert old.version < newest.version  # what this session would say
-    reader = AsyncLedgerReader(other._cluster, newest, derive(b""))
+    reader = AsyncLedgerReader(other.cluster, newest, derive(b""))
     await reader._view.reread()
     assert (reader.version, reader.is_closed) == (newest.version, True)
 

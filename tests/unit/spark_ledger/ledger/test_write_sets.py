@@ -27,7 +27,7 @@ async def ledger_at(ledgers, base, sizes):
     writer = await ledgers.create(*sizes)
     first = writer.record.fragments[0]
     fragments = (first,) if base == 0 else (first, Fragment(base, first.ensemble))
-    move = await ledgers._records.move(
+    move = await ledgers.cluster.records.move(
         await ledgers.record(writer.ledger_id),
         lambda record: Write(replace(record, fragments=fragments)),
     )
@@ -36,7 +36,7 @@ async def ledger_at(ledgers, base, sizes):
 
 async def add(ledgers, record, base):
     """Entries base, base + 1, ... by the writer's own pipeline."""
-    pipeline = AddPipeline(ledgers._cluster, record, base - 1)
+    pipeline = AddPipeline(ledgers.cluster, record, base - 1)
     futures = []
     for entry_id in range(base, base + COUNT):
         payload = str(entry_id).encode()

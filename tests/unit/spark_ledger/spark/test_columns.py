@@ -30,7 +30,7 @@ from spark_ledger.errors import (
 from spark_ledger.spark.options.options import shape_options
 from spark_ledger.spark.rows import columns, schema
 from spark_ledger.topic.entry import message_batch
-from spark_ledger.topic.read.row_blocks import RUN, Block, Rows, joined_blocks
+from spark_ledger.topic.read.row_blocks import RUN, Block, Joining, Rows
 from tests.kit.segments_seen import block_of
 
 HEADERS = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None, []]
@@ -283,6 +283,11 @@ def test_an_error_of_the_columns_survives_the_way_from_a_task():
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
+def joined_of(blocks):
+    joining = Joining()
+    return [*(one for block in blocks for one in joining.add(block)), *joining.end()]
+
+
 def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has():
     """A block of two partitions of one entry, and small blocks put together: as one by one."""
     first, typed = rows(), typed_rows()
@@ -294,7 +299,7 @@ def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has()
     ones["rows"] = 1
     several = [first, alike, both, typed, Block(ones, typed.record_batch, True, 4)]
 
-    together = list(joined_blocks(several))
+    together = joined_of(several)
 
     assert [block.num_rows for block in together] == [9, 4]
     for blocks, joined in ((several[:3], together[0]), (several[3:], together[1])):
@@ -309,4 +314,4 @@ def test_rows_of_several_partitions_and_entries_have_the_columns_that_each_has()
         *((3, 40), (9, 9), (1, 10), (2, 20), (2, 21))
     ]
     nothing = [Block(block.runs, block.record_batch.select([])) for block in several[:3]]
-    assert [block.num_rows for block in joined_blocks(nothing)] == [9]
+    assert [block.num_rows for block in joined_of(nothing)] == [9]

@@ -49,7 +49,7 @@ def test_every_copy_of_a_blob_is_on_a_bookie_when_its_pointer_is_given_out():
             pointer = await held.write(DATA, every_copy=True)
         record = (await stage.client.ledgers.record(pointer.ledger_id)).record
         for node in stage.world.nodes[1:]:
-            answer = await stage.client.ledgers._cluster.bookies.read(
+            answer = await stage.client.ledgers.cluster.bookies.read(
                 node.bookie_id, pointer.ledger_id, pointer.last, pointer.last, max_bytes=1 << 20
             )
             assert len(answer.results) == 1 and answer.results[0].status is Status.OK

@@ -32,11 +32,11 @@ async def whole(stage):
 
 
 async def read(client, task, after_first=None, **options):
-    """By partition (offset, value) in the order they come; `after_first` the first entry came,
-    that is done."""
+    """By partition (offset, value) in the order they come; `after_first` entries came, that is
+    done."""
     found = {p: [] for p in range(PARTITIONS)}
-    async for fetched in fetch_kept(client, task, **options):
-        for rows in fetched.block().parts():
+    async for run in fetch_kept(client, task, **options):
+        for rows in (rows for fetched in run for rows in fetched.block().parts()):
             values = rows.record_batch.column("value").to_pylist()
             found[rows.partition] += enumerate(values, rows.offset)
         if after_first is not None:

@@ -24,9 +24,9 @@ from tests.unit.spark_ledger.topic.stage import play
 
 async def read(client, task, **options):
     found = []
-    async for piece in fetch_kept(client, task, **options):
-        rows = rows_of(piece)
-        found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
+    async for run in fetch_kept(client, task, **options):
+        for rows in map(rows_of, run):
+            found += enumerate(rows.record_batch.column("value").to_pylist(), rows.offset)
     return found
 
 
@@ -177,7 +177,8 @@ def test_entries_that_cannot_hold_a_key_are_not_fetched():
         (task,) = plan_read(state, {0: (0, 240)}, topic="t")
 
         async def fetched(keys):
-            return [piece async for piece in fetch_kept(stage.client, task, keys=keys)]
+            runs = fetch_kept(stage.client, task, keys=keys)
+            return [piece async for run in runs for piece in run]
 
         every, some = await fetched(None), await fetched(hashes_of([b"key-3"]))
         keys = [key for piece in some for key in rows_of(piece).record_batch["key"].to_pylist()]

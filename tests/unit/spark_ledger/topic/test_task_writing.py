@@ -534,7 +534,7 @@ def test_all_columns_come_back_from_a_ledger_and_only_those_asked_for():
         state = await stage.client.log(stage.topic.id).fold(fresh=True)
         (planned,) = plan_read(state, {0: (0, 2)})
         async with aclosing(fetch_task(stage.client.ledgers, planned)) as fetched:
-            (piece,) = [one async for one in fetched]
+            (piece,) = [one async for run in fetched for one in run]
 
         whole = rows_of(piece)
         assert whole.record_batch["headers"].to_pylist() == headers.to_pylist()
