@@ -21,7 +21,7 @@ from spark_ledger.ledger.cluster import judge
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
 from spark_ledger.metadata.store_calls import each
-from spark_ledger.repair import work_list
+from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.work_list import Work
 
 LEDGERS_AT_ONCE = 16
@@ -35,8 +35,8 @@ Refers = Callable[[str, int], bool]
 class Checked:
     """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
     tell of, if it is one of the `silent`; `nowhere`:
-    entries that no member has, the first of them; `near`: slots with another copy on the same host
-    or, where racks are known, on the same rack though another rack is there."""
+    entries that no member has, the first of them; `near`: slots that a better placed bookie can
+    take (slots.py)."""
 
     ledger_id: int
     entries: int
@@ -149,7 +149,7 @@ async def check_ledger(
             nowhere += len(lost)
             first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
-    near = _near(ledgers, record)
+    near = len(slots.misplaced(ledgers.cluster, record))
     return Checked(
         *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
         frozenset(silent),
@@ -219,27 +219,3 @@ def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
 
 def _is_whole(said: tuple[object, object] | None) -> bool:
     return said is not None and isinstance(said[1], Entry)
-
-
-def _near(ledgers: LedgerStore, record: LedgerRecord) -> int:
-    """Slots of the settled fragments that share a host with another of their write sets though
-    there are hosts enough, or a rack though there are racks enough."""
-    directory = ledgers.cluster.directory
-    hosts = {b.host for b in directory.writable()}
-    racks = {b.rack for b in directory.writable() if b.rack}
-    count = 0
-    for fragment in record.fragments:
-        if not is_settled(record, fragment.first_entry):
-            continue
-        for slot, bookie in enumerate(fragment.ensemble):
-            own = directory.told(bookie)
-            others = [
-                directory.told(fragment.ensemble[(slot + step) % record.ensemble_size])
-                for step in range(1, record.write_quorum)
-            ]
-            same_host = bool(own.host) and any(other.host == own.host for other in others)
-            same_rack = bool(own.rack) and any(other.rack == own.rack for other in others)
-            count += (same_host and len(hosts) >= record.write_quorum) or (
-                same_rack and len(racks) >= record.write_quorum
-            )
-    return count
