@@ -85,6 +85,9 @@ class BookieDirectory:
     def is_writable(self, bookie_id: str) -> bool:
         return bookie_id in self._writable
 
+    def is_registered(self, bookie_id: str) -> bool:
+        return bookie_id in self._writable or bookie_id in self._readonly
+
     def address(self, bookie_id: str) -> str | None:
         """Where the bookie is, or was when last registered; None if nothing was ever heard."""
         return self._addresses.get(bookie_id)

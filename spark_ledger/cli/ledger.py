@@ -18,6 +18,7 @@ from spark_ledger.cli.common import (
     with_ledgers,
     with_topics,
 )
+from spark_ledger.config import resolve_service_url
 from spark_ledger.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -198,6 +199,10 @@ def audit(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every entry at every bookie, and check it.")
     ] = False,
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="As a Spark job: for clusters of more than 100,000 ledgers."),
+    ] = False,
     json: JsonOption = False,
     service_url: UrlOption = None,
 ) -> None:
@@ -206,22 +211,14 @@ def audit(
     has it) or blocked (its repair cannot go on)."""
 
     async def work(topics: "TopicClient") -> "Audit":
-        from spark_ledger.repair.audit import audit
+        from spark_ledger.repair.audit import audit, referred_by
         from spark_ledger.repair.service import tokens_of
-        from spark_ledger.topic.upkeep.references import References
-
-        references = References(topics.store, topics.ledgers)
-        ids = [info.id for info in await topics.topics.list()]
-        seen = await references.of(ids, await references.deleted())
-
-        def refers(topic_id: str, ledger_id: int) -> bool:
-            topic = seen.get(topic_id)
-            return topic is not None and (bool(topic.problem) or ledger_id in topic.referred)
 
         tokens = await tokens_of(topics.ledgers)
-        return await audit(topics.ledgers, tokens, deep=deep, refers=refers)
+        referred = await referred_by(topics)
+        return await audit(topics.ledgers, tokens, deep=deep, referred=referred)
 
-    found = with_topics(service_url, work)
+    found = _audit_on_spark(service_url, deep) if spark else with_topics(service_url, work)
     if json:
         print_json(found.counts())
     else:
@@ -236,6 +233,20 @@ def audit(
         print(", ".join(f"{name}: {count}" for name, count in found.counts().items()))
     if not found.whole:
         raise typer.Exit(1)
+
+
+def _audit_on_spark(service_url: str | None, deep: bool) -> "Audit":
+    """Raises BadConfig where Spark is not there, or cannot be started."""
+    try:
+        from spark_ledger.spark import audit_job
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise BadConfig(
+            "--spark needs PySpark, which is not installed",
+            "Install it (`pip install pyspark`), or audit without --spark.",
+        ) from None
+    return audit_job.audit(audit_job.session(), resolve_service_url(service_url), deep=deep)
 
 
 def _lacking(one: "Checked") -> str:

@@ -12,7 +12,7 @@ A policy of one's own is a function `policy(request, rng)`, named `module:functi
 
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -46,10 +46,23 @@ class PlacementRequest:
 
     def neighbours(self, slot: int) -> Iterator[int]:
         """The slots that share a write set with `slot`."""
-        for other in range(self.ensemble_size):
-            apart = abs(other - slot)
-            if 0 < min(apart, self.ensemble_size - apart) < self.write_quorum:
-                yield other
+        return neighbours(slot, self.ensemble_size, self.write_quorum)
+
+
+def neighbours(slot: int, ensemble_size: int, write_quorum: int) -> Iterator[int]:
+    """The slots that share a write set with `slot`."""
+    for other in range(ensemble_size):
+        apart = abs(other - slot)
+        if 0 < min(apart, ensemble_size - apart) < write_quorum:
+            yield other
+
+
+def clashes(bookie: BookieInfo, others: Iterable[BookieInfo]) -> int:
+    """How badly the bookie is placed beside `others`, which share a write set with it: how many of
+    them are on its rack, where that is known, and as many more as are on its host."""
+    some = [*others]
+    racks = sum(bool(bookie.rack) and other.rack == bookie.rack for other in some)
+    return racks + sum(bool(bookie.host) and other.host == bookie.host for other in some)
 
 
 # (request, source of chance) -> bookie id for each slot that could be filled
@@ -164,12 +177,8 @@ class Search:
         return suspect, self._clashes(slot, bookie), drawn
 
     def _clashes(self, slot: int, bookie: BookieInfo) -> int:
-        """How many slots of the bookie's rack share a write set with `slot`; each of its host
-        counts once more."""
-        placed = [self._placed.get(other) for other in self._neighbours[slot]]
-        racks = [other.rack for other in placed if other is not None and bookie.rack]
-        hosts = [other.host for other in placed if other is not None and bookie.host]
-        return racks.count(bookie.rack) + hosts.count(bookie.host)
+        placed = map(self._placed.get, self._neighbours[slot])
+        return clashes(bookie, (other for other in placed if other is not None))
 
     def _chosen(self) -> dict[int, str]:
         return {slot: self._placed[slot].id for slot in self._request.slots if slot in self._placed}

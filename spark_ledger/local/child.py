@@ -1,10 +1,12 @@
-"""A server process of the embedded cluster.
+"""A server process of the embedded cluster: one run of it (Child), and what is started, stopped and
+started again (LocalProcess).
 
 Always true: it runs in a session of its own, so Ctrl-C in the terminal is for us alone to handle;
 it holds the reading end of a pipe whose writing end only we hold, and ends when that is closed;
 what it says goes to its log file, of which the end is quoted when it fails.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -75,12 +77,13 @@ class Child:
     def kill(self) -> None:
         """SIGKILL to the process and its group; waits."""
         self.signal(signal.SIGKILL)
-        self._end()
+        self.wait_for_end()
 
     def signal(self, number: signal.Signals) -> None:
         """Send the signal to the process and its group; does not wait."""
         if self.running:
-            os.killpg(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # another thread saw its end just now
+                os.killpg(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM; does not wait."""
@@ -93,10 +96,59 @@ class Child:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._end()
+        self.wait_for_end()
 
-    def _end(self) -> None:
+    def wait_for_end(self) -> None:
+        """Until it has ended, whatever of."""
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+class LocalProcess:
+    """What runs a command, one process at a time, as often as it is started."""
+
+    STOP_TIMEOUT_S = 15.0
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        """What it says."""
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None when it is not running."""
+        return self._child.pid if self._child and self._child.running else None
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of its last process: None while it runs, negative for the signal that ended it."""
+        return self._child.exit_code if self._child else None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it has ended."""
+        if self._child:
+            self._child.kill()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
+        if self._child:
+            self._child.signal(number)
+
+    def stop(self) -> None:
+        """End it in good order, and wait until it has ended."""
+        self.ask_to_stop()
+        self.wait_until_stopped()
+
+    def ask_to_stop(self) -> None:
+        if self._child:
+            self._child.terminate()
+
+    def wait_until_stopped(self) -> None:
+        if self._child:
+            self._child.wait(self.STOP_TIMEOUT_S)

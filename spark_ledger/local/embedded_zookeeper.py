@@ -5,7 +5,6 @@ class, not ZooKeeperServerMain, because this one purges old snapshots.
 """
 
 import random
-import signal
 import socket
 import sys
 import time
@@ -13,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spark_ledger.errors import BadConfig, Unavailable
-from spark_ledger.local.child import Child
+from spark_ledger.local.child import Child, LocalProcess
 from spark_ledger.local.java import find_java
 
 HOST = "127.0.0.1"
@@ -26,7 +25,7 @@ JVM_OPTIONS = (  # one small server that should start fast
     "-XX:+ExitOnOutOfMemoryError",
 )
 JARS = ("zookeeper", "slf4j-api", "log4j-", "netty-", "metrics-core", "snappy-java")
-START_TIMEOUT_S, STOP_TIMEOUT_S, PORT_TRIES, POLL_S = 30.0, 10.0, 3, 0.02
+START_TIMEOUT_S, PORT_TRIES, POLL_S = 30.0, 3, 0.02
 PORTS = range(20000, 32000)
 CONFIG = """\
 dataDir={folder}
@@ -43,29 +42,26 @@ autopurge.purgeInterval=1
 """
 
 
-class EmbeddedZooKeeper:
+class EmbeddedZooKeeper(LocalProcess):
     """A ZooKeeper on a port of its own; `folder` keeps its data, configuration and log.
 
-    `delete_with_parent` is a folder that is deleted if our own process dies without stopping it.
+    `pid` is that of the process that guards the server. `delete_with_parent` is a folder that is
+    deleted if our own process dies without stopping it.
     """
+
+    STOP_TIMEOUT_S = 10.0
 
     def __init__(
         self, folder: Path, port: int | None = None, delete_with_parent: Path | None = None
     ) -> None:
+        super().__init__(folder / "zookeeper.log")
         self._folder = folder
         self._delete = delete_with_parent
-        self._wanted = port
         self._port = port or 0
-        self._child: Child | None = None
 
     @property
     def address(self) -> str:
         return f"{HOST}:{self._port}"
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that guards the server, None when not running."""
-        return self._child.pid if self._child and self._child.running else None
 
     def start(self) -> None:
         """Start and return when it responds; a port once taken is kept over restarts.
@@ -90,22 +86,10 @@ class EmbeddedZooKeeper:
 
     def kill(self) -> None:
         """SIGKILL, server included; returns when it has ended and its port is free again."""
-        if self._child:
-            self._child.kill()
-            deadline = time.monotonic() + STOP_TIMEOUT_S
-            while not port_is_free(self._port) and time.monotonic() < deadline:
-                time.sleep(POLL_S)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
-        if self._child:
-            self._child.signal(number)
-
-    def stop(self) -> None:
-        """End it in good order; returns when it has ended."""
-        if self._child:
-            self._child.terminate()
-            self._child.wait(STOP_TIMEOUT_S)
+        super().kill()
+        deadline = time.monotonic() + self.STOP_TIMEOUT_S
+        while self._child and not port_is_free(self._port) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     def _run(self, java: str) -> None:
         config = self._folder / "zoo.cfg"
@@ -116,9 +100,7 @@ class EmbeddedZooKeeper:
         guardian = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py"))]
         delete = ["--delete", str(self._delete)] if self._delete else []
         server = [java, HEAP, *JVM_OPTIONS, "-cp", _class_path(), MAIN, str(config)]
-        self._child = Child(
-            "ZooKeeper", [*guardian, *delete, "--", *server], self._folder / "zookeeper.log"
-        )
+        self._child = Child("ZooKeeper", [*guardian, *delete, "--", *server], self.log)
         self._wait_until_it_answers(self._child)
 
     def _wait_until_it_answers(self, child: Child) -> None:

@@ -1,59 +1,71 @@
-"""The process of an embedded cluster that heals it and keeps up its topics (maintenance.py)."""
+"""The process of an embedded cluster that heals it and keeps up its topics (maintenance.py).
 
-import signal
+Always true: one that ends by itself, or is killed by somebody else, is started again, later each
+time, as a bookie starts its own again; after `kill` and `stop` only `start` does.
+"""
+
 import sys
+import threading
+import time
 from pathlib import Path
 
-from spark_ledger.local.child import Child
+from spark_ledger.local.child import Child, LocalProcess
 
-STOP_TIMEOUT_S = 5.0
+PAUSE_S, PAUSE_MAX_S, LASTED_S = 1.0, 60.0, 60.0
 
 
-class LocalAutorecovery:
+class LocalAutorecovery(LocalProcess):
     """`log`: what it says. It ends with the process that started it, whatever that dies of."""
 
-    def __init__(self, log: Path, service_url: str) -> None:
-        self.log = log
+    STOP_TIMEOUT_S = 5.0
+
+    def __init__(self, log: Path, service_url: str, pause_s: float = PAUSE_S) -> None:
+        super().__init__(log)
         self._service_url = service_url
-        self._child: Child | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """None when it is not running."""
-        return self._child.pid if self._child and self._child.running else None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of its last process: None while it runs, negative for the signal that ended it."""
-        return self._child.exit_code if self._child else None
+        self._pause_s = pause_s
+        self._over = threading.Event()
+        self._starting = threading.Lock()
 
     def start(self) -> None:
         """Start it and return at once; of no effect if it runs."""
-        if self.pid is None:
-            self._child = Child("autorecovery", self._command(), self.log)
+        if self.running:
+            return
+        with self._starting:
+            self._over.set()  # for who waits to start it again
+            over = self._over = threading.Event()
+            child = self._child = self._new()
+        name = "autorecovery-restarts"
+        threading.Thread(target=self._again, args=(child, over), name=name, daemon=True).start()
 
     def kill(self) -> None:
         """SIGKILL, and wait until it has ended; its work is taken up by the next one."""
-        if self._child:
-            self._child.kill()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
-        if self._child:
-            self._child.signal(number)
-
-    def stop(self) -> None:
-        """End it in good order, and wait until it has ended: its session too."""
-        self.ask_to_stop()
-        self.wait_until_stopped()
+        self._give_up()
+        super().kill()
 
     def ask_to_stop(self) -> None:
-        if self._child:
-            self._child.terminate()
+        self._give_up()
+        super().ask_to_stop()
 
-    def wait_until_stopped(self) -> None:
-        if self._child:
-            self._child.wait(STOP_TIMEOUT_S)
+    def _give_up(self) -> None:
+        with self._starting:
+            self._over.set()
+
+    def _again(self, child: Child, over: threading.Event) -> None:
+        wait_s = self._pause_s
+        while True:
+            began_s = time.monotonic()
+            child.wait_for_end()
+            if time.monotonic() - began_s >= LASTED_S:
+                wait_s = self._pause_s
+            over.wait(wait_s)
+            with self._starting:
+                if over.is_set():
+                    return
+                child = self._child = self._new()
+            wait_s = min(2 * wait_s, PAUSE_MAX_S)
+
+    def _new(self) -> Child:
+        return Child("autorecovery", self._command(), self.log)
 
     def _command(self) -> list[str]:
         options = ["--parent-pipe", "--service-url", self._service_url]

@@ -2,24 +2,24 @@
 
 import json
 import shutil
-import signal
 import sys
 from pathlib import Path
 
 from spark_ledger.errors import Unavailable
-from spark_ledger.local.child import Child
+from spark_ledger.local.child import Child, LocalProcess
 
-START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 15.0
+START_TIMEOUT_S = 30.0
 
 
-class LocalBookie:
-    """`folder` keeps its disks and its log; what is on them makes it the bookie that it is."""
+class LocalBookie(LocalProcess):
+    """`folder` keeps its disks and its log; what is on them makes it the bookie that it is. To
+    `stop` it: deregistered, flushed, sealed."""
 
     def __init__(self, folder: Path, service_url: str, settings: dict[str, object]) -> None:
+        super().__init__(folder / "bookie.log")
         self.folder = folder
         self._service_url = service_url
         self._settings = settings
-        self._child: Child | None = None
         self._id = ""
         self._address = ""
         self._frames = ""
@@ -30,11 +30,6 @@ class LocalBookie:
         return self._id
 
     @property
-    def pid(self) -> int | None:
-        """None when it is not running."""
-        return self._child.pid if self._child and self._child.running else None
-
-    @property
     def address(self) -> str:
         """host:port at which it serves, or last served, gRPC."""
         return self._address
@@ -43,19 +38,6 @@ class LocalBookie:
     def frames(self) -> str:
         """host:port at which it speaks, or last spoke, frames, as clients do."""
         return self._frames
-
-    @property
-    def running(self) -> bool:
-        return self.pid is not None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Of its last process: None while it runs, negative for the signal that ended it."""
-        return self._child.exit_code if self._child else None
-
-    @property
-    def log(self) -> Path:
-        return self.folder / "bookie.log"
 
     def start(self) -> None:
         """Start it; returns when it is registered as writable. Raises errors.Unavailable."""
@@ -75,35 +57,12 @@ class LocalBookie:
         said = json.loads(self._child.first_line(START_TIMEOUT_S))
         self._id, self._address, self._frames = said["bookie_id"], said["address"], said["frames"]
 
-    def kill(self) -> None:
-        """SIGKILL, and wait until it has ended."""
-        if self._child:
-            self._child.kill()
-
     def destroy(self) -> None:
         """SIGKILL, and its directories are gone for good, as if its machine had burnt. `start`
         makes a new bookie, with another id, on empty folders."""
         self.kill()
         for directory in self._directories():
             shutil.rmtree(directory, ignore_errors=True)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal, as SIGSTOP to make it hang and SIGCONT to let it go on."""
-        if self._child:
-            self._child.signal(number)
-
-    def stop(self) -> None:
-        """End it in good order: deregistered, flushed, sealed; and wait until it has ended."""
-        self.ask_to_stop()
-        self.wait_until_stopped()
-
-    def ask_to_stop(self) -> None:
-        if self._child:
-            self._child.terminate()
-
-    def wait_until_stopped(self) -> None:
-        if self._child:
-            self._child.wait(STOP_TIMEOUT_S)
 
     def _command(self) -> list[str]:
         overrides = [part for one in self._overrides() for part in ("--set", one)]

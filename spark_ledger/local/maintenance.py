@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 
+from spark_ledger.config import client_config
 from spark_ledger.errors import LedgerError
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.connect import connect
@@ -28,6 +29,7 @@ from spark_ledger.topic.upkeep.merging import PASS_BYTES
 from spark_ledger.topic.upkeep.upkeep import Upkeep
 
 PASS_S = 60.0
+SESSION_TIMEOUT_S = 10.0  # as a bookie's: so soon another process has the roles of a killed one
 TRY_AGAIN_S, TRY_AGAIN_MAX_S, LASTED_S = 0.5, 30.0, 60.0
 ORPHANED = 5  # exit status, as a bookie's
 
@@ -45,7 +47,8 @@ async def maintain(
 
     Raises errors.Unavailable when the cluster cannot be reached.
     """
-    ledgers = await connect(service_url)
+    settings = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
+    ledgers = await connect(service_url, settings)
     try:
         healing = await Autorecovery.start(ledgers)
         async with asyncio.TaskGroup() as tasks:

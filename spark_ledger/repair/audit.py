@@ -6,11 +6,11 @@ where those lie, and what no topic refers to.
 
 Always true: nothing is changed; an open ledger is checked as far as it is confirmed by its record:
 the last fragment of an open one is its writer's. What a bookie does not tell counts as missing.
-Both the command and a Spark job run `check_ledger`.
+The command and the tasks of a Spark job (spark/audit_job.py) run `audit_some`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bookie_server.api.entry import Entry
@@ -20,23 +20,25 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import judge
 from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens, entries_of, keeps
-from spark_ledger.metadata.store_calls import each
-from spark_ledger.repair import work_list
+from spark_ledger.metadata.store_calls import each, reachable
+from spark_ledger.repair import slots, work_list
 from spark_ledger.repair.work_list import Work
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.upkeep.references import References
 
 LEDGERS_AT_ONCE = 16
 EXAMPLES_MAX = 100
 
-Refers = Callable[[str, int], bool]
-"""Whether the topic of that id refers to the ledger, or may."""
+Referred = Mapping[str, Container[int] | None]
+"""By id of a topic the ledgers that it refers to; None: it may refer to any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
     """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
     tell of, if it is one of the `silent`; `nowhere`:
-    entries that no member has, the first of them; `near`: slots with another copy on the same host
-    or, where racks are known, on the same rack though another rack is there."""
+    entries that no member has, the first of them; `near`: slots that a better placed bookie can
+    take (slots.py)."""
 
     ledger_id: int
     entries: int
@@ -80,36 +82,62 @@ class Audit:
         if (one.lacking or one.near or one.blocked) and len(self.wrong) < EXAMPLES_MAX:
             self.wrong.append(one)
 
+    def merge(self, other: "Audit") -> None:
+        """Of ledgers that are not among these."""
+        for name, count in other.counts().items():
+            setattr(self, name, getattr(self, name) + count)
+        self.wrong = [*self.wrong, *other.wrong][:EXAMPLES_MAX]
+
 
 async def audit(
-    ledgers: LedgerStore,
-    tokens: Tokens,
-    *,
-    deep: bool = False,
-    refers: Refers | None = None,
+    ledgers: LedgerStore, tokens: Tokens, *, deep: bool = False, referred: Referred | None = None
 ) -> Audit:
-    """Check every ledger. A closed ledger that was made for a topic which does not refer to it is
-    `unreferenced`; without `refers` none is. Raises Unavailable."""
+    """Check every ledger. Raises Unavailable."""
     result = Audit()
     batch: list[int] = []
+    async for ledger_id in ledgers.list():
+        batch.append(ledger_id)
+        if len(batch) >= 16 * LEDGERS_AT_ONCE:
+            result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
+            batch = []
+    result.merge(await audit_some(ledgers, tokens, batch, deep=deep, referred=referred))
+    return result
+
+
+async def audit_some(
+    ledgers: LedgerStore,
+    tokens: Tokens,
+    ledger_ids: Collection[int],
+    *,
+    deep: bool = False,
+    referred: Referred | None = None,
+) -> Audit:
+    """Check these, those that are there. A closed ledger that was made for a topic which does not
+    refer to it is `unreferenced`; without `referred` none is. Raises Unavailable."""
+    result = Audit()
 
     async def check(ledger_id: int) -> None:
         try:
             record = (await ledgers.record(ledger_id)).record
         except NoSuchLedger:
             return  # deleted meanwhile
-        work = await work_list.find(ledgers.metadata, ledger_id)
+        with reachable("looking up what is under-replicated"):
+            work = await work_list.find(ledgers.metadata, ledger_id)
         result.add(await check_ledger(ledgers, record, tokens, work, deep=deep))
-        if refers is not None and record.topic and not refers(record.topic, ledger_id):
-            result.unreferenced += record.closed
+        if referred is not None and record.topic and record.closed:
+            kept = referred.get(record.topic, ())
+            result.unreferenced += kept is not None and ledger_id not in kept
 
-    async for ledger_id in ledgers.list():
-        batch.append(ledger_id)
-        if len(batch) >= 16 * LEDGERS_AT_ONCE:
-            await each(check, batch, LEDGERS_AT_ONCE)
-            batch = []
-    await each(check, batch, LEDGERS_AT_ONCE)
+    await each(check, ledger_ids, LEDGERS_AT_ONCE)
     return result
+
+
+async def referred_by(topics: TopicClient) -> Referred:
+    """What all topics refer to now. Raises LedgerError."""
+    references = References(topics.store, topics.ledgers)
+    ids = [info.id for info in await topics.topics.list()]
+    seen = await references.of(ids, await references.deleted())
+    return {one.id: None if one.problem else one.referred for one in seen.values()}
 
 
 async def check_ledger(
@@ -149,7 +177,7 @@ async def check_ledger(
             nowhere += len(lost)
             first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere
     blocked = work.blocked if work is not None and (lacking or nowhere) else ""
-    near = _near(ledgers, record)
+    near = len(slots.misplaced(ledgers.cluster, record))
     return Checked(
         *(record.ledger_id, last + 1, lacking, nowhere, first_nowhere, near, blocked),
         frozenset(silent),
@@ -219,27 +247,3 @@ def _ids(spans: Sequence[tuple[int, int]]) -> Collection[int]:
 
 def _is_whole(said: tuple[object, object] | None) -> bool:
     return said is not None and isinstance(said[1], Entry)
-
-
-def _near(ledgers: LedgerStore, record: LedgerRecord) -> int:
-    """Slots of the settled fragments that share a host with another of their write sets though
-    there are hosts enough, or a rack though there are racks enough."""
-    directory = ledgers.cluster.directory
-    hosts = {b.host for b in directory.writable()}
-    racks = {b.rack for b in directory.writable() if b.rack}
-    count = 0
-    for fragment in record.fragments:
-        if not is_settled(record, fragment.first_entry):
-            continue
-        for slot, bookie in enumerate(fragment.ensemble):
-            own = directory.told(bookie)
-            others = [
-                directory.told(fragment.ensemble[(slot + step) % record.ensemble_size])
-                for step in range(1, record.write_quorum)
-            ]
-            same_host = bool(own.host) and any(other.host == own.host for other in others)
-            same_rack = bool(own.rack) and any(other.rack == own.rack for other in others)
-            count += (same_host and len(hosts) >= record.write_quorum) or (
-                same_rack and len(racks) >= record.write_quorum
-            )
-    return count

@@ -5,12 +5,14 @@
     those with a bookie that was joining -> the list (work_list.py)
     closed ledgers, each once and all again after CHECK_AGAIN_S -> their bookies are asked which
     entries they have (audit.py) -> those of which a bookie lacks some, on the list
+    ledgers of which a copy is misplaced -> MOVES_MAX at a time on the list, when nothing is missing
 
 One role in a cluster; the election saves work, no more: two may do it at once.
 
 Always true: absence counts only while the session is whole; the pass over the records is made when
-another bookie is gone or drained, and again after AGAIN_S or, where it takes long, AGAIN_TIMES as
-long; what it keeps in memory is a count for each bookie, and ids of ledgers.
+another bookie is gone or drained, or is on a host or rack where none was, and again after AGAIN_S
+or, where it takes long, AGAIN_TIMES as long; what it keeps in memory is a count for each bookie,
+and ids of ledgers.
 """
 
 import asyncio
@@ -21,15 +23,19 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 
 from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.transitions import is_settled
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings, Settings
 from spark_ledger.metadata.ledger_record import LedgerRecord, Tokens
 from spark_ledger.metadata.store import NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import each, store_now_ms
-from spark_ledger.repair import limbo, work_list
+from spark_ledger.repair import limbo, slots, work_list
 from spark_ledger.repair.absence import Absence, Judgement, judge
 from spark_ledger.repair.audit import check_ledger
 from spark_ledger.repair.limbo import Listed
@@ -41,6 +47,7 @@ AGAIN_S, AGAIN_TIMES = 60.0, 100
 CHECK_AGAIN_S = 7 * 86_400.0
 CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
 RECORDS_AT_ONCE = 512
+MOVES_MAX = 64
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +55,13 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Index:
     """One pass over the records: how many ledgers each bookie holds copies of, and which ledgers
-    those that are to go hold, or have somebody joining."""
+    those that are to go hold, or have somebody joining, or a copy that is misplaced."""
 
     ledgers: int = 0
     held: Counter[str] = field(default_factory=Counter)
     of: dict[str, "array[int]"] = field(default_factory=dict)
     joining: dict[int, str] = field(default_factory=dict)
+    misplaced: dict[int, str] = field(default_factory=dict)
     closed: "array[int]" = field(default_factory=lambda: array("q"))
 
     def see(self, record: LedgerRecord) -> None:
@@ -111,6 +119,7 @@ class Auditor:
         self._index = Index()
         self._indexed: tuple[frozenset[str], frozenset[str]] | None = None
         self._indexed_at = self._indexed_for_s = 0.0
+        self._places: set[tuple[str, str]] = set()
         self._unchecked: dict[int, None] = {}
         self._checked: dict[int, None] = {}
         self._checked_since = asyncio.get_running_loop().time()
@@ -139,11 +148,18 @@ class Auditor:
             return AuditReport(absent=absent)
         gone = self._absence.gone(loop_now, settings.lost_bookie_delay_s)
         due = loop_now - self._indexed_at >= max(AGAIN_S, AGAIN_TIMES * self._indexed_for_s)
-        if due or self._indexed != (gone, now.draining):
+        if self._is_new_place() or due or self._indexed != (gone, now.draining):
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
         listed = await self._list(judged, now) + await self._check(now)
         return AuditReport(listed, judged.lost, now.draining, judged.too_many, absent)
+
+    def _is_new_place(self) -> bool:
+        """Whether a bookie is where none was: copies may be better placed there."""
+        writable = self._ledgers.cluster.directory.writable()
+        new = {(bookie.host, bookie.rack) for bookie in writable} - self._places
+        self._places |= new
+        return bool(new)
 
     def _absent(self, bookie_ids: set[str]) -> dict[str, int]:
         """Since when, in ms of this host's clock when it was first seen absent."""
@@ -168,6 +184,17 @@ class Auditor:
         """Read every record. Raises LedgerError, StoreError: then the index is as it was."""
         began = asyncio.get_running_loop().time()
         index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
+        cluster = self._ledgers.cluster
+
+        @cache  # many ledgers have one ensemble
+        def misplaced_in(quorum: Quorum, ensemble: tuple[str, ...]) -> list[int]:
+            return slots.misplaced_in(cluster, quorum, ensemble, now.draining)
+
+        def place(record: LedgerRecord) -> None:
+            for fragment in record.fragments:
+                if is_settled(record, fragment.first_entry):
+                    for slot in misplaced_in(slots.quorum_of(record), fragment.ensemble):
+                        index.misplaced[record.ledger_id] = fragment.ensemble[slot]
 
         async def see(ledger_ids: Sequence[int]) -> None:
             for found in await self._ledgers.cluster.records.read_many(ledger_ids):
@@ -175,6 +202,7 @@ class Auditor:
                     log.error("a ledger is not looked after: %s", found.what)
                 elif found is not None:  # else it was deleted meanwhile
                     index.see(found.record)
+                    place(found.record)
 
         batch: list[int] = []
         async for ledger_id in self._ledgers.list():
@@ -204,6 +232,8 @@ class Auditor:
             for ledger_id in self._index.of.get(bookie, ())
         ]
         found += [(i, work_list.JOINING, bookie) for i, bookie in self._index.joining.items()]
+        if not (judged.lost or judged.too_many or now.draining):
+            found += [(i, work_list.MISPLACED, b) for i, b in await self._some_misplaced()]
         since_ms = await store_now_ms(self._store) if found else 0
         wanted: dict[int, list[Reason]] = {}
         for ledger_id, why, bookie in found:
@@ -224,6 +254,17 @@ class Auditor:
         for bookie in judged.lost | now.draining:  # once a pass: a worker may be done with them
             self._index.of[bookie] = array("q")
         return listed
+
+    async def _some_misplaced(self) -> list[tuple[int, str]]:
+        """As many as may be moved now, while nothing is missing: each with a member."""
+        misplaced = self._index.misplaced
+        if not misplaced or await work_list.is_anything_missing(self._store):
+            return []
+        room = max(0, MOVES_MAX - len(await work_list.listed(self._store)))
+        some = list(islice(misplaced.items(), room))
+        for ledger_id, _ in some:  # once a pass: a worker may be done with them
+            del misplaced[ledger_id]
+        return some
 
     async def _check(self, now: Bookies) -> int:
         """Ask the bookies of some ledgers which entries they have; how many came on the list."""

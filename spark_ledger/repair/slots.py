@@ -11,22 +11,27 @@ Always true:
   worker that slept while the bookie left, dropped its copies and joined again swaps nothing;
 - of a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
   before, and a writer of then may still send there;
-- an entry that no peer supplies: the others are copied, and the slot is not swapped.
+- an entry that no peer supplies: the others are copied, and the slot is not swapped;
+- a copy that is misplaced goes only to a bookie that clashes with fewer of the others (placement.py
+  counts), so an ensemble gets better with each move, and moves end.
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from spark_ledger.bookies.directory import BookieInfo
 from spark_ledger.ledger import transitions
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.placement import clashes, neighbours
 from spark_ledger.ledger.quorum import Quorum
 from spark_ledger.ledger.records import LedgerRecords, MoveRefused, VersionedRecord
 from spark_ledger.metadata.ledger_record import Joining, LedgerRecord, Tokens, entries_of
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 NO_SPARE = "no other bookie can take its copies"
+NO_BETTER = "no bookie is placed better any more"
 NO_COPY = "none of the bookies that hold its copies is registered"
 
 
@@ -60,6 +65,63 @@ def slots_of(record: LedgerRecord, bookie_ids: Collection[str]) -> list[Slot]:
     ]
 
 
+def misplaced(cluster: Cluster, record: LedgerRecord, avoid: Collection[str] = ()) -> list[Slot]:
+    """The settled slots that a better placed bookie can take."""
+    quorum = quorum_of(record)
+    return [
+        Slot(fragment.first_entry, slot, fragment.ensemble[slot])
+        for fragment in record.fragments
+        if transitions.is_settled(record, fragment.first_entry)
+        for slot in misplaced_in(cluster, quorum, fragment.ensemble, avoid)
+    ]
+
+
+def misplaced_in(
+    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], avoid: Collection[str] = ()
+) -> list[int]:
+    """The slots of an ensemble, all of whose members are registered, in which a writable bookie
+    would share its rack or host with fewer members of a write set than the slot's member does."""
+    if not all(map(cluster.directory.is_registered, ensemble)):
+        return []
+    return [
+        slot
+        for slot in range(len(ensemble))
+        if (better := _better(cluster, quorum, ensemble, slot, {*ensemble, *avoid}))
+        and _choose(cluster, quorum, ensemble, slot, better)
+    ]
+
+
+def quorum_of(record: LedgerRecord) -> Quorum:
+    return Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+
+def _better(
+    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, taken: Collection[str]
+) -> list[BookieInfo]:
+    """The writable bookies that are not `taken` and clash with fewer than the slot's member."""
+    told = cluster.directory.told
+    near = neighbours(slot, quorum.ensemble_size, quorum.write_quorum)
+    others = [told(ensemble[other]) for other in near]
+    present = clashes(told(ensemble[slot]), others)
+    if not present:
+        return []
+    spares = [bookie for bookie in cluster.directory.writable() if bookie.id not in taken]
+    return [bookie for bookie in spares if clashes(bookie, others) < present]
+
+
+def _choose(
+    cluster: Cluster,
+    quorum: Quorum,
+    ensemble: Sequence[str],
+    slot: int,
+    spares: Sequence[BookieInfo],
+) -> str | None:
+    """The one of these that placement takes for the slot, if any."""
+    told = cluster.directory.told
+    members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
+    return cluster.place(quorum, [slot], spares, members).get(slot)
+
+
 async def give_away(
     ledgers: LedgerStore,
     ledger_id: int,
@@ -67,14 +129,16 @@ async def give_away(
     tokens: Tokens,
     *,
     avoid: Collection[str] = (),
+    better: bool = False,
     pace: Pace = unpaced,
 ) -> Moved:
-    """Have another bookie take the slot. `avoid`: bookies that are to go, too.
+    """Have another bookie take the slot. `avoid`: bookies that are to go, too; `better`: only one
+    that is placed better than the member.
 
     Durable on return without a `why`: every entry of the slot at `new`, and the record that names
     it. Raises NoSuchLedger, Unavailable, what `pace` raises; can be called again at any time.
     """
-    return await _Move(ledgers, ledger_id, slot, tokens, avoid, pace).run()
+    return await _Move(ledgers, ledger_id, slot, tokens, avoid, better, pace).run()
 
 
 async def withdraw(ledgers: LedgerStore, ledger_id: int, one: Joining) -> None:
@@ -93,6 +157,7 @@ class _Move:
         slot: Slot,
         tokens: Tokens,
         avoid: Collection[str],
+        better: bool,
         pace: Pace,
     ) -> None:
         self._cluster: Cluster = ledgers.cluster
@@ -102,6 +167,7 @@ class _Move:
         self._slot = slot
         self._tokens = tokens
         self._avoid = avoid
+        self._better = better
         self._pace = pace
 
     async def run(self) -> Moved:
@@ -112,7 +178,7 @@ class _Move:
             await self._cluster.directory.find(member)  # its rack, however long it is gone
         joining = self._joining(known.record)
         if joining is None:
-            return Moved(self._slot, why=NO_SPARE)
+            return Moved(self._slot, why=NO_BETTER if self._better else NO_SPARE)
         await self._pace(0)  # whether it is needed still
         old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
         try:
@@ -133,20 +199,23 @@ class _Move:
         """Who is joining already, if that bookie takes copies; else one that can."""
         first_entry, slot, _ = self._slot
         found = record.joining_at(first_entry, slot)
-        writable = {bookie.id: bookie for bookie in self._cluster.directory.writable()}
-        if found is not None and found.bookie_id in writable and found.bookie_id not in self._avoid:
+        ensemble, quorum = record.fragment_of(first_entry).ensemble, quorum_of(record)
+        spares = self._spares(quorum, ensemble)
+        if found is not None and any(bookie.id == found.bookie_id for bookie in spares):
             return found
-        ensemble = record.fragment_of(first_entry).ensemble
         others = [one.bookie_id for one in record.joining if one.first_entry == first_entry]
-        taken = {*ensemble, *others, *self._avoid}
-        spares = [bookie for bookie in writable.values() if bookie.id not in taken]
-        told = self._cluster.directory.told
-        members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
-        quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
-        chosen = self._cluster.place(quorum, [slot], spares, members)
-        if slot not in chosen:
+        spares = [bookie for bookie in spares if bookie.id not in others]
+        chosen = _choose(self._cluster, quorum, ensemble, slot, spares)
+        if chosen is None:
             return None
-        return Joining(first_entry, slot, chosen[slot], f"{self._rng.getrandbits(64):016x}")
+        return Joining(first_entry, slot, chosen, f"{self._rng.getrandbits(64):016x}")
+
+    def _spares(self, quorum: Quorum, ensemble: Sequence[str]) -> list[BookieInfo]:
+        """Who may take the slot."""
+        taken = {*ensemble, *self._avoid}
+        if self._better:
+            return _better(self._cluster, quorum, ensemble, self._slot.slot, taken)
+        return [bookie for bookie in self._cluster.directory.writable() if bookie.id not in taken]
 
     async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
         record = known.record

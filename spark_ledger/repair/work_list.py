@@ -29,6 +29,8 @@ LOST, DRAINED, LIMBO, LACKING, JOINING = ("lost", "drained", "limbo", "lacking",
 """Why copies are missing at a bookie: it is lost; it is to be drained; it says itself that it may
 have lost some; entries are not there, or damaged; it was given copies for a slot that it did not
 take."""
+MISPLACED = "misplaced"
+"""Nothing is missing: another copy is on the bookie's host or rack, and others are there."""
 
 
 class Reason(NamedTuple):
@@ -90,6 +92,17 @@ async def find(store: MetadataStore, ledger_id: int) -> Work | None:
     except NoNode:
         return None
     return decode(ledger_id, node.value, node.version)
+
+
+async def is_anything_missing(store: MetadataStore) -> bool:
+    """Whether any ledger is listed for copies that are missing, or are going, and that a bookie
+    may supply. Raises Unavailable, StoreError."""
+    for ledger_id in await listed(store):
+        work = await find(store, ledger_id)
+        whys = {reason.why for reason in work.reasons} if work and not work.damaged else set()
+        if whys - {MISPLACED, JOINING}:
+            return True
+    return False
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:

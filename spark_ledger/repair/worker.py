@@ -1,8 +1,9 @@
 """Making whole what is on the list of under-replicated ledgers, a few at a time.
 
     lock -> read the record again -> drop the reasons that are none any more -> close the ledger, if
-    its writer is gone -> give away the slots of bookies that are to go, bring back what others lack
-    -> off the list, or what stands in the way
+    its writer is gone -> give away the slots of bookies that are to go, and, while no copy of any
+    ledger is missing, those that a bookie on another host or rack can take; bring back what others
+    lack -> off the list, or what stands in the way
 
 Always true:
 - whether a bookie is lost, drained or back is asked of the store again before each ledger and, for
@@ -199,8 +200,12 @@ class Worker:
         now = await bookies(self._store)
         reasons = tuple(reason for reason in work.reasons if _holds(reason, now))
         going = {reason.bookie_id for reason in reasons if reason.why in _GO}
+        moves = any(reason.why == work_list.MISPLACED for reason in reasons)
+        if moves and await work_list.is_anything_missing(self._store):
+            moves = False  # the auditor will find it again
         known = await self._ledgers.record(work.ledger_id, fresh=True)
-        await self._withdraw(known, going)
+        if not moves:
+            await self._withdraw(known, going)
         why = ""
         if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
             if await self._may_close(known):
@@ -218,10 +223,18 @@ class Worker:
             why = why or moved.why
             if not moved.why:
                 log.info("repair: %s", moved)
+        if moves:
+            better = await self._place_better(work.ledger_id, now)
+            copied, damaged = copied + better.copied, damaged + better.damaged
+            why = why or better.why
         known = await self._ledgers.record(work.ledger_id, fresh=True)
+        if moves and not why:
+            await self._withdraw(known, going)
         left = []
         for reason in reasons:
-            if reason.why in _GO or reason.why == work_list.JOINING:
+            if reason.why == work_list.MISPLACED:
+                keeps = moves and bool(why)
+            elif reason.why in _GO or reason.why == work_list.JOINING:
                 keeps = known.record.names(reason.bookie_id) and reason.why in _GO
             elif not known.record.names(reason.bookie_id):
                 keeps = False  # others have its copies
@@ -236,6 +249,25 @@ class Worker:
                 left.append(reason)
         why = why or ("in work" if left else "")
         return _Found(tuple(left), why, copied, damaged, tuple(repaired))
+
+    async def _place_better(self, ledger_id: int, now: Bookies) -> _Found:
+        """Each copy that is misplaced goes to a better placed bookie, one after the other."""
+        copied = 0
+        while True:
+            known = await self._ledgers.record(ledger_id, fresh=True)
+            found = slots.misplaced(self._ledgers.cluster, known.record, now.draining)
+            if not found:
+                return _Found(copied=copied)
+            moved = await slots.give_away(
+                *(self._ledgers, ledger_id, found[0], self._tokens),
+                avoid=now.draining,
+                better=True,
+                pace=self._pace_of(""),
+            )
+            copied += moved.copied
+            if moved.why:
+                return _Found(why=moved.why, copied=copied, damaged=moved.damaged)
+            log.info("repair: a better place: %s", moved)
 
     async def _bring_back(self, known: VersionedRecord, reason: Reason) -> limbo.Repaired:
         """What a bookie lacks that stays."""
@@ -305,6 +337,8 @@ def _concerns_end(known: VersionedRecord, reasons: Collection[Reason]) -> bool:
     ledger ends."""
     members = known.record.last_fragment.ensemble
     return any(
-        reason.bookie_id in members if reason.why in _GO else reason.why != work_list.JOINING
+        reason.bookie_id in members
+        if reason.why in _GO
+        else reason.why not in (work_list.JOINING, work_list.MISPLACED)
         for reason in reasons
     )

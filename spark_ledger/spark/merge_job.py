@@ -9,16 +9,15 @@ intent that ends with the job or is condemned once its heartbeat stops; the jani
 deletes it.
 """
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_ledger.arguments import whole
 from spark_ledger.config import resolve_service_url
 from spark_ledger.spark.session import check_session
+from spark_ledger.spark.spread import run_each
 from spark_ledger.spark.write.tasks import heartbeats
 from spark_ledger.topic import blocking
 from spark_ledger.topic.log.intents import Intent
@@ -76,12 +75,7 @@ def run_tasks(
     tasks: Sequence[MergeTask],
 ) -> list[Merged]:
     """What `do` made of each task, in their order, by as many Spark tasks as there are groups."""
-    groups = grouped(tasks)
-    numbers = spark.range(0, len(groups), 1, len(groups))  # one to a Spark task
-    packed = [pickle.dumps(group) for group in groups]
-    made = numbers.mapInArrow(partial(_each_group, do, packed), "number LONG, merged BINARY")
-    found = {row.number: row.merged for row in made.collect()}
-    return [one for number in range(len(groups)) for one in pickle.loads(found[number])]
+    return [one for some in run_each(spark, do, grouped(tasks)) for one in some]
 
 
 def grouped(tasks: Sequence[MergeTask]) -> list[Group]:
@@ -105,15 +99,3 @@ def merge_group(service_url: str, topic: TopicInfo, intent: Intent, group: Group
     with heartbeats(cluster, intent):
         made = [cluster.run(compactor.merge(cluster.client, topic, intent, task)) for task in group]
     return [one for some in made for one in some]
-
-
-def _each_group(
-    do: Callable[[Group], list[Merged]],
-    packed: Sequence[bytes],
-    batches: Iterator[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            made = pickle.dumps(do(pickle.loads(packed[number])))
-            columns = [pa.array([number], pa.int64()), pa.array([made], pa.binary())]
-            yield pa.RecordBatch.from_arrays(columns, names=["number", "merged"])

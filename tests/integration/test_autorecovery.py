@@ -193,6 +193,19 @@ def test_a_hosting_process_ends_in_good_order_and_gives_its_role_back_at_once(
     autorecovery.start()
 
 
+def test_a_hosting_process_that_somebody_kills_comes_back_and_takes_its_role_again(
+    healing: LocalCluster,
+):
+    autorecovery = healing.autorecovery
+    assert autorecovery is not None
+    before = autorecovery.pid
+    assert before is not None
+    assert heals(lambda: status(healing)["auditor"].endswith(f":{before}"))
+    os.kill(before, signal.SIGKILL)
+    assert heals(lambda: autorecovery.pid not in (None, before))
+    assert heals(lambda: status(healing)["auditor"].endswith(f":{autorecovery.pid}"))
+
+
 def test_a_wrong_setting_is_one_line_and_changes_nothing(cluster: LocalCluster):
     url = ("--service-url", cluster.service_url)
     before = status(cluster)

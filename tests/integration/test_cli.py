@@ -269,3 +269,13 @@ def test_a_cluster_that_does_not_answer_is_named():
     url = f"zk://127.0.0.1:{free_port()}/ledger"
     assert url in fails("topic", "list", "--service-url", url)
     assert "no service URL" in fails("topic", "list", "--service-url", "nonsense")
+
+
+def test_an_audit_on_spark_without_pyspark_is_one_line(tmp_path: Path):
+    package = tmp_path / "pyspark"
+    package.mkdir()
+    missing = "raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n"
+    (package / "__init__.py").write_text(missing)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    said = fails("ledger", "audit", "--spark", env={"PYTHONPATH": path})
+    assert "[LEDGER_CONFIG.INVALID] --spark needs PySpark, which is not installed" in said

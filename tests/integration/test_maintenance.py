@@ -8,6 +8,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from bookie_server.config import BookieConfig
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.local import maintenance
@@ -41,6 +42,19 @@ async def comes_true(condition: Callable[[], Awaitable[bool]]) -> None:
             if await condition():
                 return
             await asyncio.sleep(0.05)
+
+
+def test_who_maintains_a_cluster_has_a_session_as_short_as_a_bookies(monkeypatch):
+    asked = []
+
+    async def away(service_url, settings):
+        asked.append(settings.session_timeout_s)
+        raise errors.Unavailable("not now")
+
+    monkeypatch.setattr(maintenance, "connect", away)
+    with pytest.raises(errors.Unavailable):
+        asyncio.run(maintain("zk://127.0.0.1:1/ledger"))
+    assert asked == [BookieConfig.model_fields["session_timeout_s"].default]
 
 
 def test_a_cluster_that_is_up_deletes_what_a_finished_writer_left(cluster):

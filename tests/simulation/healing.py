@@ -264,7 +264,10 @@ class Healing:
 
     def _swapped(self, swap: Swap) -> None:
         """Look at what the bookie truly has, now."""
-        self._world.ghost.meet("slot swapped")
+        ghost = self._world.ghost
+        ghost.meet("slot swapped")
+        if swap.old in ghost.registered_s and swap.old not in ghost.drained:
+            ghost.meet("slot of a bookie that is there swapped")
         loop = self._world.loop
         loop.call_soon(lambda: self._spawn_look(swap), context=loop.outside)
 

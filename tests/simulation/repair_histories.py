@@ -5,7 +5,7 @@ from typing import Any
 
 from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
 from tests.simulation import invariants as I
-from tests.simulation.ghost import Ghost, LedgerGhost
+from tests.simulation.ghost import Ghost, Home, LedgerGhost
 from tests.simulation.invariants.repair import Swap
 
 MEMBERS = Fragment(0, ("a", "b", "d"))
@@ -42,6 +42,12 @@ def calm(ghost: Ghost, since_s: float, *, drained: bool = False) -> Any:
     if drained:
         ghost.drained["d"] = None
     return CLOSED, JOINED, 10.0
+
+
+def on_racks(ghost: Ghost, **racks: str) -> Any:
+    """As `calm`; bookies are on these racks."""
+    ghost.homes = {bookie: Home(f"{bookie}:1", rack) for bookie, rack in racks.items()}
+    return calm(ghost, 2.0)
 
 
 def shown(ledger: LedgerGhost, *entries: int) -> Any:
@@ -134,6 +140,11 @@ OF_REPAIR: list[Any] = [
         *("R4", I.nobody_joins_for_who_is_there),
         lambda g, x: calm(g, 2.0, drained=True),
         lambda g, x: calm(g, 2.0),
+    ),
+    (
+        *("R4", I.nobody_joins_for_who_is_there),
+        lambda g, x: on_racks(g, a="r2", b="r1", d="r1", e="r3"),
+        lambda g, x: on_racks(g, a="r2", b="r1", d="r1", e="r2"),
     ),
     (
         *("R5", I.a_ledger_that_moves_is_left_alone),

@@ -33,7 +33,8 @@ FLOORS = {
         demo
         local
         client
-        spark repair
+        spark
+        repair
         topic
         process
         ledger
@@ -58,14 +59,14 @@ FLOORS = {
         entry
     """,
     "spark_ledger.spark": """
-        daemon merge_job sql_functions
+        daemon audit_job merge_job sql_functions
         session
         data_source
         shape
         read write
         rows
         options
-        worker spark_version
+        spread worker spark_version
     """,
 }
 """By package its rooms (folders and single files), the highest floor first."""

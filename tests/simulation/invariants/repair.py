@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from spark_ledger.metadata.ledger_record import Fragment, LedgerRecord, LedgerState
+from spark_ledger.metadata.ledger_record import Fragment, Joining, LedgerRecord, LedgerState
 from tests.simulation.ghost import BookieGhost, Ghost, LedgerGhost
 from tests.simulation.invariants.judge import invariant, require, write_set
 
@@ -149,14 +149,15 @@ def nobody_joins_for_who_is_there(
     ghost: Ghost, before: LedgerRecord, after: LedgerRecord, now_s: float
 ) -> None:
     """Copies are made elsewhere of a bookie that is gone, or drained: nobody joins in the place of
-    one that is registered, and was for a while, so that whoever repairs had to see it."""
+    one that is registered, and was for a while, so that whoever repairs had to see it; but for one
+    that shares its rack with fewer of a write set."""
     for one in after.joining:
         if one in before.joining:
             continue
         old = before.fragment_of(one.first_entry).ensemble[one.slot]
         here_s = now_s - ghost.registered_s.get(old, now_s)
         require(
-            here_s < SEEN_S or old in ghost.drained,
+            here_s < SEEN_S or old in ghost.drained or _is_better(ghost, before, one),
             "R4",
             f"{one.bookie_id} joins ledger {before.ledger_id} in the place of {old}, which is"
             f" registered for {here_s:.1f} s",
@@ -184,6 +185,18 @@ def a_ledger_that_moves_is_left_alone(ghost: Ghost, ledger: LedgerGhost, now_s: 
         "R5",
         f"ledger {ledger.ledger_id} moved {idle_s:.1f} s ago, and is recovered by repair",
     )
+
+
+def _is_better(ghost: Ghost, record: LedgerRecord, one: Joining) -> bool:
+    """Whether the bookie that joins is on a rack that fewer of its write sets are on."""
+    ensemble = record.fragment_of(one.first_entry).ensemble
+    size = len(ensemble)
+    sets = [{(first + i) % size for i in range(record.write_quorum)} for first in range(size)]
+    beside = {slot for some in sets if one.slot in some for slot in some} - {one.slot}
+    rack_of = {bookie: home.rack for bookie, home in ghost.homes.items()}
+    racks = [rack_of.get(ensemble[slot], "") for slot in sorted(beside)]
+    was, now = (rack_of.get(bookie, "") for bookie in (ensemble[one.slot], one.bookie_id))
+    return bool(was) and racks.count(was) > (racks.count(now) if now else 0)
 
 
 def _keeps(swap: Swap, entry_id: int) -> bool:

@@ -168,7 +168,7 @@ class FakeNetwork:
     async def call(
         self, address: str, method: str, request: Sequence[Buffer], timeout_s: float
     ) -> bytes:
-        bookie = self.bookies[address.partition(":")[0]]
+        bookie = self._at(address)
         if self._closed:
             raise CallFailed("the connections were closed")
         try:
@@ -182,9 +182,14 @@ class FakeNetwork:
             del self._under_way[until_closed]
         return codec.encode(answer)
 
+    def _at(self, address: str) -> FakeBookie:
+        """At name:port, or at host:name."""
+        first, _, last = address.partition(":")
+        return self.bookies[first if first in self.bookies else last]
+
     def was_read(self, address: str, asked: m.ReadRequest, last: int) -> None:
         """Note a read of a stream as the range that it turned out to be."""
-        requests = self.bookies[address.partition(":")[0]].requests
+        requests = self._at(address).requests
         requests[requests.index(asked)] = asked._replace(last_entry=last)
 
     def stream(self, address: str, method: str) -> "FakeStream":
@@ -270,9 +275,11 @@ class FakeCluster:
         for name in self.bookies:
             await self.register(name)
 
-    async def register(self, name: str, rack: str = "", port: int = 1) -> None:
+    async def register(self, name: str, rack: str = "", port: int = 1, host: str = "") -> None:
+        """`host`: where it runs; else on a host of its own."""
         self.bookies.setdefault(name, FakeBookie(name))
-        registered = {"address": f"{name}:{port}", "free_bytes": 1000, "rack": rack}
+        address = f"{host}:{name}" if host else f"{name}:{port}"
+        registered = {"address": address, "free_bytes": 1000, "rack": rack}
         value = json.dumps(registered).encode()
         await self.admin.create(f"{paths.BOOKIES_AVAILABLE}/{name}", value, ephemeral=True)
 

@@ -102,7 +102,7 @@ async def test_what_was_made_for_a_topic_that_does_not_refer_to_it_is_counted():
     await ledger_of(ledgers, 1, topic="t", intent="i")
     await ledger_of(ledgers, 1)
 
-    def refers(topic, ledger_id):
-        return (topic, ledger_id) == ("t", kept.ledger_id)
-
-    assert (await audit(ledgers, TOKENS, refers=refers)).unreferenced == 1
+    referred = {"t": frozenset({kept.ledger_id})}
+    assert (await audit(ledgers, TOKENS, referred=referred)).unreferenced == 1
+    assert (await audit(ledgers, TOKENS, referred={})).unreferenced == 2
+    assert (await audit(ledgers, TOKENS, referred={"t": None})).unreferenced == 0

@@ -1,0 +1,205 @@
+"""Copies on one host or rack are moved when a better placed bookie is there."""
+
+import asyncio
+
+import pytest
+
+from bookie_server.api import messages as m
+from bookie_server.api.status import Status
+from spark_ledger.metadata.ledger_record import LedgerState
+from spark_ledger.repair import slots, work_list
+from spark_ledger.repair.audit import audit
+from spark_ledger.repair.work_list import Reason
+from tests.unit.spark_ledger.ledger.fakes import FakeCluster, cluster_on, simulated
+from tests.unit.spark_ledger.repair.test_healing import (
+    DELAY_S,
+    TOKENS,
+    copies_of,
+    gone,
+    healing,
+    look_for,
+)
+from tests.unit.spark_ledger.repair.test_limbo import ledger_of
+
+
+async def on_hosts(*hosts, **settings):
+    """Bookies "a", "b", ... on these hosts."""
+    cluster = FakeCluster(0, **settings)
+    await cluster.start()
+    for number, host in enumerate(hosts):
+        await cluster.register(chr(ord("a") + number), host=host)
+    return cluster, await cluster.client()
+
+
+async def ensemble_of(ledgers, ledger_id):
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert not record.joining
+    return record.last_fragment.ensemble
+
+
+@simulated
+async def test_one_of_two_copies_on_a_host_goes_to_a_bookie_on_another():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    ledger_ids = [(await ledger_of(ledgers, 5)).ledger_id for _ in range(3)]
+    auditor, worker = await healing(ledgers)
+    await look_for(auditor, worker, 3)
+    assert (await audit(ledgers, TOKENS)).misplaced == 0, "there is no other place"
+    await cluster.register("d", host="h3")
+    await asyncio.sleep(1)
+    assert (await audit(ledgers, TOKENS)).misplaced == 3
+    await look_for(auditor, worker, 3)
+    assert (await audit(ledgers, TOKENS)).misplaced == 0
+    for ledger_id in ledger_ids:
+        ensemble = await ensemble_of(ledgers, ledger_id)
+        assert {"c", "d"} < {*ensemble}
+        copies = await copies_of(cluster, ledgers, ledger_id)
+        assert all(len(names) == 3 for names in copies.values())
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_what_was_moved_is_not_moved_again():
+    cluster, ledgers = await cluster_on("r1", "r1", "r2")
+    ledger_id = (await ledger_of(ledgers, 2)).ledger_id
+    auditor, worker = await healing(ledgers)
+    await cluster.register("d", "r3")
+    await cluster.register("e", "r4")
+    await asyncio.sleep(1)
+    _, outcomes = await look_for(auditor, worker, 3)
+    assert [outcome.copied for outcome in outcomes] == [2], "one copy of each entry"
+    version = (await ledgers.record(ledger_id, fresh=True)).version
+    _, outcomes = await look_for(auditor, worker, 200)
+    assert outcomes == []
+    assert (await ledgers.record(ledger_id, fresh=True)).version == version
+
+
+@pytest.mark.parametrize(("size", "moves"), [((4, 2, 2), 0), ((4, 3, 2), 1)])
+@simulated
+async def test_only_what_shares_a_write_set_is_misplaced(size, moves):
+    cluster, ledgers = await cluster_on("r1", "r2", "r1", "r2")
+    writer = await ledger_of(ledgers, 8, size)
+    ensemble = writer.record.last_fragment.ensemble
+    await cluster.register("e", "r3")
+    await asyncio.sleep(1)
+    auditor, worker = await healing(ledgers)
+    await look_for(auditor, worker, 3)
+    now = await ensemble_of(ledgers, writer.ledger_id)
+    assert len({*ensemble} - {*now}) == moves
+
+
+@simulated
+async def test_nothing_is_moved_to_a_bookie_that_is_no_better_or_takes_no_entries():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    ledger_id = (await ledger_of(ledgers, 2)).ledger_id
+    before = await ensemble_of(ledgers, ledger_id)
+    await cluster.register("d", host="h2")
+    await cluster.register("e", host="h3")
+    await cluster.readonly("e", "it is to be drained")
+    await asyncio.sleep(1)
+    auditor, worker = await healing(ledgers)
+    _, outcomes = await look_for(auditor, worker, 70)
+    assert outcomes == []
+    assert await ensemble_of(ledgers, ledger_id) == before
+
+
+@simulated
+async def test_lost_copies_come_first_and_misplaced_ones_wait_for_them():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    ledger_id = (await ledger_of(ledgers, 2)).ledger_id
+    await cluster.register("d", host="h3")
+    await asyncio.sleep(1)
+    before = await ensemble_of(ledgers, ledger_id)
+    store, reason = ledgers.metadata, Reason(work_list.MISPLACED, before[0], 1)
+    lacking = Reason(work_list.LACKING, "c", 1)
+    await work_list.add(store, 4711, [lacking])
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    assert await work_list.listed(store) == [4711], "the auditor lists no move"
+    await work_list.add(store, ledger_id, [reason])
+    outcome = await worker.work_at(ledger_id)
+    assert (outcome.copied, outcome.why) == (0, ""), "and one that is listed is taken off"
+    assert await work_list.listed(store) == [4711]
+    assert await ensemble_of(ledgers, ledger_id) == before
+
+
+@simulated
+async def test_a_ledger_that_is_misplaced_no_more_is_taken_off_the_list_and_nobody_joins_it():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    ledger_id = (await ledger_of(ledgers, 2)).ledger_id
+    await cluster.register("d", host="h3")
+    await asyncio.sleep(1)
+    before = await ensemble_of(ledgers, ledger_id)
+
+    def takes_no_copy(request):
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(Status.IO_ERROR)] * len(request.adds))
+        return None
+
+    cluster.bookies["d"].override = takes_no_copy
+    auditor, worker = await healing(ledgers)
+    _, outcomes = await look_for(auditor, worker, 2)
+    assert "does not take a copy" in outcomes[0].why
+    assert (await ledgers.record(ledger_id, fresh=True)).record.joining[0].bookie_id == "d"
+    assert (await audit(ledgers, TOKENS)).whole
+    await gone(cluster, "d")
+    await look_for(auditor, worker, 15)
+    assert await ensemble_of(ledgers, ledger_id) == before
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_of_an_open_ledger_all_but_the_end_is_moved_and_it_stays_open():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    writer = await ledger_of(ledgers, 2, close=False)
+    await gone(cluster, "c")
+    await cluster.register("d", host="h3")
+    await asyncio.sleep(1)
+    await writer.append([b"on another ensemble"])
+    await asyncio.sleep(1)
+    assert len(writer.record.fragments) == 2
+    cluster.bookies["c"].refusing = False
+    await cluster.register("c", host="h2")
+    await cluster.register("e", host="h4")
+    await asyncio.sleep(1)
+    auditor, worker = await healing(ledgers)
+    await look_for(auditor, worker, 3 * DELAY_S)
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    first, last = (fragment.ensemble for fragment in record.fragments)
+    assert record.state is LedgerState.OPEN
+    assert {*last} == {"a", "b", "d"}
+    assert len({*first} & {"a", "b"}) == 1
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_what_is_the_end_of_an_open_ledger_is_not_listed():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2")
+    await ledger_of(ledgers, 2, close=False)
+    await cluster.register("d", host="h3")
+    await asyncio.sleep(1)
+    auditor, _ = await healing(ledgers)
+    assert (await auditor.look()).listed == 0
+
+
+@simulated
+async def test_a_member_that_is_down_is_not_moved_and_others_beside_it_neither():
+    cluster, ledgers = await on_hosts("h1", "h1", "h2", "h3")
+    writer = await ledger_of(ledgers, 2)
+    record = (await ledgers.record(writer.ledger_id)).record
+    ensemble = ("a", "b", "c")
+    assert slots.misplaced_in(ledgers.cluster, slots.quorum_of(record), ensemble) == [0, 1]
+    await gone(cluster, "c")
+    assert slots.misplaced_in(ledgers.cluster, slots.quorum_of(record), ensemble) == []
+
+
+@simulated
+async def test_with_hard_racks_a_copy_moves_only_to_a_known_rack_of_its_own():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", racks="hard")
+    record = (await ledgers.record((await ledger_of(ledgers, 2)).ledger_id)).record
+    await cluster.register("d", "r1")
+    await cluster.register("e", "")
+    await asyncio.sleep(1)
+    quorum = slots.quorum_of(record)
+    assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == [0, 1], "c is on r3"
+    await gone(cluster, "c")
+    assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == []
