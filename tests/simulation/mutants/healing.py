@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from bookie_server import add
+from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger import transitions
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerRecord
@@ -188,6 +189,45 @@ def nobody_leaves(_: Any) -> Any:
     return stays
 
 
+def locked_for_ever(lock: Any) -> Any:
+    """A lock does not end with the session of who took it."""
+
+    async def locked(store: Any, ledger_id: int) -> bool:
+        plain = store.create
+
+        async def create(path: str, value: bytes = b"", **options: Any) -> None:
+            await plain(path, value, **{**options, "ephemeral": False})
+
+        store.create = create
+        try:
+            return bool(await lock(store, ledger_id))
+        finally:
+            store.create = plain
+
+    return locked
+
+
+def never_asked_again(_: Any) -> Any:
+    """Whether the bookie is back is not asked while its copies are made elsewhere."""
+
+    def pace_of(self: Any, absent: str) -> Any:
+        return copies.unpaced
+
+    return pace_of
+
+
+def deleted_is_a_hindrance(repair: Any) -> Any:
+    """That a ledger was deleted stands in the way of its repair, as any error does."""
+
+    async def repaired(self: Any, work: Any) -> Any:
+        try:
+            return await repair(self, work)
+        except NoSuchLedger as gone:
+            raise LedgerError(gone.what) from gone
+
+    return repaired
+
+
 def draining_is_forgotten(give_away: Any) -> Any:
     """Copies of a bookie that is drained are made at others that are lost or drained."""
 
@@ -246,16 +286,41 @@ MUTANTS = (
     ),
 )
 
-UNCAUGHT = (
-    M(
-        *("any joining will do", "protocol 1.9", transitions, "swap"),
-        *(any_joining_will_do, DISTURBED),
+BACK, GONE_AGAIN = "healing, it is back", "healing, back, and gone again"
+REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
+    (
+        M(
+            *("any joining will do", "protocol 1.9", transitions, "swap"),
+            *(any_joining_will_do, DISTURBED),
+        ),
+        (GONE_AGAIN,),
     ),
+    (
+        M("lock for ever", "protocol 1.9", work_list, "lock", locked_for_ever, DISTURBED),
+        ("healing",),
+    ),
+    (
+        M(
+            *("never asked again", "protocol 1.10", worker.Worker, "_pace_of"),
+            *(never_asked_again, HEALS),
+        ),
+        (BACK,),
+    ),
+    (
+        M(
+            *("deleted and listed for ever", "protocol 1.10", worker.Worker, "_repair"),
+            *(deleted_is_a_hindrance, HEALS),
+        ),
+        ("healing, deleted by others",),
+    ),
+)
+"""Looked for at the points of these deeds first (reach.py)."""
+
+UNCAUGHT = (
     M(
         *("copies made at who is to go", "protocol 1.10", slots, "give_away"),
         *(draining_is_forgotten, HEALS),
     ),
 )
-"""The first is played by a unit test (test_healing.py): in no seed of 80 a worker slept while its
-bookie left, dropped its copies and joined again. The second breaks nothing: who is drained is
-read-only, and who is lost is not registered, so nobody chooses them anyhow."""
+"""It breaks nothing: who is drained is read-only, and who is lost is not registered, so nobody
+chooses them anyhow."""

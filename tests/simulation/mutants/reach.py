@@ -1,5 +1,5 @@
-"""Whether bugs of upkeep and take-over are reached: at points of verbs, at points of a bookie's
-disks, or by seeds; and after how much processor time.
+"""Whether bugs of upkeep, take-over and healing are reached: at points of verbs, at points of a
+bookie's disks, or by seeds; and after how much processor time.
 
 Always true: a bug is looked for at the deeds named with it, and where these do not show it by seeds
 from 0 on, for LIMIT_S of processor time each; what was found is stored by the name of the point or
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.simulation.invariants import Violation
-from tests.simulation.mutants import reach_bookies, reach_topics
+from tests.simulation.mutants import healing, reach_bookies, reach_topics
 from tests.simulation.mutants.mutant import DEFECTS, Mutant, MutantBroken
 from tests.simulation.points.command import DEEDS as VERBS
 from tests.simulation.points.enumerate import (
@@ -37,7 +37,7 @@ from tests.storage.points import PERSISTENCES, enumerate_points
 from tests.storage.points import PointFailed as DiskPointFailed
 
 FILE = Path(__file__).with_name("reach.json")
-REACHED = (*reach_topics.REACHED, *reach_bookies.REACHED)
+REACHED = (*reach_topics.REACHED, *reach_bookies.REACHED, *healing.REACHED)
 EQUIVALENT = {
     "w0 of before": "who noted an older w0 is refused more, never less: the next run notes the"
     " newest",

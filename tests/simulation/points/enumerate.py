@@ -10,7 +10,7 @@ from spark_ledger.errors import LedgerError, LedgerFenced, TxnConflict
 from spark_ledger.metadata.store import StoreError
 from tests.simulation.invariants import Violation, require
 from tests.simulation.loop import run
-from tests.simulation.points.fates import Boundary, Fate
+from tests.simulation.points.fates import ALONE, Boundary, Fate
 from tests.simulation.points.stage import Stage
 from tests.simulation.topic_limits import TopicLimits, limited
 from tests.simulation.world import Client
@@ -39,6 +39,8 @@ class Deed:
     policies: dict[str, Any] = field(default_factory=dict)
     commits_once: bool = False
     """The act makes one commit, so that one which is refused is not in the log."""
+    fates: tuple[Fate, ...] = ALONE
+    stage: Callable[[], Stage] = Stage
 
 
 class Point(NamedTuple):
@@ -69,7 +71,7 @@ def calls_of(deed: Deed) -> list[str]:
 
 def points_of(deed: Deed, calls: Sequence[str]) -> list[Point]:
     """Each call with each fate that can happen there."""
-    every = [(number, call, fate) for number, call in enumerate(calls) for fate in Fate]
+    every = [(number, call, fate) for number, call in enumerate(calls) for fate in deed.fates]
     return [Point(deed, number, fate) for number, call, fate in every if fate.meets(call)]
 
 
@@ -90,7 +92,7 @@ def _run(deed: Deed, call: int, fate: Fate | None, calls: list[str]) -> None:
 async def _point(
     deed: Deed, call: int, fate: Fate | None, calls: list[str], until_the_end: ExitStack
 ) -> None:
-    stage = Stage()
+    stage = deed.stage()
     limits = TopicLimits(1 << 30, 0, deed.small)
     until_the_end.enter_context(limited(limits, stage.work.noted))
     stage.work.limits = limits
@@ -106,6 +108,9 @@ async def _point(
         calls += boundary.log
         if boundary.met.done() and fate is Fate.PAUSED:
             await _stands_still(stage, deed, victim)
+        elif boundary.met.done() and fate is Fate.BESIDE:
+            await deed.others(stage)
+            victim.process.resume()
         else:
             boundary.end()
             await deed.others(stage)

@@ -29,14 +29,18 @@ class Fate(Enum):
     PAUSED = "paused"  # its answer is heard when the process goes on
     ANSWER_LOST = "answer lost"  # of a write that was applied
     REQUEST_LOST = "request lost"  # of a write: it was not applied, which its sender cannot tell
+    BESIDE = "beside"  # others act before its answer is heard, in no time: its session is whole
 
     def meets(self, call: str) -> bool:
         """Whether the fate makes a difference there: a call that only reads leaves nothing behind
         a process that is killed, and can be sent again."""
-        if self is Fate.PAUSED:
+        if self in (Fate.PAUSED, Fate.BESIDE):
             return True
         what = call.split()[1] if call.startswith("store ") else ""
         return what in WRITES or (self is Fate.KILLED and not what)
+
+
+ALONE = (Fate.KILLED, Fate.PAUSED, Fate.ANSWER_LOST, Fate.REQUEST_LOST)
 
 
 class Boundary:
@@ -72,7 +76,7 @@ class Boundary:
         self.log.append(f"{what} {_where(args)}".strip())
         if len(self.log) != self._at + 1 or self._fate is None:
             return await send()
-        if self._fate in (Fate.KILLED, Fate.PAUSED):
+        if self._fate in (Fate.KILLED, Fate.PAUSED, Fate.BESIDE):
             return await self._halt(send)
         if self._fate is Fate.ANSWER_LOST:
             await send()
