@@ -34,7 +34,7 @@ from spark_ledger.topic.write.task_writer import (
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 2 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
+AHEAD_BYTES = 4 * 1024 * 1024  # of each of two handfuls: one decoded, one fetched
 
 _connected: OncePerProcess[tuple[str, float], "BlockingTopics"] = OncePerProcess()
 
