@@ -135,8 +135,9 @@ async def audit_some(
 async def referred_by(topics: TopicClient) -> Referred:
     """What all topics refer to now. Raises LedgerError."""
     references = References(topics.store, topics.ledgers)
-    ids = [info.id for info in await topics.topics.list()]
-    seen = await references.of(ids, await references.deleted())
+    with reachable("looking up what topics refer to"):
+        ids = [info.id for info in await topics.topics.list()]
+        seen = await references.of(ids, await references.deleted())
     return {one.id: None if one.problem else one.referred for one in seen.values()}
 
 

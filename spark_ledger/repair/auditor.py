@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from itertools import islice
 
 from spark_ledger.errors import NoSuchLedger, Unavailable, UnsupportedFormat
@@ -48,6 +48,7 @@ CHECK_AGAIN_S = 7 * 86_400.0
 CHECKS_A_LOOK, CHECKS_AT_ONCE = 256, 8
 RECORDS_AT_ONCE = 512
 MOVES_MAX = 64
+ENSEMBLES_MAX = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Auditor:
         index = Index(of={bookie: array("q") for bookie in (*gone, *now.draining)})
         cluster = self._ledgers.cluster
 
-        @cache  # many ledgers have one ensemble
+        @lru_cache(maxsize=ENSEMBLES_MAX)  # many ledgers have one ensemble
         def misplaced_in(quorum: Quorum, ensemble: tuple[str, ...]) -> list[int]:
             return slots.misplaced_in(cluster, quorum, ensemble, now.draining)
 

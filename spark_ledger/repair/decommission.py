@@ -20,7 +20,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
-from spark_ledger.repair import status, work_list
+from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.work_list import Reason
 from spark_ledger.repair.worker import Bookies, bookies
 
@@ -66,7 +66,7 @@ async def decommission(
         with reachable("asking which bookies are registered"):
             now = await bookies(store)
             writable = await _children(store, paths.BOOKIES_AVAILABLE)
-        stuck = [one for one in records if force and _short(one, bookie_id, now, writable)]
+        stuck = [one for one in records if force and _short(ledgers, one, bookie_id, now, writable)]
         left = await _left(store, bookie_id, records, len(stuck))
         yield left
         if left.done or left.hindrance == CANCELLED:
@@ -85,11 +85,11 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
             await _check_bookie(store, bookie_id)
         records = await _naming(ledgers, bookie_id, None)
         if not begun:
-            await _check_others(store, bookie_id, records, force)
+            await _check_others(ledgers, bookie_id, records, force)
             with suppress(NodeExists, OutcomeUnknown):
                 await store.create(path, parents=True)
             try:  # another may have begun at the same time
-                await _check_others(store, bookie_id, records, force)
+                await _check_others(ledgers, bookie_id, records, force)
             except BaseException:
                 await cancel(ledgers, bookie_id)
                 raise
@@ -143,12 +143,13 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
 
 
 async def _check_others(
-    store: MetadataStore, bookie_id: str, records: Collection[LedgerRecord], force: bool
+    ledgers: LedgerStore, bookie_id: str, records: Collection[LedgerRecord], force: bool
 ) -> None:
     """Raises NotEnoughBookies."""
+    store = ledgers.metadata
     now = await bookies(store)
     writable = await _children(store, paths.BOOKIES_AVAILABLE)
-    short = [record for record in records if _short(record, bookie_id, now, writable)]
+    short = [record for record in records if _short(ledgers, record, bookie_id, now, writable)]
     if not short:
         return
     lowest = min(short, key=lambda one: _copies_left(one, bookie_id, now) - one.ack_quorum)
@@ -169,13 +170,16 @@ async def _check_others(
         )
 
 
-def _short(record: LedgerRecord, bookie_id: str, now: Bookies, writable: Collection[str]) -> bool:
+def _short(
+    ledgers: LedgerStore,
+    record: LedgerRecord,
+    bookie_id: str,
+    now: Bookies,
+    writable: Collection[str],
+) -> bool:
     """Whether no other bookie can take the place of this one in some fragment."""
     spares = {*writable} - now.draining - {bookie_id}
-    return any(
-        bookie_id in fragment.ensemble and spares <= {*fragment.ensemble}
-        for fragment in record.fragments
-    )
+    return not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
 
 
 def _copies_left(record: LedgerRecord, bookie_id: str, now: Bookies) -> int:

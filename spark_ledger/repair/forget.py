@@ -10,11 +10,17 @@ from spark_ledger.errors import BadConfig, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import MetadataStore, NoNode
+from spark_ledger.metadata.store_calls import reachable
 
 
 async def forget(ledgers: LedgerStore, bookie_id: str) -> None:
     """Raises BadConfig when the bookie was never seen, is registered, or is named by a ledger;
-    Unavailable, StoreError."""
+    Unavailable: what was taken off already stays off, and a second call goes on."""
+    with reachable("forgetting a bookie"):
+        await _forget(ledgers, bookie_id)
+
+
+async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     store = ledgers.metadata
     await store.sync()
     if bookie_id not in await _children(store, paths.BOOKIES_KNOWN):

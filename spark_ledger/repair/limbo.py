@@ -124,7 +124,8 @@ async def repair_everywhere(
     and bring back what any of them lacks. The record, and what became of each bookie.
 
     `gone`: as LedgerStore.recover takes it. Raises what that raises, Unavailable; BadConfig, before
-    anything is changed, if one of `gone` holds nothing of the ledger's end.
+    anything is changed, if one of `gone` holds nothing of the ledger's end, or is registered and
+    does not list the ledger as in limbo.
     """
     if gone:
         record = (await ledgers.record(ledger_id, fresh=True)).record
@@ -135,6 +136,14 @@ async def repair_everywhere(
                 f"no bookie {unknown[0]!r} holds the end of ledger {ledger_id}",
                 f"Its bookies are {', '.join(ensemble)}: name the one that is gone by its id.",
             )
+        there = sorted(filter(ledgers.cluster.directory.is_registered, gone))
+        doubting = await _listing(ledgers.metadata, ledger_id) if there else []
+        for bookie_id in there:
+            if bookie_id not in doubting:
+                raise BadConfig(
+                    f"bookie {bookie_id} is registered, and misses nothing of ledger {ledger_id}",
+                    "Leave out --gone: it is asked. If it will not come back, stop it first.",
+                )
     known = await ledgers.recover(ledger_id, password=password, gone=gone)
     members = [one for fragment in known.record.fragments for one in fragment.ensemble]
     members += await _listing(ledgers.metadata, ledger_id)

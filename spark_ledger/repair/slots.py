@@ -31,6 +31,7 @@ from spark_ledger.metadata.ledger_record import Joining, LedgerRecord, Tokens, e
 from spark_ledger.repair.copies import CannotCompare, Copies, Pace, unpaced
 
 NO_SPARE = "no other bookie can take its copies"
+NO_RACK = " (racks are hard: it needs one on a rack of its own)"
 NO_BETTER = "no bookie is placed better any more"
 NO_COPY = "none of the bookies that hold its copies is registered"
 
@@ -89,6 +90,19 @@ def misplaced_in(
         if (better := _better(cluster, quorum, ensemble, slot, {*ensemble, *avoid}))
         and _choose(cluster, quorum, ensemble, slot, better)
     ]
+
+
+def can_be_taken(cluster: Cluster, record: LedgerRecord, old: str, spares: Collection[str]) -> bool:
+    """Whether placement finds one of the spares for each slot that the bookie sits in."""
+    quorum, writable = quorum_of(record), cluster.directory.writable()
+    known = [bookie for bookie in writable if bookie.id in spares]
+    for fragment in record.fragments:
+        others = [bookie for bookie in known if bookie.id not in fragment.ensemble]
+        for slot, bookie_id in enumerate(fragment.ensemble):
+            fits = bookie_id != old or _choose(cluster, quorum, fragment.ensemble, slot, others)
+            if not fits:
+                return False
+    return True
 
 
 def quorum_of(record: LedgerRecord) -> Quorum:
@@ -178,7 +192,10 @@ class _Move:
             await self._cluster.directory.find(member)  # its rack, however long it is gone
         joining = self._joining(known.record)
         if joining is None:
-            return Moved(self._slot, why=NO_BETTER if self._better else NO_SPARE)
+            if self._better:
+                return Moved(self._slot, why=NO_BETTER)
+            hard = NO_RACK if self._cluster.config.racks == "hard" else ""
+            return Moved(self._slot, why=NO_SPARE + hard)
         await self._pace(0)  # whether it is needed still
         old, found = self._slot.old, known.record.joining_at(*self._slot[:2])
         try:

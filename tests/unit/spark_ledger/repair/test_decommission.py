@@ -10,7 +10,7 @@ from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.repair.decommission import begin, cancel, decommission
 from spark_ledger.repair.forget import forget
 from spark_ledger.repair.service import Autorecovery
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, simulated
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
 from tests.unit.spark_ledger.repair.test_healing import copies_of, gone
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of
 from tests.unit.spark_ledger.repair.test_status import known
@@ -92,6 +92,24 @@ async def test_of_two_that_are_begun_at_once_and_cannot_both_be_not_both_go_on()
     refused = [one for one in results if isinstance(one, NotEnoughBookies)]
     assert refused
     assert len(await autorecovery.draining(ledgers.metadata)) == 2 - len(refused)
+
+
+@simulated
+async def test_one_whose_place_no_rack_allows_is_refused_and_force_leaves_its_ledgers():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", racks="hard")
+    await cluster.register("d", "r1")
+    await asyncio.sleep(1)
+    await known(cluster, *"abcd")
+    for _ in range(6):
+        await ledger_of(ledgers, 3)
+    with pytest.raises(NotEnoughBookies, match="without bookie b 3 writable bookies remain"):
+        await begin(ledgers, "b")
+    assert await autorecovery.draining(ledgers.metadata) == []
+    assert (await until_done(ledgers, "b", force=True))[-1].stuck == 6
+    healing = await heals(ledgers)
+    await cancel(ledgers, "b")
+    assert (await until_done(ledgers, "a"))[-1].ledgers == 0, "d is on the rack of a"
+    await ended(healing)
 
 
 @simulated

@@ -370,6 +370,18 @@ async def test_everywhere_a_bookie_declared_gone_must_be_one_that_holds_the_end(
 
 
 @simulated
+async def test_everywhere_a_bookie_that_runs_is_not_declared_gone_unless_it_lists_the_ledger():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id
+    with pytest.raises(errors.BadConfig, match="bookie c is registered, and misses nothing of"):
+        await repair_everywhere(ledgers, ledger_id, gone={"c"})
+    assert not (await ledgers.record(ledger_id, fresh=True)).record.closed
+    await in_limbo(cluster, "c", ledger_id)
+    record, _ = await repair_everywhere(ledgers, ledger_id, gone={"c"})
+    assert record.closed
+
+
+@simulated
 async def test_one_pass_repairs_what_is_listed_and_leaves_a_writer_that_moves():
     cluster, ledgers = await cluster_of(3)
     closed = (await ledger_of(ledgers, 3)).ledger_id

@@ -203,3 +203,48 @@ async def test_with_hard_racks_a_copy_moves_only_to_a_known_rack_of_its_own():
     assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == [0, 1], "c is on r3"
     await gone(cluster, "c")
     assert slots.misplaced_in(ledgers.cluster, quorum, ("a", "d", "b")) == []
+
+
+@simulated
+async def test_of_a_rack_that_is_gone_copies_are_made_on_others_and_move_when_it_is_back():
+    racks = ("r1", "r1", "r2", "r2", "r3", "r3")
+    cluster, ledgers = await cluster_on(*racks)
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(6)]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, "e", "f")
+    report, _ = await look_for(auditor, worker, DELAY_S + 10)
+    assert report.lost == {"e", "f"}
+    for ledger_id in ledger_ids:
+        assert not {*await ensemble_of(ledgers, ledger_id)} & {"e", "f"}
+    for name in ("e", "f"):
+        cluster.bookies[name].refusing = False
+        await cluster.register(name, "r3")
+    await asyncio.sleep(1)
+    assert (await audit(ledgers, TOKENS)).misplaced == len(ledger_ids)
+    await look_for(auditor, worker, 100)
+    assert (await audit(ledgers, TOKENS)).counts()["misplaced"] == 0
+    for ledger_id in ledger_ids:
+        ensemble = await ensemble_of(ledgers, ledger_id)
+        assert len({racks["abcdef".index(name)] for name in ensemble}) == 3
+        copies = await copies_of(cluster, ledgers, ledger_id)
+        assert all(len(names) == 3 for names in copies.values())
+
+
+@simulated
+async def test_of_a_rack_that_is_gone_hard_racks_say_what_they_wait_for_until_it_is_back():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", "r1", "r2", racks="hard")
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(4)]
+    before = [await ledgers.record(one, fresh=True) for one in ledger_ids]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, "c")
+    _, outcomes = await look_for(auditor, worker, DELAY_S + 10)
+    assert {outcome.why for outcome in outcomes} == {
+        "no other bookie can take its copies (racks are hard: it needs one on a rack of its own)"
+    }
+    cluster.bookies["c"].refusing = False
+    await cluster.register("c", "r3")
+    await look_for(auditor, worker, 2 * DELAY_S)
+    assert await work_list.listed(ledgers.metadata) == []
+    assert [await ledgers.record(one, fresh=True) for one in ledger_ids] == before
