@@ -66,7 +66,7 @@ async def decommission(
         with reachable("asking which bookies are registered"):
             now = await bookies(store)
             writable = await _children(store, paths.BOOKIES_AVAILABLE)
-        stuck = [one for one in records if force and _short(one, bookie_id, now, writable)]
+        stuck = [one for one in records if force and _stuck(one, bookie_id, now, writable)]
         left = await _left(store, bookie_id, records, len(stuck))
         yield left
         if left.done or left.hindrance == CANCELLED:
@@ -170,12 +170,25 @@ async def _check_others(
 
 
 def _short(record: LedgerRecord, bookie_id: str, now: Bookies, writable: Collection[str]) -> bool:
-    """Whether no other bookie can take the place of this one in some fragment."""
-    spares = {*writable} - now.draining - {bookie_id}
+    """Whether in some fragment other bookies are too few to take the places of this one and of
+    those that drain."""
+    going, spares = {bookie_id, *now.draining}, {*writable} - now.draining - {bookie_id}
     return any(
+        len(spares.difference(fragment.ensemble)) < len(going.intersection(fragment.ensemble))
+        for fragment in record.fragments
+        if bookie_id in fragment.ensemble
+    )
+
+
+def _stuck(record: LedgerRecord, bookie_id: str, now: Bookies, writable: Collection[str]) -> bool:
+    """Whether no other bookie can take the place of this one in some fragment, and the ledger
+    keeps its ack quorum of copies without it."""
+    spares = {*writable} - now.draining - {bookie_id}
+    none = any(
         bookie_id in fragment.ensemble and spares <= {*fragment.ensemble}
         for fragment in record.fragments
     )
+    return none and _copies_left(record, bookie_id, now) >= record.ack_quorum
 
 
 def _copies_left(record: LedgerRecord, bookie_id: str, now: Bookies) -> int:

@@ -11,7 +11,8 @@ Always true:
   worker that slept while the bookie left, dropped its copies and joined again swaps nothing;
 - of a CLOSED ledger the joining bookie is fenced before it has a copy: it may have been a member
   before, and a writer of then may still send there;
-- an entry that no peer supplies: the others are copied, and the slot is not swapped.
+- an entry that no peer supplies: the others are copied, and the slot is not swapped;
+- a joining bookie that takes no copies, or gives no response, leaves to another if one can join.
 """
 
 import random
@@ -101,8 +102,9 @@ class _Move:
         self._ledger_id = ledger_id
         self._slot = slot
         self._tokens = tokens
-        self._avoid = avoid
+        self._avoid = [*avoid]
         self._pace = pace
+        self._copied = 0
 
     async def run(self) -> Moved:
         known = await self._records.read(self._ledger_id, fresh=True)
@@ -124,7 +126,9 @@ class _Move:
         return await self._fill(known, joining)
 
     def _within_reach(self, record: LedgerRecord) -> bool:
-        """Whether anybody may supply an entry."""
+        """Whether anybody may supply an entry, if there is one."""
+        if not self._entries(record):
+            return True
         directory = self._cluster.directory
         there = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
         return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
@@ -133,14 +137,15 @@ class _Move:
         """Who is joining already, if that bookie takes copies; else one that can."""
         first_entry, slot, _ = self._slot
         found = record.joining_at(first_entry, slot)
-        writable = {bookie.id: bookie for bookie in self._cluster.directory.writable()}
+        directory = self._cluster.directory
+        writable = {bookie.id: bookie for bookie in directory.writable()}
         if found is not None and found.bookie_id in writable and found.bookie_id not in self._avoid:
             return found
         ensemble = record.fragment_of(first_entry).ensemble
         others = [one.bookie_id for one in record.joining if one.first_entry == first_entry]
         taken = {*ensemble, *others, *self._avoid}
         spares = [bookie for bookie in writable.values() if bookie.id not in taken]
-        told = self._cluster.directory.told
+        told = directory.told
         members = {index: told(b) for index, b in enumerate(ensemble) if index != slot}
         quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
         chosen = self._cluster.place(quorum, [slot], spares, members)
@@ -148,16 +153,19 @@ class _Move:
             return None
         return Joining(first_entry, slot, chosen[slot], f"{self._rng.getrandbits(64):016x}")
 
-    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
-        record = known.record
+    def _entries(self, record: LedgerRecord) -> range:
+        """Those of the fragment that are settled."""
         last = record.last_entry
         if last is None:  # every entry below the last fragment is confirmed
             last = record.last_fragment.first_entry - 1
-        entries = next(
+        return next(
             entries
             for fragment, entries in entries_of(record, last)
-            if fragment.first_entry == joining.first_entry
+            if fragment.first_entry == self._slot.first_entry
         )
+
+    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
+        record, entries = known.record, self._entries(known.record)
         copies = Copies(
             *(self._cluster, known, self._tokens, joining.bookie_id),
             fence=record.closed,
@@ -168,13 +176,23 @@ class _Move:
                 await copies.fence_at(joining.first_entry)
             await copies.bring_back(entries, joining.slot)
         except CannotCompare as failure:
-            return Moved(self._slot, "", copies.copied, f"{joining.bookie_id}: {failure}")
+            self._copied += copies.copied
+            return await self._without(record, joining, f"{joining.bookie_id}: {failure}")
+        self._copied += copies.copied
         if copies.unsupplied:
             damaged = tuple(copies.unsupplied)
-            return Moved(self._slot, "", copies.copied, copies.missing(), damaged)
+            return Moved(self._slot, "", self._copied, copies.missing(), damaged)
         try:
             old = self._slot.old
             await self._records.move(known, lambda now: transitions.swap(now, old, joining))
         except MoveRefused as refused:
-            return Moved(self._slot, "", copies.copied, refused.why)
-        return Moved(self._slot, joining.bookie_id, copies.copied)
+            return Moved(self._slot, "", self._copied, refused.why)
+        return Moved(self._slot, joining.bookie_id, self._copied)
+
+    async def _without(self, record: LedgerRecord, joining: Joining, why: str) -> Moved:
+        """With another in the place of `joining`; if none can join, that one stays, for it may be
+        able to later."""
+        self._avoid.append(joining.bookie_id)
+        if self._joining(record) is None:
+            return Moved(self._slot, "", self._copied, why)
+        return await self.run()
