@@ -66,7 +66,7 @@ async def decommission(
         with reachable("asking which bookies are registered"):
             now = await bookies(store)
             writable = await _children(store, paths.BOOKIES_AVAILABLE)
-        stuck = [one for one in records if force and _short(ledgers, one, bookie_id, now, writable)]
+        stuck = [one for one in records if force and _stuck(ledgers, one, bookie_id, now, writable)]
         left = await _left(store, bookie_id, records, len(stuck))
         yield left
         if left.done or left.hindrance == CANCELLED:
@@ -177,9 +177,29 @@ def _short(
     now: Bookies,
     writable: Collection[str],
 ) -> bool:
-    """Whether no other bookie can take the place of this one in some fragment."""
+    """Whether in some fragment other bookies cannot take the places of this one and of those that
+    drain."""
+    going, spares = {bookie_id, *now.draining}, {*writable} - now.draining - {bookie_id}
+    few = any(
+        len(spares.difference(fragment.ensemble)) < len(going.intersection(fragment.ensemble))
+        for fragment in record.fragments
+        if bookie_id in fragment.ensemble
+    )
+    return few or not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
+
+
+def _stuck(
+    ledgers: LedgerStore,
+    record: LedgerRecord,
+    bookie_id: str,
+    now: Bookies,
+    writable: Collection[str],
+) -> bool:
+    """Whether no other bookie can take the place of this one in some fragment, and the ledger
+    keeps its ack quorum of copies without it."""
     spares = {*writable} - now.draining - {bookie_id}
-    return not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
+    none = not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
+    return none and _copies_left(record, bookie_id, now) >= record.ack_quorum
 
 
 def _copies_left(record: LedgerRecord, bookie_id: str, now: Bookies) -> int:

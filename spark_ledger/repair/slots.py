@@ -13,7 +13,8 @@ Always true:
   before, and a writer of then may still send there;
 - an entry that no peer supplies: the others are copied, and the slot is not swapped;
 - a copy that is misplaced goes only to a bookie that clashes with fewer of the others (placement.py
-  counts), so an ensemble gets better with each move, and moves end.
+  counts), so an ensemble gets better with each move, and moves end;
+- a joining bookie that takes no copies, or gives no response, leaves to another if one can join.
 """
 
 import random
@@ -180,9 +181,10 @@ class _Move:
         self._ledger_id = ledger_id
         self._slot = slot
         self._tokens = tokens
-        self._avoid = avoid
+        self._avoid = [*avoid]
         self._better = better
         self._pace = pace
+        self._copied = 0
 
     async def run(self) -> Moved:
         known = await self._records.read(self._ledger_id, fresh=True)
@@ -207,7 +209,9 @@ class _Move:
         return await self._fill(known, joining)
 
     def _within_reach(self, record: LedgerRecord) -> bool:
-        """Whether anybody may supply an entry."""
+        """Whether anybody may supply an entry, if there is one."""
+        if not self._entries(record):
+            return True
         directory = self._cluster.directory
         there = {bookie.id for bookie in (*directory.writable(), *directory.readonly())}
         return not there.isdisjoint(record.fragment_of(self._slot.first_entry).ensemble)
@@ -234,16 +238,19 @@ class _Move:
             return _better(self._cluster, quorum, ensemble, self._slot.slot, taken)
         return [bookie for bookie in self._cluster.directory.writable() if bookie.id not in taken]
 
-    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
-        record = known.record
+    def _entries(self, record: LedgerRecord) -> range:
+        """Those of the fragment that are settled."""
         last = record.last_entry
         if last is None:  # every entry below the last fragment is confirmed
             last = record.last_fragment.first_entry - 1
-        entries = next(
+        return next(
             entries
             for fragment, entries in entries_of(record, last)
-            if fragment.first_entry == joining.first_entry
+            if fragment.first_entry == self._slot.first_entry
         )
+
+    async def _fill(self, known: VersionedRecord, joining: Joining) -> Moved:
+        record, entries = known.record, self._entries(known.record)
         copies = Copies(
             *(self._cluster, known, self._tokens, joining.bookie_id),
             fence=record.closed,
@@ -254,13 +261,23 @@ class _Move:
                 await copies.fence_at(joining.first_entry)
             await copies.bring_back(entries, joining.slot)
         except CannotCompare as failure:
-            return Moved(self._slot, "", copies.copied, f"{joining.bookie_id}: {failure}")
+            self._copied += copies.copied
+            return await self._without(record, joining, f"{joining.bookie_id}: {failure}")
+        self._copied += copies.copied
         if copies.unsupplied:
             damaged = tuple(copies.unsupplied)
-            return Moved(self._slot, "", copies.copied, copies.missing(), damaged)
+            return Moved(self._slot, "", self._copied, copies.missing(), damaged)
         try:
             old = self._slot.old
             await self._records.move(known, lambda now: transitions.swap(now, old, joining))
         except MoveRefused as refused:
-            return Moved(self._slot, "", copies.copied, refused.why)
-        return Moved(self._slot, joining.bookie_id, copies.copied)
+            return Moved(self._slot, "", self._copied, refused.why)
+        return Moved(self._slot, joining.bookie_id, self._copied)
+
+    async def _without(self, record: LedgerRecord, joining: Joining, why: str) -> Moved:
+        """With another in the place of `joining`; if none can join, that one stays, for it may be
+        able to later."""
+        self._avoid.append(joining.bookie_id)
+        if self._joining(record) is None:
+            return Moved(self._slot, "", self._copied, why)
+        return await self.run()

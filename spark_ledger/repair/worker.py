@@ -6,8 +6,8 @@
     lack -> off the list, or what stands in the way
 
 Always true:
-- whether a bookie is lost, drained or back is asked of the store again before each ledger and, for
-  one that is lost, while its copies are made: nothing is copied that is not missing;
+- whether a bookie is lost, drained or back is asked of the store again before each ledger and
+  while its copies are made elsewhere: nothing is copied that is not missing;
 - an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
   move for half of the delay, or when it was IN_RECOVERY already;
 - what hinders one ledger hinders no other: it is tried again, later each time; a list in which
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """The bookie whose copies are being made elsewhere is back."""
+    """The bookie whose copies are being made elsewhere is back, or is drained no more."""
 
 
 class Bookies(NamedTuple):
@@ -217,7 +217,7 @@ class Worker:
             moved = await slots.give_away(
                 *(self._ledgers, work.ledger_id, slot, self._tokens),
                 avoid=[*going, *now.draining],
-                pace=self._pace_of(slot.old if slot.old not in now.registered else ""),
+                pace=self._pace_of(slot.old),
             )
             copied, damaged = copied + moved.copied, damaged + moved.damaged
             why = why or moved.why
@@ -296,17 +296,19 @@ class Worker:
 
     # -- pace ---------------------------------------------------------------------------------
 
-    def _pace_of(self, absent: str) -> Pace:
-        """For copies in the place of those of a bookie that is `absent`."""
+    def _pace_of(self, old: str) -> Pace:
+        """For copies in the place of those of `old`, a bookie that is lost or drained, if any."""
 
         async def pace(copied: int) -> None:
             self.copied_bytes += copied
-            if absent and absent in (await bookies(self._store)).registered:
-                raise NotNeeded
             rate = self._settings.repair_bytes_per_s
             if rate:
                 self._paid_until_s = max(self._paid_until_s, self._now()) + copied / rate
                 await asyncio.sleep(self._paid_until_s - self._now())
+            if old:  # after the wait, which may be long
+                now = await bookies(self._store)
+                if old in now.registered and old not in now.draining:
+                    raise NotNeeded
 
         return pace
 

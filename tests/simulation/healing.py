@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from bookie_server.api.entry import NO_ENTRY
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import Settings
@@ -349,10 +348,7 @@ class Healing:
         return [each.bookie_id for each in self._world.ghost.bookies.values() if each.wiped]
 
     def _is_true(self, ledger: LedgerGhost, work: work_list.Work) -> bool:
-        """Whether what stands in the way does: no other bookie may take the copies; or a ledger
-        that was made with bookies of before has nothing, and nobody who could tell."""
-        if slots.NO_COPY in work.blocked and ledger.record.last_entry == NO_ENTRY:
-            return True
+        """Whether what stands in the way does: no other bookie may take the copies."""
         if slots.NO_SPARE not in work.blocked:
             return False
         ghost = self._world.ghost

@@ -125,8 +125,8 @@ async def test_who_looks_on_may_go_away_and_come_back():
     await ended(healing)
 
 
-async def one_look(ledgers, name):
-    looks = decommission(ledgers, name)
+async def one_look(ledgers, name, **options):
+    looks = decommission(ledgers, name, **options)
     yield await anext(looks)
     await looks.aclose()
 
@@ -182,3 +182,29 @@ async def test_forgetting_one_that_a_ledger_names_says_to_wait_for_its_copies():
     with pytest.raises(BadConfig, match="wait until its copies were made elsewhere"):
         await forget(ledgers, name)
     assert await autorecovery.draining(ledgers.metadata) == [name]
+
+
+@simulated
+async def test_two_members_of_one_ledger_are_not_drained_where_one_other_can_take_copies():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    first, second, _ = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    await begin(ledgers, first)
+    with pytest.raises(NotEnoughBookies, match="no other can take the copies of 1 ledgers"):
+        await begin(ledgers, second)
+    assert await autorecovery.draining(ledgers.metadata) == [first]
+
+
+@simulated
+async def test_a_forced_one_is_not_done_while_a_ledger_would_keep_fewer_copies_than_qa():
+    cluster, ledgers = await cluster_of(3)
+    await known(cluster, *"abc")
+    await ledger_of(ledgers, 5)
+    await begin(ledgers, "a", force=True)
+    await gone(cluster, "b")
+    first = [left async for left in one_look(ledgers, "a", force=True)]
+    assert not first[0].done
+    await cluster.register("b")
+    cluster.bookies["b"].refusing = False
+    assert (await until_done(ledgers, "a", force=True))[-1].done

@@ -402,3 +402,84 @@ async def test_a_reason_that_comes_again_is_not_taken_off_by_who_saw_that_it_was
     assert not await work_list.add(store, 7, [lost._replace(since_ms=2)])
     await work_list.done(store, seen)
     assert (await work_list.find(store, 7)).reasons == (lost,)
+
+
+@simulated
+async def test_a_bookie_that_comes_back_while_a_worker_waits_for_its_pace_has_nothing_more_copied():
+    cluster, ledgers = await cluster_of(4, read_request_bytes=64)
+    ledger_id = (await ledger_of(ledgers, 40)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    auditor, worker = await healing(ledgers, repair_bytes_per_s=10)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    for _ in range(int(DELAY_S) + 5):
+        await auditor.look()
+        await asyncio.sleep(1)
+    working = asyncio.create_task(worker.round())
+    while not cluster.bookies[spare].entries:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await cluster.register(ensemble[0])
+    copied = len(cluster.bookies[spare].entries)
+    (outcome,) = await working
+    assert outcome.why == "a bookie is back"
+    assert len(cluster.bookies[spare].entries) == copied
+
+
+@simulated
+async def test_a_drained_bookie_that_is_to_stay_after_all_has_nothing_more_copied():
+    _, ledgers = await cluster_of(4, read_request_bytes=64)
+    ledger_id = (await ledger_of(ledgers, 40)).ledger_id
+    old = (await ledgers.record(ledger_id)).record.last_fragment.ensemble[0]
+    auditor, worker = await healing(ledgers, repair_bytes_per_s=10)
+    await ledgers.metadata.create(paths.draining(old), parents=True)
+    await auditor.look()
+    working = asyncio.create_task(worker.round())
+    await asyncio.sleep(15)
+    assert (await ledgers.record(ledger_id, fresh=True)).record.joining
+    await ledgers.metadata.delete(paths.draining(old))
+    (outcome,) = await working
+    assert 0 < worker.copied_bytes < 40 * len("payload 1") and outcome.why == "a bookie is back"
+    await asyncio.sleep(DELAY_S)
+    await worker.round()
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert record.names(old) and not record.joining
+
+
+@simulated
+async def test_a_bookie_that_takes_no_copy_joins_no_more_where_another_can():
+    cluster, ledgers = await cluster_of(5)
+    ledger_ids = [(await ledger_of(ledgers, 3)).ledger_id for _ in range(8)]
+    old = "a"
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+
+    def takes_no_copy(request):
+        if isinstance(request, m.AddRequest):
+            return m.AddResponse([m.AddResult(Status.IO_ERROR)] * len(request.adds))
+        return None
+
+    cluster.bookies["b"].override = takes_no_copy
+    await gone(cluster, old)
+    await look_for(auditor, worker, 6 * DELAY_S)
+    for ledger_id in ledger_ids:
+        record = (await ledgers.record(ledger_id, fresh=True)).record
+        assert not record.names(old) and not record.joining
+    assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_an_empty_ledger_whose_bookies_are_all_gone_for_good_is_given_others():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 0)).ledger_id
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    for name in "def":
+        await cluster.register(name)
+    await autorecovery.change_settings(ledgers.metadata, accepted=(*"abc",))
+    await gone(cluster, *"abc")
+    await look_for(auditor, worker, 2 * DELAY_S)
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert {*record.last_fragment.ensemble} == {*"def"}
+    assert all(cluster.bookies[name].fenced.get(ledger_id) for name in "def")
+    assert await work_list.listed(ledgers.metadata) == []

@@ -81,8 +81,8 @@ VERBS = {
 def test_whichever_call_fails_the_error_is_ours_and_the_verb_can_be_said_again(verb, monkeypatch):
     @simulated
     async def scenario():
-        cluster, ledgers = await cluster_of(4)
-        await known(cluster, *"abcd", "gone")
+        cluster, ledgers = await cluster_of(5)
+        await known(cluster, *"abcde", "gone")
         for number in range(3):
             await ledger_of(ledgers, 2, close=bool(number))
         await in_limbo(cluster, "b", 2)
