@@ -19,6 +19,11 @@ BLOCK_BYTES = 4096
 PAYLOADS = [b"payload %d " % number * 50 for number in range(20)]
 
 
+def state_of(cluster: LocalCluster, bookie: LocalBookie) -> str:
+    rows = json.loads(succeeds("bookie", "list", "--json", "--service-url", cluster.service_url))
+    return next(row["state"] for row in rows if row["id"] == bookie.id)
+
+
 def listed(cluster: LocalCluster) -> list[dict]:
     found: list[dict] = json.loads(
         succeeds("ledger", "limbo", "--json", "--service-url", cluster.service_url)
@@ -126,6 +131,7 @@ def test_torn_everywhere_and_one_bookie_gone_for_good_a_ledger_is_closed_by_who_
     unknown = spark_ledger(*recover, "--gone", "nobody")
     assert unknown.returncode == 1
     assert "no bookie 'nobody' holds the end" in unknown.stderr
+    assert eventually(lambda: state_of(cluster, gone) == "lost"), "its session ends"
     said = json.loads(succeeds(*recover, "--gone", gone.id, "--json"))
     assert (said["state"], said["last_entry"]) == ("CLOSED", len(PAYLOADS) - 2)
     assert {one["bookie_id"]: one["cleared"] for one in said["repaired"]} == {
