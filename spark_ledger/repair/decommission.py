@@ -148,7 +148,7 @@ async def _check_others(
     """Raises NotEnoughBookies."""
     now = await bookies(store)
     writable = await _children(store, paths.BOOKIES_AVAILABLE)
-    short = [record for record in records if _short(record, bookie_id, now, writable)]
+    short = [record for record in records if _contested(record, bookie_id, now, writable)]
     if not short:
         return
     lowest = min(short, key=lambda one: _copies_left(one, bookie_id, now) - one.ack_quorum)
@@ -174,6 +174,18 @@ def _short(record: LedgerRecord, bookie_id: str, now: Bookies, writable: Collect
     spares = {*writable} - now.draining - {bookie_id}
     return any(
         bookie_id in fragment.ensemble and spares <= {*fragment.ensemble}
+        for fragment in record.fragments
+    )
+
+
+def _contested(
+    record: LedgerRecord, bookie_id: str, now: Bookies, writable: Collection[str]
+) -> bool:
+    """Whether some fragment that names it names more that are to go than others can replace."""
+    going = now.draining | {bookie_id}
+    return any(
+        bookie_id in fragment.ensemble
+        and len({*writable} - going - {*fragment.ensemble}) < len(going & {*fragment.ensemble})
         for fragment in record.fragments
     )
 
