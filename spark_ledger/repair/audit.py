@@ -50,7 +50,8 @@ class Checked:
 
 @dataclass(slots=True)
 class Audit:
-    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is."""
+    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is. What `silent`
+    bookies keep counts as missing: they did not tell."""
 
     ledgers: int = 0
     entries: int = 0
@@ -60,6 +61,7 @@ class Audit:
     blocked: int = 0
     unreferenced: int = 0
     wrong: list[Checked] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
 
     @property
     def whole(self) -> bool:
@@ -77,6 +79,7 @@ class Audit:
         self.misplaced += bool(one.near)
         self.damaged += one.nowhere
         self.blocked += bool(one.blocked)
+        self.silent |= one.silent
         if (one.lacking or one.near or one.blocked) and len(self.wrong) < EXAMPLES_MAX:
             self.wrong.append(one)
 
