@@ -89,11 +89,14 @@ class ReplayDiffers(LedgerError):
 
 
 class LedgerFenced(LedgerError):
-    """Another process took over: this writer can add nothing any more."""
+    """Another process took over, or closed the ledger: this writer can add nothing any more."""
 
     error_class = "LEDGER_WRITE.FENCED"
     sql_state = "40001"
-    remedy = "Another run has taken over; stop this one."
+    remedy = (
+        "Another run has taken over: stop this one. If there is none, self-healing closed the "
+        "ledger of a writer that it could not see: go on in a new ledger."
+    )
 
 
 class LedgerClosed(LedgerError):

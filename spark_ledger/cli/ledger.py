@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from spark_ledger.repair.audit import Audit, Checked
     from spark_ledger.repair.limbo import Listed, Repaired
     from spark_ledger.repair.service import Pass
+    from spark_ledger.repair.status import Status
     from spark_ledger.repair.work_list import Work
     from spark_ledger.topic.client import TopicClient
 
@@ -176,12 +177,13 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
     """Ledgers of which copies are missing, or are to be moved: at which bookie, why, since when,
     and what stands in the way."""
 
-    async def work(ledgers: "LedgerStore") -> "list[Work]":
-        from spark_ledger.repair.status import underreplicated
+    async def work(ledgers: "LedgerStore") -> "tuple[list[Work], str]":
+        from spark_ledger.repair.status import status, underreplicated
 
-        return await underreplicated(ledgers.metadata)
+        found = await underreplicated(ledgers.metadata)
+        return found, _unlisted(await status(ledgers.metadata))
 
-    found = with_ledgers(service_url, work)
+    found, unlisted = with_ledgers(service_url, work)
     if json:
         print_json([_work(one) for one in found])
         return
@@ -191,7 +193,19 @@ def underreplicated(json: JsonOption = False, service_url: UrlOption = None) -> 
         for reason in one.reasons
     ]
     columns = ("LEDGER", "BOOKIE", "REASON", "SINCE", "BLOCKED BY")
-    print_table(columns, rows, "no ledger is under-replicated")
+    none = "no ledger is listed" if unlisted else "no ledger is under-replicated"
+    print_table(columns, rows, none)
+    if unlisted:
+        print(unlisted, "`spark-ledger ledger audit` looks at every ledger.", sep="\n")
+
+
+def _unlisted(now: "Status") -> str:
+    """Why ledgers may lack copies that are not listed."""
+    if not now.enabled:
+        return "autorecovery is disabled, so lost copies are not listed."
+    if not now.auditor:
+        return "No process hosts autorecovery, so lost copies are not listed."
+    return now.alarm
 
 
 @app.command()
@@ -231,6 +245,9 @@ def audit(
             print_table(columns, rows, "")
             print()
         print(", ".join(f"{name}: {count}" for name, count in found.counts().items()))
+        if found.silent:
+            names = ", ".join(sorted(found.silent))
+            print(f"no answer, so what they keep counts as missing here: {names}")
     if not found.whole:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ The command and the tasks of a Spark job (spark/audit_job.py) run `audit_some`.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -36,9 +37,9 @@ Referred = Mapping[str, Container[int] | None]
 @dataclass(frozen=True, slots=True)
 class Checked:
     """One ledger. `lacking`: by bookie how many entries it lacks that it should keep, or does not
-    tell of, if it is one of the `silent`; `nowhere`:
-    entries that no member has, the first of them; `near`: slots that a better placed bookie can
-    take (slots.py)."""
+    tell of, if it is one of the `silent`; `nowhere`: entries that no member has, as all of them say
+    or a worker found, the first of them; `near`: slots that a better placed bookie can take
+    (slots.py)."""
 
     ledger_id: int
     entries: int
@@ -52,7 +53,8 @@ class Checked:
 
 @dataclass(slots=True)
 class Audit:
-    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is."""
+    """Of all ledgers; `wrong` are up to EXAMPLES_MAX of those of which something is. What `silent`
+    bookies keep counts as missing: they did not tell."""
 
     ledgers: int = 0
     entries: int = 0
@@ -62,6 +64,7 @@ class Audit:
     blocked: int = 0
     unreferenced: int = 0
     wrong: list[Checked] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
 
     @property
     def whole(self) -> bool:
@@ -79,6 +82,7 @@ class Audit:
         self.misplaced += bool(one.near)
         self.damaged += one.nowhere
         self.blocked += bool(one.blocked)
+        self.silent |= one.silent
         if (one.lacking or one.near or one.blocked) and len(self.wrong) < EXAMPLES_MAX:
             self.wrong.append(one)
 
@@ -86,6 +90,7 @@ class Audit:
         """Of ledgers that are not among these."""
         for name, count in other.counts().items():
             setattr(self, name, getattr(self, name) + count)
+        self.silent |= other.silent
         self.wrong = [*self.wrong, *other.wrong][:EXAMPLES_MAX]
 
 
@@ -156,10 +161,11 @@ async def check_ledger(
     lacking: dict[str, int] = {}
     silent: set[str] = set()
     nowhere, first_nowhere = 0, -1
+    damaged = frozenset(work.damaged if work is not None else ())
     for fragment, entries in entries_of(record, last):
         if not entries or not is_settled(record, fragment.first_entry):
             continue
-        copies: dict[int, int] = {}
+        without, denied = Counter[int](), Counter[int]()
         members = await asyncio.gather(
             *(
                 _of_member(ledgers, record, b, s, entries, tokens, deep)
@@ -167,13 +173,18 @@ async def check_ledger(
             )
         )
         for bookie, (missing, told) in zip(fragment.ensemble, members, strict=True):
-            if not told:
-                silent.add(bookie)
             if missing:
                 lacking[bookie] = lacking.get(bookie, 0) + len(missing)
-            for entry_id in missing:
-                copies[entry_id] = copies.get(entry_id, 0) + 1
-        lost = sorted(e for e, count in copies.items() if count == record.write_quorum)
+            without.update(missing)
+            if told:
+                denied.update(missing)
+            else:
+                silent.add(bookie)
+        lost = sorted(
+            entry_id
+            for entry_id, count in without.items()
+            if count == record.write_quorum and (denied[entry_id] == count or entry_id in damaged)
+        )
         if lost:
             nowhere += len(lost)
             first_nowhere = lost[0] if first_nowhere < 0 else first_nowhere

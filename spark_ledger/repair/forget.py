@@ -1,14 +1,16 @@
 """A bookie that will never come back, taken off the list of those ever seen.
 
 Always true: one that is registered, or that any ledger's record names, stays on the list: its
-copies may be wanted still. What it listed as in limbo, and that it was drained, goes with it.
+copies may be wanted still. What it listed as in limbo, that it was drained, and that it was
+accepted as lost, goes with it.
 """
 
 import contextlib
 
 from spark_ledger.errors import BadConfig, NoSuchLedger
 from spark_ledger.ledger.client import LedgerStore
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.metadata.autorecovery import BadSettings
 from spark_ledger.metadata.store import MetadataStore, NoNode
 from spark_ledger.metadata.store_calls import reachable
 
@@ -42,6 +44,11 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
         await _delete(store, f"{paths.limbo(bookie_id)}/{name}")
     await _delete(store, paths.limbo(bookie_id))
     await _delete(store, paths.draining(bookie_id))
+    with contextlib.suppress(BadSettings):
+        accepted = (await autorecovery.read_settings(store)).accepted
+        if bookie_id in accepted:
+            others = tuple(one for one in accepted if one != bookie_id)
+            await autorecovery.change_settings(store, accepted=others)
     await _delete(store, f"{paths.BOOKIES_KNOWN}/{bookie_id}")
 
 

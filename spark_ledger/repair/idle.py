@@ -34,6 +34,10 @@ class IdleLedgers:
         """The others are looked at no more."""
         self._seen = {each: self._seen[each] for each in ledger_ids if each in self._seen}
 
+    def forget(self, ledger_id: int) -> None:
+        """What was seen of the ledger does not count: its writer could do nothing."""
+        self._seen.pop(ledger_id, None)
+
     def watches(self, ledger_id: int) -> bool:
         """Whether it is looked at."""
         return ledger_id in self._seen

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from spark_ledger.errors import LedgerError, NoSuchLedger
+from spark_ledger.ledger.absent_members import ABSENT_MIN_S
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
@@ -35,6 +36,7 @@ from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
 LEDGERS_AT_ONCE = 3
+IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has looked by then
 IDLE_SHARE = 0.5  # of the delay
 _GO = (work_list.LOST, work_list.DRAINED)
 _NONE: tuple[int, ...] = ()
@@ -208,7 +210,10 @@ class Worker:
             await self._withdraw(known, going)
         why = ""
         if not known.record.closed and (_concerns_end(known, reasons) or _is_in_recovery(known)):
-            if await self._may_close(known):
+            if not _is_in_recovery(known) and self._lacks_spares(known, going, now):
+                self._idle.forget(work.ledger_id)
+                why = slots.NO_SPARE
+            elif await self._may_close(known):
                 known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
             else:
                 why = "it is open, and its writer may live"
@@ -286,12 +291,19 @@ class Worker:
             if known.record.fragment_of(one.first_entry).ensemble[one.slot] not in going:
                 await slots.withdraw(self._ledgers, known.record.ledger_id, one)
 
+    def _lacks_spares(self, known: VersionedRecord, going: Collection[str], now: Bookies) -> bool:
+        """Whether a writer that lives could not replace a member of its ensemble either."""
+        cluster, last = self._ledgers.cluster, known.record.last_fragment
+        here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
+        members = [bookie for bookie in last.ensemble if bookie in going]
+        return any(not slots.can_be_taken(cluster, known.record, each, here) for each in members)
+
     async def _may_close(self, known: VersionedRecord) -> bool:
         if _is_in_recovery(known):
             return True
         idle_s = self._idle_s
         if idle_s is None:
-            idle_s = self._settings.lost_bookie_delay_s * IDLE_SHARE
+            idle_s = max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
         return await self._idle.is_idle(known, idle_s)
 
     # -- pace ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from spark_ledger.local.local_bookie import LocalBookie
 from spark_ledger.metadata.ledger_record import LedgerRecord, derive, entries_of, keeps
 from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking
-from tests.integration.test_cli import fails, succeeds
+from tests.integration.test_cli import fails, spark_ledger, succeeds
 from tests.integration.test_topics import read_all, write_and_commit
 from tests.kit.processes import alive, descendants, eventually
 
@@ -288,3 +288,20 @@ def test_a_bookie_is_decommissioned_by_command_under_writes_stopped_and_forgotte
     assert going.id not in succeeds("bookie", "list", *url)
     going.destroy()
     going.start()
+
+
+def test_a_list_that_nobody_fills_says_so_and_an_audit_names_who_does_not_answer(
+    healing: LocalCluster,
+):
+    url = ("--service-url", healing.service_url)
+    assert "no ledger is under-replicated" in succeeds("ledger", "underreplicated", *url)
+    succeeds("autorecovery", "disable", *url)
+    with LedgerClient(healing.service_url) as client:
+        ledger_id = ledger_of(client, [b"payload"])
+    record = record_of(healing, ledger_id)
+    bookie = next(one for one in healing.bookies if record.names(one.id))
+    bookie.kill()
+    assert "autorecovery is disabled" in succeeds("ledger", "underreplicated", *url)
+    audited = spark_ledger("ledger", "audit", *url)
+    assert f"counts as missing here: {bookie.id}" in audited.stdout
+    bookie.start()

@@ -9,6 +9,7 @@ from spark_ledger.repair import work_list
 from spark_ledger.repair.audit import audit
 from spark_ledger.repair.work_list import Reason
 from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
+from tests.unit.spark_ledger.repair.test_healing import gone
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of, lose
 
 TOKENS = derive(b"")
@@ -46,6 +47,19 @@ async def test_a_missing_copy_is_told_by_its_bookie_and_one_that_nobody_has_as_d
     assert wrong.lacking == {"a": 1, "b": 3, "c": 1}
     assert (wrong.nowhere, wrong.first_nowhere, found.damaged) == (1, 3, 1)
     assert not found.whole
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@simulated
+async def test_who_does_not_answer_is_named(deep):
+    cluster, ledgers = await cluster_of(3)
+    await ledger_of(ledgers, 10)
+    assert not (await audit(ledgers, TOKENS, deep=deep)).silent
+    for name in "ab":
+        await gone(cluster, name)
+    found = await audit(ledgers, TOKENS, deep=deep)
+    assert found.silent == {*"ab"}
+    assert found.under_replicated == 1
 
 
 @simulated

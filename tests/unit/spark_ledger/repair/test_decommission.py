@@ -113,6 +113,18 @@ async def test_one_whose_place_no_rack_allows_is_refused_and_force_leaves_its_le
 
 
 @simulated
+async def test_the_only_spare_of_a_ledger_is_not_promised_twice():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    record = (await ledgers.record((await ledger_of(ledgers, 1)).ledger_id)).record
+    first, second, _ = record.last_fragment.ensemble
+    await begin(ledgers, first)
+    with pytest.raises(NotEnoughBookies, match="end another decommission"):
+        await begin(ledgers, second)
+    assert await autorecovery.draining(ledgers.metadata) == [first]
+
+
+@simulated
 async def test_who_looks_on_may_go_away_and_come_back():
     cluster, ledgers = await cluster_of(4)
     await known(cluster, *"abcd")

@@ -1,7 +1,7 @@
 import pytest
 
 from spark_ledger.errors import BadConfig
-from spark_ledger.metadata import paths
+from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.repair.forget import forget
 from tests.simulation.loop import run
 from tests.unit.spark_ledger.ledger.fakes import cluster_of
@@ -31,6 +31,15 @@ def test_a_bookie_that_nothing_names_is_forgotten_with_what_it_listed():
         await forget(store, GONE)
         assert GONE not in await store.metadata.children(paths.BOOKIES_KNOWN)
         assert GONE not in await store.metadata.children(paths.LIMBO)
+
+    with_a_bookie_gone(test)
+
+
+def test_one_that_was_accepted_as_lost_is_so_no_more():
+    async def test(store):
+        await autorecovery.change_settings(store.metadata, accepted=("a", GONE))
+        await forget(store, GONE)
+        assert (await autorecovery.read_settings(store.metadata)).accepted == ("a",)
 
     with_a_bookie_gone(test)
 

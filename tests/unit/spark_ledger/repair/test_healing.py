@@ -332,10 +332,12 @@ async def test_nobody_joins_for_a_bookie_that_came_back_while_the_ledger_was_clo
     writer.abandon(LedgerError("its process is gone"))
     auditor, worker = await healing(ledgers)
     await auditor.look()
+    await cluster.register("d")
     await gone(cluster, old)
     plain = ledgers.recover
 
     async def takes_long(*args, **options):
+        await gone(cluster, "d")
         known = await plain(*args, **options)
         await cluster.register("d")
         await cluster.register(old)
@@ -483,3 +485,23 @@ async def test_an_empty_ledger_whose_bookies_are_all_gone_for_good_is_given_othe
     assert {*record.last_fragment.ensemble} == {*"def"}
     assert all(cluster.bookies[name].fenced.get(ledger_id) for name in "def")
     assert await work_list.listed(ledgers.metadata) == []
+
+
+@simulated
+async def test_a_writer_that_had_no_spare_gets_its_time_when_there_is_one():
+    cluster, ledgers = await cluster_of(3)
+    writer = await ledgers.create(3, 3, 2)
+    await writer.append([b"x"])
+    old = writer.record.last_fragment.ensemble[0]
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, old)
+    _, outcomes = await look_for(auditor, worker, 4 * DELAY_S)
+    assert {outcome.why for outcome in outcomes} == {"no other bookie can take its copies"}
+    await cluster.register("d")
+    await look_for(auditor, worker, DELAY_S / 2 - 1)
+    await writer.append([b"y"])
+    assert not (await ledgers.record(writer.ledger_id, fresh=True)).record.names(old) or (
+        writer.record.last_fragment.ensemble[0] != old
+    )
+    await writer.close()
