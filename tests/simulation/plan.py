@@ -35,6 +35,9 @@ LASTING = 0.25
 HEALING = 0.15
 """The share of the runs, within the budget, in which bookies are lost for good one after another
 and their copies are made elsewhere (healing.py)."""
+HARM, ALONE = ("bit rot", "lost directory", "misdirected write", "index lost"), 0.7
+"""In this share of those, disks are lost whole, and not harmed otherwise: a harmed one stays in the
+budget of losses to the end, and where that is one disk no other is lost any more."""
 OPERATORS = 0.25
 """The share of the runs with operators."""
 ALSO = {"sources": 0.4, "janitors": 0.4, "growth": 0.4, "overwrites": 0.4, "replacements": 0.2}
@@ -218,16 +221,21 @@ def draw(rng: random.Random, classes: Sequence[str]) -> Plan:
         page_cache=rng.random() < PAGE_CACHE and not over_budget,
     )
     heals = _beside(of_each, "healing") < HEALING and not over_budget
-    return healed(plan) if heals else plan
+    return healed(plan, alone=_beside(of_each, "losses alone") < ALONE) if heals else plan
 
 
-def healed(plan: Plan) -> Plan:
-    """The plan with bookies lost for good, so many there that one can be spared, and time. (With
-    racks "hard" one that is lost and the next one at its address have the same rack.)"""
+def healed(plan: Plan, *, alone: bool) -> Plan:
+    """The plan with bookies lost for good, at least one at once, so many there that one can be
+    spared, and time. (With racks "hard" one that is lost and the next one at its address have the
+    same rack.)"""
     spared = 1 + plan.own_policy + (plan.racks == "hard")
+    size, write_quorum, ack_quorum = plan.quorum
     return replace(
         plan,
         healing=True,
+        quorum=(size, write_quorum, max(ack_quorum, min(2, write_quorum))),
+        faults=tuple(name for name in plan.faults if not (alone and name in HARM)),
+        page_cache=plan.page_cache and not alone,
         bookies=max(plan.bookies, plan.quorum[0] + spared),
         chaos_s=2.5 * plan.chaos_s,
         lasting=False,
