@@ -253,10 +253,6 @@ MUTANTS = (
     ),
     M("who joins is left unfenced", "protocol 1.9", Copies, "__init__", fences_nobody, HEALS),
     M(
-        *("who joins is no keeper", "BK#4844", LedgerRecord, "names"),
-        *(who_joins_is_no_keeper, HEALS),
-    ),
-    M(
         *("back and not looked at", "protocol 1.10", worker, "_holds"),
         *(reasons_hold_for_ever, HEALS),
     ),
@@ -294,6 +290,13 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             *(any_joining_will_do, DISTURBED),
         ),
         (GONE_AGAIN,),
+    ),
+    (
+        M(
+            *("who joins is no keeper", "BK#4844", LedgerRecord, "names"),
+            *(who_joins_is_no_keeper, HEALS),
+        ),
+        ("healing, garbage goes",),
     ),
     (
         M("lock for ever", "protocol 1.9", work_list, "lock", locked_for_ever, DISTURBED),
