@@ -147,7 +147,7 @@ def test_calls_wait_for_the_end_of_an_outage_that_is_longer_than_one_answer_may_
     zookeeper: EmbeddedZooKeeper, url: str
 ) -> None:
     async def scenario() -> None:
-        store, bell = await connect(url, call_timeout_s=0.1, outage_timeout_s=60), Bell()
+        store, bell = await connect(url, call_timeout_s=0.5, outage_timeout_s=60), Bell()
         await store.create("/a", b"1")
         await store.get("/a", bell)
         await asyncio.to_thread(zookeeper.kill)
