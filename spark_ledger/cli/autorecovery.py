@@ -69,7 +69,12 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
         return
     by_reason = ", ".join(f"{why}: {count}" for why, count in found.by_reason.items())
     rate = f"{found.repair_bytes_per_s:_}" if found.repair_bytes_per_s else "0 (no limit)"
+    listed = f"{found.under_replicated}" + (by_reason and f" ({by_reason})")
+    if found.alarm or not found.enabled:
+        while_ = "the alarm lasts" if found.alarm else "it is disabled"
+        listed += f"; ledgers of lost bookies are not listed while {while_}"
     facts: dict[str, object] = {
+        **({"ALARM": found.alarm} if found.alarm else {}),
         "enabled": "yes" if found.enabled else "no",
         "lost_bookie_delay_s": f"{found.lost_bookie_delay_s:g}",
         "repair_bytes_per_s": rate,
@@ -77,14 +82,12 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
         "lost": _since(found.lost),
         "absent": _since(found.absent),
         "draining": ", ".join(found.draining) or "none",
-        "under-replicated": f"{found.under_replicated}" + (by_reason and f" ({by_reason})"),
+        "under-replicated": listed,
         "blocked": found.blocked,
         "damaged": found.damaged,
     }
     if found.accepted:
         facts["accepted as lost"] = ", ".join(found.accepted)
-    if found.alarm:
-        facts["ALARM"] = found.alarm
     print_facts(facts)
 
 

@@ -22,6 +22,7 @@ from spark_ledger.repair.work_list import Work
 from spark_ledger.repair.worker import bookies
 
 READS_AT_ONCE = 64
+DELAY_MIN_S = 1.0
 SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_s": int}
 
 
@@ -165,6 +166,11 @@ def _number(name: str, value: object) -> float | int:
     except (TypeError, ValueError, OverflowError):
         kind = "a whole number" if SETTABLE[name] is int else "a number"
         raise BadConfig(f"{name} = {value!r} is not {kind}", f"Give {name}=NUMBER.") from None
+    if name == "lost_bookie_delay_s" and 0 < number < DELAY_MIN_S:
+        raise BadConfig(
+            f"lost_bookie_delay_s = {number} is shorter than the restart of a bookie",
+            "Its default is 600; a test may do with 5.",
+        )
     return number  # type: ignore[no-any-return]
 
 

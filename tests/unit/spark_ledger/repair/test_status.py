@@ -77,6 +77,7 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
     ("given", "said"),
     [
         ({"lost_bookie_delay_s": "0"}, "lost_bookie_delay_s = 0.0 is no delay"),
+        ({"lost_bookie_delay_s": "0.5"}, "0.5 is shorter than the restart of a bookie"),
         ({"lost_bookie_delay_s": "nan"}, "'nan' is not a number"),
         ({"lost_bookie_delay_s": "inf"}, "= inf is no delay"),
         ({"lost_bookie_delay_s": None}, "= None is not a number"),
