@@ -75,8 +75,11 @@ EXCEPTIONS: Mapping[str, str] = {
     "bookie_server.autorecovery.hosted": "as that",
     "repair.audit.audit": "counts for an operator and changes nothing; the auditor calls"
     " `check_ledger` (test_audit.py)",
+    "repair.audit.audit_some": "as that",
+    "repair.audit.referred_by": "as that",
     "repair.Audit.add": "as that",
     "repair.Audit.counts": "as that",
+    "repair.Audit.merge": "as that",
     "repair.copies.unpaced": "of the command: the worker has a pace (test_limbo.py)",
     "repair.decommission.begin": "of an operator: healing.py makes the node that says that a bookie"
     " drains (test_decommission.py)",
