@@ -277,6 +277,7 @@ async def works(stage: Stage, client: Client) -> None:
         await asyncio.sleep(1)
         if not await work_list.listed(client.session):
             break
+    await worker.round()  # as the next pass of a process: a lock that is not given back yet is
 
 
 async def drains(stage: Stage, client: Client) -> None:
