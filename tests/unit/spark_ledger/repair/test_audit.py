@@ -59,7 +59,19 @@ async def test_who_does_not_answer_is_named(deep):
         await gone(cluster, name)
     found = await audit(ledgers, TOKENS, deep=deep)
     assert found.silent == {*"ab"}
-    assert found.under_replicated == 1
+    assert (found.under_replicated, found.damaged) == (1, 0)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@simulated
+async def test_what_no_bookie_answers_for_is_missing_and_not_damaged(deep):
+    cluster, ledgers = await cluster_of(3)
+    await ledger_of(ledgers, 10)
+    for name in "abc":
+        await gone(cluster, name)
+    found = await audit(ledgers, TOKENS, deep=deep)
+    assert (found.under_replicated, found.damaged) == (1, 0)
+    assert not found.whole
 
 
 @simulated
