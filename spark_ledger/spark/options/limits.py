@@ -95,6 +95,14 @@ class Curve:
     def hi(self) -> int:
         return int(self._edges[-1])
 
+    @property
+    def rows(self) -> int:
+        return int(self._rows[-1])
+
+    @property
+    def bytes(self) -> int:
+        return int(self._bytes[-1])
+
     def rows_to(self, offset: int) -> int:
         return _along(offset, self._edges, self._rows)
 
@@ -186,8 +194,8 @@ class _Admitted:
         rows, sizes = {}, {}
         for slot in open_:
             curve, at = self._curves[slot], self.positions[slot]
-            rows[slot] = curve.rows_to(curve.hi) - curve.rows_to(at)
-            sizes[slot] = curve.bytes_to(curve.hi) - curve.bytes_to(at)
+            rows[slot] = curve.rows - curve.rows_to(at)
+            sizes[slot] = curve.bytes - curve.bytes_to(at)
         by_rows, by_bytes = _shared(self._rows_left, rows), _shared(self._bytes_left, sizes)
         moves = {}
         for slot in open_:
@@ -253,10 +261,11 @@ def _of_table(
 ) -> tuple[Longs, Longs, Longs]:
     """The segments' ends in [lo, hi), with the rows and bytes of each that lie in there."""
     lo, hi = max(lo, one.lo), min(hi, one.hi)
-    part = table.between(partition, lo, hi)
-    ends = np.minimum(part.ends, hi)
-    rows = ends - np.maximum(part.bases, lo)
-    return ends, rows, -(-part.sizes * rows // part.rows)
+    which = slice(*table.places(partition, lo, hi))
+    bases, held = table.bases[which], table.rows[which]
+    ends = np.minimum(bases + held, hi)
+    rows = ends - np.maximum(bases, lo)
+    return ends, rows, -(-table.sizes[which] * rows // held)
 
 
 def _of_interval(one: Interval, lo: int, hi: int) -> tuple[Longs, Longs, Longs]:

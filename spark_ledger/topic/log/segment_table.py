@@ -66,6 +66,8 @@ class SegmentTable:
     @classmethod
     def joined(cls, tables: Sequence["SegmentTable"]) -> "SegmentTable":
         """All rows of the tables, put in order."""
+        if len(tables) == 1:
+            return tables[0]
         made = cls.after_each_other(tables)
         parts, bases = np.diff(made.partitions), np.diff(made.bases)
         if bool(((parts > 0) | ((parts == 0) & (bases >= 0))).all()):
@@ -186,18 +188,22 @@ class SegmentTable:
 
     def between(self, partition: int, lo: int, hi: int) -> "SegmentTable":
         """The segments of the partition with a row in [lo, hi)."""
+        return self.part(*self.places(partition, lo, hi))
+
+    def places(self, partition: int, lo: int, hi: int) -> tuple[int, int]:
+        """Where those of `between` are in this table: first, end (exclusive)."""
         kind = self.partitions.dtype  # of both, or numpy converts the column at each search
         first, last = np.searchsorted(
             self.partitions, np.array([partition, partition + 1], dtype=kind)
         )
         bases = self.bases[first:last]
         if hi <= lo or not len(bases):
-            return self.part(0, 0)
+            return 0, 0
         start = max(0, int(np.searchsorted(bases, lo, side="right")) - 1)
         if bases[start] + self.rows[first + start] <= lo:
             start += 1
         end = int(np.searchsorted(bases, hi, side="left"))
-        return self.part(int(first) + start, int(first) + max(start, end))
+        return int(first) + start, int(first) + max(start, end)
 
     def part(self, start: int, end: int) -> "SegmentTable":
         """Rows start to end (exclusive), sharing the memory."""

@@ -247,10 +247,9 @@ class _Part:
 
     def __init__(self, spans: Spans, table: SegmentTable) -> None:
         self._spans = spans
-        tables = [table.part(one.first, one.end) for one in spans]
-        self._firsts = np.cumsum([0, *map(len, tables)])
-        self._tables = tables
-        clipped = [_clipped(one, part) for one, part in zip(spans, tables, strict=True)]
+        self._firsts = np.cumsum([0, *(one.end - one.first for one in spans)])
+        self._table = table
+        clipped = [_clipped(one, table) for one in spans]
         self._los = np.concatenate([los for los, _, _ in clipped])
         self._rows = np.concatenate([rows for _, rows, _ in clipped])
         self._weights = np.zeros(len(self._rows) + 1)
@@ -298,8 +297,8 @@ class _Part:
     def _near_entry(self, at: int, cut: int, slack: int) -> int:
         """The entry boundary of segment `at` next to `cut` within `slack` rows, else `cut`."""
         which = int(np.searchsorted(self._firsts, at, side="right")) - 1
-        span, table = self._spans[which], self._tables[which]
-        first, counts = table.entry_rows_of(at - int(self._firsts[which]))
+        span = self._spans[which]
+        first, counts = self._table.entry_rows_of(span.first + at - int(self._firsts[which]))
         bounds = np.concatenate([[first], first + np.cumsum(counts)])
         nearest = int(bounds[np.abs(bounds - cut).argmin()])
         within = span.lo < nearest < span.hi and abs(nearest - cut) <= slack
@@ -308,12 +307,13 @@ class _Part:
 
 def _clipped(span: Span, table: SegmentTable) -> tuple[Longs, Longs, Floats]:
     """First offset, rows and weight of each segment of the span, as far as it counts."""
-    los, rows, sizes = table.bases, table.rows, table.sizes
-    cut = int(los[0]) < span.lo or int(table.ends[-1]) > span.hi
-    if cut:
-        los = np.maximum(los, span.lo)
-        rows = np.minimum(table.ends, span.hi) - los
-        sizes = sizes * rows // table.rows
+    which = slice(span.first, span.end)
+    bases, held, sizes = table.bases[which], table.rows[which], table.sizes[which]
+    los, rows = bases, held
+    if int(bases[0]) < span.lo or int(bases[-1] + held[-1]) > span.hi:
+        los = np.maximum(bases, span.lo)
+        rows = np.minimum(bases + held, span.hi) - los
+        sizes = sizes * rows // held
     return los, rows, np.maximum(sizes, rows * EMPTY_ROW_BYTES)
 
 
