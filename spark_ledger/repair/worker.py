@@ -36,7 +36,7 @@ from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
 LEDGERS_AT_ONCE = 3
-IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has looked by then
+IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
 _GO = (work_list.LOST, work_list.DRAINED)
 _NONE: tuple[int, ...] = ()
@@ -216,7 +216,7 @@ class Worker:
             elif await self._may_close(known):
                 known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
             else:
-                why = "it is open, and its writer may live"
+                why = f"it is open: it is recovered if it does not move for {self._due_s():g} s"
         copied, damaged, repaired = 0, _NONE, []
         for slot in slots.slots_of(known.record, going):
             moved = await slots.give_away(
@@ -293,18 +293,23 @@ class Worker:
 
     def _lacks_spares(self, known: VersionedRecord, going: Collection[str], now: Bookies) -> bool:
         """Whether a writer that lives could not replace a member of its ensemble either."""
-        cluster, last = self._ledgers.cluster, known.record.last_fragment
+        cluster, ensemble = self._ledgers.cluster, known.record.last_fragment.ensemble
         here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
-        members = [bookie for bookie in last.ensemble if bookie in going]
-        return any(not slots.can_be_taken(cluster, known.record, each, here) for each in members)
+        quorum = slots.quorum_of(known.record)
+        return not all(
+            slots.can_be_taken(cluster, quorum, ensemble, slot, here)
+            for slot, bookie in enumerate(ensemble)
+            if bookie in going
+        )
 
     async def _may_close(self, known: VersionedRecord) -> bool:
-        if _is_in_recovery(known):
-            return True
-        idle_s = self._idle_s
-        if idle_s is None:
-            idle_s = max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
-        return await self._idle.is_idle(known, idle_s)
+        return _is_in_recovery(known) or await self._idle.is_idle(known, self._due_s())
+
+    def _due_s(self) -> float:
+        """An open ledger that does not move for so long has no writer that reaches the cluster."""
+        if self._idle_s is not None:
+            return self._idle_s
+        return max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
 
     # -- pace ---------------------------------------------------------------------------------
 
