@@ -7,7 +7,7 @@
 
 Always true:
 - whether a bookie is lost, drained or back is asked of the store again before each ledger and
-  while its copies are made elsewhere: nothing is copied that is not missing;
+  while its copies are made elsewhere: nothing is copied that is not missing; so are the settings;
 - an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
   move for half of the delay, or when it was IN_RECOVERY already;
 - what hinders one ledger hinders no other: it is tried again, later each time; a list in which
@@ -35,6 +35,7 @@ from spark_ledger.repair.idle import IdleLedgers
 from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
+SETTINGS_S = 5.0  # so soon a changed rate counts
 LEDGERS_AT_ONCE = 3
 IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """The bookie whose copies are being made elsewhere is back, or is drained no more."""
+    """Why nothing more is to be copied: the bookie whose copies are being made elsewhere is back,
+    or is drained no more; or nothing is repaired now."""
 
 
 class Bookies(NamedTuple):
@@ -106,21 +108,29 @@ class _Wait(NamedTuple):
 
 class Worker:
     """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
-    move for so long is recovered; None: for half of the delay."""
+    move for so long is recovered; None: for half of the delay. `always`: it works also while repair
+    is disabled."""
 
     def __init__(
-        self, ledgers: LedgerStore, tokens: Tokens, *, idle_s: float | None = None
+        self,
+        ledgers: LedgerStore,
+        tokens: Tokens,
+        *,
+        idle_s: float | None = None,
+        always: bool = False,
     ) -> None:
         self._ledgers = ledgers
         self._store = ledgers.metadata
         self._tokens = tokens
         self._idle_s = idle_s
+        self._always = always
         self._idle = IdleLedgers(ledgers.cluster, tokens)
         self._waits: dict[int, _Wait] = {}
         self._locked: dict[int, None] = {}
         """Locks that could not be given back: others wait for them."""
         self._settings = Settings()
-        self._paid_until_s = 0.0
+        self._owed_bytes = self._paid_s = 0.0
+        """Bytes that were copied ahead of the rate, and when that was reckoned."""
         self.copied_bytes = 0
 
     async def round(self) -> list[Outcome]:
@@ -136,7 +146,7 @@ class Worker:
 
         async def work(ledger_id: int) -> None:
             with reachable("looking up the settings of autorecovery"):
-                if not (await settings(self._store)).enabled:
+                if not await self._may_work():
                     return
             outcome = await self.work_at(ledger_id)
             if outcome is not None:
@@ -150,10 +160,8 @@ class Worker:
         return wait is None or self._now() >= wait.until_s
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
-        """Work at a ledger that is listed, whether or not repair is enabled; None: another worker
-        does. Raises Unavailable."""
+        """Work at a ledger that is listed; None: another worker does. Raises Unavailable."""
         with reachable("repairing what is under-replicated"):
-            self._settings = await settings(self._store)
             if not await work_list.lock(self._store, ledger_id):
                 return None
             try:
@@ -182,8 +190,8 @@ class Worker:
             found = await self._repair(work)
         except NoSuchLedger:
             found = _Found()
-        except NotNeeded:
-            found = _Found(work.reasons, "a bookie is back")
+        except NotNeeded as why:
+            found = _Found(work.reasons, str(why))
         except LedgerError as failure:
             found = _Found(work.reasons, failure.what)
         if not found.left:
@@ -318,16 +326,31 @@ class Worker:
 
         async def pace(copied: int) -> None:
             self.copied_bytes += copied
-            rate = self._settings.repair_bytes_per_s
-            if rate:
-                self._paid_until_s = max(self._paid_until_s, self._now()) + copied / rate
-                await asyncio.sleep(self._paid_until_s - self._now())
+            self._owed_bytes += copied
+            while await self._owes():
+                rate = self._settings.repair_bytes_per_s
+                await asyncio.sleep(min(self._owed_bytes / rate, SETTINGS_S))
             if old:  # after the wait, which may be long
                 now = await bookies(self._store)
                 if old in now.registered and old not in now.draining:
-                    raise NotNeeded
+                    raise NotNeeded("a bookie is back")
 
         return pace
+
+    async def _owes(self) -> bool:
+        """Whether more was copied than the rate allows that is set now. Raises NotNeeded,
+        StoreError."""
+        if not await self._may_work():
+            raise NotNeeded("autorecovery is disabled")
+        rate, now_s = self._settings.repair_bytes_per_s, self._now()
+        paid_bytes = rate * (now_s - self._paid_s) if rate else self._owed_bytes
+        self._owed_bytes, self._paid_s = max(0.0, self._owed_bytes - paid_bytes), now_s
+        return self._owed_bytes >= 1
+
+    async def _may_work(self) -> bool:
+        """By the settings as they are now. Raises StoreError."""
+        self._settings = await settings(self._store)
+        return self._settings.enabled or self._always
 
     def _put_off(self, ledger_id: int, *, moved: bool) -> None:
         before = self._waits.get(ledger_id)

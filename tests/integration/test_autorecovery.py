@@ -151,9 +151,9 @@ def test_for_a_bookie_that_is_back_in_time_nothing_is_copied(healing: LocalClust
     before = record_of(healing, ledger_id)
     bookie = next(one for one in healing.bookies if before.names(one.id))
     bookie.kill()
-    assert heals(lambda: bookie.id in status(healing)["absent"])
+    assert heals(lambda: bookie.id in status(healing)["down"])
     bookie.start()
-    assert heals(lambda: bookie.id not in status(healing)["absent"])
+    assert heals(lambda: bookie.id not in status(healing)["down"])
     now = status(healing)
     assert (now["lost"], now["under_replicated"], now["alarm"]) == ({}, 0, "")
     assert record_of(healing, ledger_id) == before

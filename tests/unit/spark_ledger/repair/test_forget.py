@@ -62,7 +62,7 @@ def test_a_bookie_that_a_ledger_names_is_not_forgotten():
         there = ensemble[0]
         await store.metadata.create(f"{paths.BOOKIES_KNOWN}/{there}", b"{}")
         await store.metadata.delete(f"{paths.BOOKIES_AVAILABLE}/{there}")
-        with pytest.raises(BadConfig, match=f"1 ledgers name bookie {there}, the first is"):
+        with pytest.raises(BadConfig, match=f"1 ledger still on bookie {there}, the first is"):
             await forget(store, there)
         assert there in await store.metadata.children(paths.BOOKIES_KNOWN)
 
