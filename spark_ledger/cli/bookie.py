@@ -292,7 +292,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
         if bookie["id"] == bookie_id:
             return reached_at(bookie)
     raise BadConfig(
-        f"no bookie {bookie_id} was ever registered there",
+        f"no bookie {bookie_id!r} was ever registered there",
         "`spark-ledger bookie list` tells which were.",
     )
 

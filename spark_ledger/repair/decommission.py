@@ -116,14 +116,13 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
 async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
     """The bookie keeps what it has and takes entries again. Whether it was draining. Durable on
     return. Raises Unavailable."""
-    store, path = ledgers.metadata, paths.draining(bookie_id)
+    store = ledgers.metadata
     with reachable("ending the draining of a bookie"):
-        await store.sync(path)
-        with suppress(OutcomeUnknown):
-            try:
-                await store.delete(path)
-            except NoNode:
-                return False
+        await store.sync(paths.BOOKIES_DRAINING)
+        if bookie_id not in await autorecovery.draining(store):
+            return False
+        with suppress(NoNode, OutcomeUnknown):
+            await store.delete(paths.draining(bookie_id))
         return True
 
 
@@ -150,7 +149,7 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
             " others after lost_bookie_delay_s (`spark-ledger autorecovery status`).",
         )
     raise BadConfig(
-        f"no bookie {bookie_id} was ever registered there",
+        f"no bookie {bookie_id!r} was ever registered there",
         "`spark-ledger bookie list` tells which were.",
     )
 

@@ -27,7 +27,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     await store.sync()
     if bookie_id not in await _children(store, paths.BOOKIES_KNOWN):
         raise BadConfig(
-            f"no bookie {bookie_id} was ever registered there",
+            f"no bookie {bookie_id!r} was ever registered there",
             "`spark-ledger bookie list` tells which were.",
         )
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):

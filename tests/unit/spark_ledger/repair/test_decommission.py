@@ -61,7 +61,7 @@ async def test_one_that_was_never_seen_and_one_that_is_down_are_refused_with_wha
     cluster, ledgers = await cluster_of(4)
     await known(cluster, *"abcd")
     await gone(cluster, "b")
-    with pytest.raises(BadConfig, match="no bookie z was ever registered"):
+    with pytest.raises(BadConfig, match="no bookie 'z' was ever registered"):
         await begin(ledgers, "z")
     with pytest.raises(BadConfig, match="bookie b is not registered: it is down"):
         await begin(ledgers, "b")
@@ -353,3 +353,15 @@ async def test_a_ledger_whose_writer_is_gone_is_recovered_after_half_of_the_dela
     record = (await ledgers.record(writer.ledger_id, fresh=True)).record
     assert record.closed and record.last_entry == 2 and not record.names(going)
     await ended(healing)
+
+
+@pytest.mark.parametrize("name", ["", "z", "../b", "a/b"])
+@simulated
+async def test_an_odd_name_cancels_nothing(name):
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    await begin(ledgers, "a")
+    assert not await cancel(ledgers, name)
+    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+    with pytest.raises(BadConfig, match="was ever registered"):
+        await begin(ledgers, name)

@@ -71,7 +71,7 @@ def test_a_bookie_that_a_ledger_names_is_not_forgotten():
 
 def test_a_bookie_never_seen_is_a_mistake():
     async def test(store):
-        with pytest.raises(BadConfig, match="no bookie nobody was ever registered"):
+        with pytest.raises(BadConfig, match="no bookie 'nobody' was ever registered"):
             await forget(store, "nobody")
 
     with_a_bookie_gone(test)
