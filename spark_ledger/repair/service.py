@@ -70,9 +70,12 @@ class Autorecovery:
                 self._alarm = report.alarm
                 log.error("%s", report.alarm or "the bookies that were gone are back")
             found = status.Found(
-                *(socket.gethostname(), os.getpid(), report.absent),
-                *(tuple(sorted(some)) for some in (report.lost, report.too_many)),
-                report.unlisted,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                absent=report.absent,
+                lost=tuple(sorted(report.lost)),
+                too_many=tuple(sorted(report.too_many)),
+                unlisted=report.unlisted,
             )
             await status.publish(self._ledgers.metadata, found)
 
