@@ -98,11 +98,14 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
             records = await _all_naming(ledgers, bookie_id)
         else:
             await _check_bookie(store, bookie_id)
-            await _check_copies(ledgers, bookie_id, force)
+            before = await _standing(store, bookie_id)
+            await _check_copies(ledgers, bookie_id, before, force)
             with suppress(NodeExists, OutcomeUnknown):
                 await store.create(path, parents=True)
-            try:  # another may have begun at the same time
-                records = await _check_copies(ledgers, bookie_id, force)
+            try:  # another may have begun at the same time, and this one is read-only by now
+                now = await _standing(store, bookie_id)
+                now = now._replace(spares=now.spares | before.spares & {bookie_id})
+                records = await _check_copies(ledgers, bookie_id, now, force)
             except BaseException:
                 await cancel(ledgers, bookie_id)
                 raise
@@ -185,10 +188,11 @@ def _copies_then(
     return min((mask & kept).bit_count() for mask in quorum.write_masks())
 
 
-async def _check_copies(ledgers: LedgerStore, bookie_id: str, force: bool) -> list[LedgerRecord]:
+async def _check_copies(
+    ledgers: LedgerStore, bookie_id: str, now: _Standing, force: bool
+) -> list[LedgerRecord]:
     """Those that name the bookie. Every ledger is looked at: one that does not name it may need it
     as a spare. Raises NotEnoughBookies, Unavailable."""
-    now = await _standing(ledgers.metadata, bookie_id)
     then = now.without(bookie_id)
 
     @lru_cache(maxsize=ENSEMBLES_MAX)

@@ -118,8 +118,7 @@ def kept(
 
 def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
     """Those of the spares that may sit in one more slot of the ensemble."""
-    writable = cluster.directory.writable()
-    return [one for one in writable if one.id in spares and one.id not in ensemble]
+    return [cluster.directory.told(one) for one in sorted(spares) if one not in ensemble]
 
 
 def quorum_of(record: LedgerRecord) -> Quorum:

@@ -295,6 +295,28 @@ async def test_of_a_member_and_its_only_spare_begun_at_once_not_both_go_on():
 
 
 @simulated
+async def test_a_spare_that_is_read_only_by_now_is_not_drained_if_a_member_is(monkeypatch):
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    create = ledgers.metadata.create
+
+    async def others_first(path, *args, **options):
+        monkeypatch.undo()
+        await begin(ledgers, ensemble[0])
+        await create(path, *args, **options)
+        await cluster.readonly(spare, "it is being drained")
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(ledgers.metadata, "create", others_first)
+    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+        await begin(ledgers, spare)
+    assert await autorecovery.draining(ledgers.metadata) == [ensemble[0]]
+
+
+@simulated
 async def test_the_only_spare_of_a_bookie_that_is_down_is_not_drained():
     cluster, ledgers = await cluster_of(4)
     await known(cluster, *"abcd")
