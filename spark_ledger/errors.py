@@ -24,6 +24,11 @@ class LedgerError(Exception):
         return _rebuild, (type(self), self.what, self.remedy, self.facts)
 
 
+def counted(number: int, noun: str) -> str:
+    """For a sentence: "1 ledger", "2 ledgers"."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def _rebuild(kind: type[LedgerError], what: str, remedy: str, facts: dict[str, object]) -> object:
     return kind(what, remedy, **facts)
 

@@ -85,6 +85,9 @@ class BookieDirectory:
     def is_writable(self, bookie_id: str) -> bool:
         return bookie_id in self._writable
 
+    def is_readonly(self, bookie_id: str) -> bool:
+        return bookie_id in self._readonly
+
     def is_registered(self, bookie_id: str) -> bool:
         return bookie_id in self._writable or bookie_id in self._readonly
 

@@ -16,7 +16,7 @@ from spark_ledger.cli.common import (
     with_ledgers,
 )
 from spark_ledger.config import resolve_service_url
-from spark_ledger.errors import BadConfig
+from spark_ledger.errors import BadConfig, counted
 
 if TYPE_CHECKING:
     from spark_ledger.ledger.client import LedgerStore
@@ -68,19 +68,19 @@ def status(json: JsonOption = False, service_url: UrlOption = None) -> None:
         print_json(asdict(found))
         return
     by_reason = ", ".join(f"{why}: {count}" for why, count in found.by_reason.items())
-    rate = f"{found.repair_bytes_per_s:_}" if found.repair_bytes_per_s else "0 (no limit)"
-    listed = f"{found.under_replicated}" + (by_reason and f" ({by_reason})")
-    if found.alarm or not found.enabled:
-        while_ = "the alarm lasts" if found.alarm else "it is disabled"
-        listed += f"; ledgers of lost bookies are not listed while {while_}"
+    listed = counted(found.under_replicated, "ledger") + (by_reason and f" (listed as {by_reason})")
+    if found.alarm:
+        more = counted(found.unlisted, "ledger")
+        listed += f"; {more} of the bookies that are gone not listed while the alarm lasts"
+    elif not found.enabled:
+        listed += "; ledgers of lost bookies are not listed while it is disabled"
     facts: dict[str, object] = {
         **({"ALARM": found.alarm} if found.alarm else {}),
         "enabled": "yes" if found.enabled else "no",
-        "lost_bookie_delay_s": f"{found.lost_bookie_delay_s:g}",
-        "repair_bytes_per_s": rate,
+        **_settings(found),
         "auditor": found.auditor or "none: no process hosts autorecovery",
         "lost": _since(found.lost),
-        "absent": _since(found.absent),
+        "down": _since(found.down),
         "draining": ", ".join(found.draining) or "none",
         "under-replicated": listed,
         "blocked": found.blocked,
@@ -138,7 +138,7 @@ def set_(
             raise BadConfig(f"'{name}' is not set so", "Use `autorecovery enable` or `disable`.")
         changes[name] = value
     now = _change(service_url, changes)
-    print_facts({name: getattr(now, name) for name in changes})
+    print_facts({name: shown for name, shown in _settings(now).items() if name in changes})
 
 
 def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
@@ -148,6 +148,15 @@ def _change(service_url: str | None, changes: dict[str, object]) -> "Settings":
         return await change(ledgers.metadata, **changes)
 
     return with_ledgers(service_url, work)
+
+
+def _settings(now: "Settings | Status") -> dict[str, str]:
+    """Those that are set by name, as people read them."""
+    rate = now.repair_bytes_per_s
+    return {
+        "lost_bookie_delay_s": f"{now.lost_bookie_delay_s:g}",
+        "repair_bytes_per_s": f"{rate:_}" if rate else "0 (no limit)",
+    }
 
 
 def _since(bookies: Mapping[str, int]) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,7 +20,7 @@ from spark_ledger.cli.common import (
     with_ledgers,
 )
 from spark_ledger.config import resolve_service_url
-from spark_ledger.errors import BadConfig, Unavailable
+from spark_ledger.errors import BadConfig, Unavailable, counted
 
 if TYPE_CHECKING:
     from bookie_server.api.messages import DirectoryInfo, InfoResponse
@@ -31,11 +31,12 @@ app = App(help="Bookies: the nodes that store entries.", no_args_is_help=True)
 Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for it.", min=0.1)]
 TIMEOUT_S = 5.0
 PORT_MAX = 65535
+INTERRUPTED = 130
 
 
 @app.command("list")
 def list_bookies(json: JsonOption = False, service_url: UrlOption = None) -> None:
-    """Every bookie ever seen: rw, ro or lost, and why."""
+    """Every bookie ever seen: rw, ro or down, and why."""
     found = asyncio.run(registered(resolve_service_url(service_url)))
     rows = [_listed(bookie) for bookie in found]
     if json:
@@ -126,22 +127,25 @@ def decommission(
     service_url: UrlOption = None,
 ) -> None:
     """Drain a bookie that is up: it takes no new entries, and its copies are made on others, until
-    no ledger names it. It may be called again at any time, and then goes on; stopping it stops no
-    copying. With --json one line each time that something changed."""
+    no ledger names it. It may be called again at any time, and then goes on; Ctrl-C ends the
+    looking on, not the draining. With --json one line each time that something changed."""
     if cancel:
         _cancel(bookie_id, service_url)
         return
+    left: Left | None = None
 
-    async def work(ledgers: "LedgerStore") -> "Left | None":
+    async def work(ledgers: "LedgerStore") -> None:
         from spark_ledger.repair.decommission import decommission
 
-        left = None
+        nonlocal left
         with _Draining(json) as shown:
             async for left in decommission(ledgers, bookie_id, force=force):
                 shown.show(left)
-        return left
 
-    left = with_ledgers(service_url, work)
+    try:
+        with_ledgers(service_url, work)
+    except KeyboardInterrupt:
+        _stop_looking(bookie_id, begun=left is not None)
     assert left is not None
     if not left.done:
         fail(f"bookie {bookie_id} is not empty: {left.hindrance}")
@@ -149,14 +153,24 @@ def decommission(
         return
     if left.stuck:
         print(
-            f"bookie {bookie_id} may be stopped; {left.stuck} ledgers keep fewer copies then, until"
-            " another bookie can take them"
+            f"bookie {bookie_id} may be stopped; fewer copies remain then of"
+            f" {counted(left.stuck, 'ledger')}, until another bookie can take them"
         )
     else:
         print(
             f"no ledger names bookie {bookie_id}: stop it, then"
             f" `spark-ledger bookie forget {bookie_id}`"
         )
+
+
+def _stop_looking(bookie_id: str, *, begun: bool) -> NoReturn:
+    goes_on = "is drained all the same" if begun else "may be drained all the same"
+    print(
+        f"\nbookie {bookie_id} {goes_on}: `spark-ledger bookie decommission {bookie_id}` looks on,"
+        " with --cancel it stays and takes entries again",
+        file=sys.stderr,
+    )
+    sys.exit(INTERRUPTED)
 
 
 def _cancel(bookie_id: str, service_url: str | None) -> None:
@@ -212,7 +226,7 @@ class _Draining:
         if self._json:
             print_json({**asdict(left), "done": left.done})
         elif self._progress.disable:
-            print(f"{left.ledgers} ledgers left, {size}{why}", flush=True)
+            print(f"{counted(left.ledgers, 'ledger')} left, {size}{why}", flush=True)
 
 
 def _why(left: "Left") -> str:
@@ -249,14 +263,14 @@ def in_units(size_bytes: object) -> str:
     return f"{size_bytes / 2**30:.1f} GiB"
 
 
-_SHORT = {"writable": "rw", "read-only": "ro", "down": "lost"}
+_SHORT = {"writable": "rw", "read-only": "ro"}
 
 
 def _listed(bookie: dict[str, Any]) -> dict[str, Any]:
     """A bookie as `list` tells of it."""
     from spark_ledger.bookies.bookie_listing import told
 
-    return {**told(bookie), "state": _SHORT[bookie["state"]]}
+    return {**told(bookie), "state": _SHORT.get(bookie["state"], bookie["state"])}
 
 
 def checked_address(address: str) -> str:
@@ -278,7 +292,7 @@ async def _address(bookie_id: str, service_url: str | None) -> str:
         if bookie["id"] == bookie_id:
             return reached_at(bookie)
     raise BadConfig(
-        f"no bookie {bookie_id} was ever registered there",
+        f"no bookie {bookie_id!r} was ever registered there",
         "`spark-ledger bookie list` tells which were.",
     )
 

@@ -306,7 +306,7 @@ class Admin:
     # -- bookies ---------------------------------------------------------------------------------
 
     def autorecovery_status(self) -> AutorecoveryStatus:
-        """How self-healing stands: settings, who audits, which bookies are lost, absent or
+        """How self-healing stands: settings, who audits, which bookies are lost, down or
         draining, how many ledgers are under-replicated and why. Changes nothing."""
         return self._run(autorecovery.status(self._client.store))
 

@@ -99,7 +99,7 @@ class AddPipeline:
         recovery: bool = False,
     ) -> None:
         self.cluster = cluster
-        self._recovery = recovery
+        self.recovery = recovery
         self.ledger_id = record.ledger_id
         self.record = record
         self.quorum = Quorum(record.ensemble_size, record.write_quorum, record.ack_quorum)
@@ -307,7 +307,7 @@ class AddPipeline:
 
     def _new_slot(self, index: int, bookie_id: str, generation: int) -> Slot:
         done = self._taker(index, bookie_id, generation)
-        lane = self.cluster.bookies.lane(bookie_id, recovery=self._recovery)
+        lane = self.cluster.bookies.lane(bookie_id, recovery=self.recovery)
         return Slot(bookie_id, lane, done, generation)
 
     def _taker(

@@ -80,14 +80,15 @@ class Index:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """What one look found: `listed` ledgers came on the list; `lost` and `draining` bookies;
-    `too_many` are gone, but so many that nothing is done until an operator says so; `absent`: each
-    that is not registered, and since when by this host's clock."""
+    `too_many` are gone, but so many that nothing is done until an operator says so, for `unlisted`
+    ledgers; `absent`: each that is not registered, and since when by this host's clock."""
 
     listed: int = 0
     lost: frozenset[str] = frozenset()
     draining: frozenset[str] = frozenset()
     too_many: frozenset[str] = frozenset()
     absent: Mapping[str, int] = field(default_factory=dict)
+    unlisted: int = 0
 
     @property
     def alarm(self) -> str:
@@ -153,7 +154,10 @@ class Auditor:
             await self._pass(gone, now)
         judged = judge(gone, {*self._index.held}, now.registered, {*settings.accepted})
         listed = await self._list(judged, now) + await self._check(now)
-        return AuditReport(listed, judged.lost, now.draining, judged.too_many, absent)
+        unlisted = {ledger_id for one in judged.too_many for ledger_id in self._index.of[one]}
+        return AuditReport(
+            *(listed, judged.lost, now.draining, judged.too_many, absent, len(unlisted))
+        )
 
     def _is_new_place(self) -> bool:
         """Whether a bookie is where none was: copies may be better placed there."""

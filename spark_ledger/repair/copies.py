@@ -23,7 +23,7 @@ from spark_ledger.ledger.read.reader import AsyncLedgerReader
 from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata.ledger_record import Tokens, keeps
 
-UNSUPPLIED_MAX = 16  # entries that no peer has; then the rest of the ledger is not tried
+UNSUPPLIED_MAX = 16  # entries that no peer has and that are named; the others are counted
 ENTRIES_AT_ONCE = 1024
 BUSY_TRIES = 100
 
@@ -56,7 +56,8 @@ class Copies:
     ) -> None:
         self.compared = self.copied = 0
         self.unsupplied: dict[int, str] = {}
-        """Entries that no peer supplies: why."""
+        """Entries that no peer supplies, the first UNSUPPLIED_MAX of them: why."""
+        self._unsupplied_count = 0
         self._cluster = cluster
         self._record = known.record
         self._ledger_id = known.record.ledger_id
@@ -112,11 +113,13 @@ class Copies:
 
     async def _copy(self, run: range) -> None:
         """Give the bookie a run of entries, from bookies that have them."""
-        at = run.start
-        while at < run.stop and len(self.unsupplied) < UNSUPPLIED_MAX:
+        at, width = run.start, len(run)
+        while at < run.stop:
             batch: list[Entry] = []
+            last = min(at + width, run.stop) - 1
+            width *= 2
             try:
-                read = self._reader.read(at, run.stop - 1, known_confirmed=run.stop - 1)
+                read = self._reader.read(at, last, known_confirmed=last)
                 async with aclosing(read) as entries:
                     async for entry_id, entry in entries:
                         at = entry_id + 1
@@ -125,8 +128,10 @@ class Copies:
                             await self._give(batch)
                             batch = []
             except DataUnavailable as failure:
-                self.unsupplied[at] = failure.what
-                at += 1
+                self._unsupplied_count += 1
+                if len(self.unsupplied) < UNSUPPLIED_MAX:
+                    self.unsupplied[at] = failure.what
+                at, width = at + 1, 1  # those behind it may lack, too
             await self._give(batch)
 
     async def _give(self, batch: Sequence[Entry]) -> None:
@@ -152,9 +157,8 @@ class Copies:
         if not self.unsupplied:
             return ""
         entry_id, why = next(iter(self.unsupplied.items()))
-        count = len(self.unsupplied)
-        more = "or more " if count == UNSUPPLIED_MAX else ""
-        return f"no peer supplies {count} {more}of its entries, the first is {entry_id}: {why}"
+        count = self._unsupplied_count
+        return f"no peer supplies {count} of its entries, the first is {entry_id}: {why}"
 
 
 def _is_whole(said: tuple[object, Entry | str] | None) -> bool:

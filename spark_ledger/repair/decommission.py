@@ -4,27 +4,42 @@ forgotten.
     what would remain is checked -> a node says that it is draining: it is read-only from then on,
     writers replace it -> its ledgers are listed, workers give its slots away -> no record names it
 
-Always true: nothing is begun that would leave a ledger below its write quorum of copies, forced:
-below its ack quorum, once the bookie is stopped, and other bookies that drain count as gone; of two
-that are begun at once and cannot both be, neither goes on; who looks on may go away and come back.
+Always true: nothing is begun that would leave a ledger with fewer copies than its write quorum,
+forced: than its ack quorum, and with fewer than without it, once all copies are made that can be;
+bookies that are down, or drain too, count as gone, and a bookie that another ledger needs as a
+spare counts as well; of two that are begun at once and cannot both be, not both go on; to stop
+looking stops nothing.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
-from spark_ledger.errors import BadConfig, NoSuchLedger, NotEnoughBookies, Unavailable
+from spark_ledger.errors import (
+    BadConfig,
+    NoSuchLedger,
+    NotEnoughBookies,
+    Unavailable,
+    UnsupportedFormat,
+    counted,
+)
 from spark_ledger.ledger.client import LedgerStore
+from spark_ledger.ledger.cluster import Cluster
+from spark_ledger.ledger.quorum import Quorum
+from spark_ledger.ledger.records import VersionedRecord
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.ledger_record import LedgerRecord, entries_of
 from spark_ledger.metadata.store import MetadataStore, NodeExists, NoNode, OutcomeUnknown
 from spark_ledger.metadata.store_calls import each, reachable, store_now_ms
 from spark_ledger.repair import slots, status, work_list
 from spark_ledger.repair.work_list import Reason
-from spark_ledger.repair.worker import Bookies, bookies
+from spark_ledger.repair.worker import bookies
 
 RECORDS_AT_ONCE = 128
+ENSEMBLES_MAX = 10_000  # many ledgers have one ensemble
 LOOK_S = 1.0
 CANCELLED = "the decommission was cancelled"
 
@@ -61,12 +76,11 @@ async def decommission(
     while True:
         records = await _naming(ledgers, bookie_id, holding)
         if not records:  # others may have come meanwhile
-            records = await _naming(ledgers, bookie_id, None)
+            records = await _all_naming(ledgers, bookie_id)
             await _list(store, bookie_id, records)
-        with reachable("asking which bookies are registered"):
-            now = await bookies(store)
-            writable = await _children(store, paths.BOOKIES_AVAILABLE)
-        stuck = [one for one in records if force and _stuck(ledgers, one, bookie_id, now, writable)]
+        then = (await _standing(store, bookie_id)).without(bookie_id)
+        cluster = ledgers.cluster
+        stuck = [one for one in records if force and _is_stuck(cluster, one, bookie_id, then)]
         left = await _left(store, bookie_id, records, len(stuck))
         yield left
         if left.done or left.hindrance == CANCELLED:
@@ -80,16 +94,18 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
     name it. Raises as `decommission`."""
     store, path = ledgers.metadata, paths.draining(bookie_id)
     with reachable("beginning to drain a bookie"):
-        begun = bookie_id in (await bookies(store)).draining
-        if not begun:
+        if bookie_id in (await bookies(store)).draining:
+            records = await _all_naming(ledgers, bookie_id)
+        else:
             await _check_bookie(store, bookie_id)
-        records = await _naming(ledgers, bookie_id, None)
-        if not begun:
-            await _check_others(ledgers, bookie_id, records, force)
+            before = await _standing(store, bookie_id)
+            await _check_copies(ledgers, bookie_id, before, force)
             with suppress(NodeExists, OutcomeUnknown):
                 await store.create(path, parents=True)
-            try:  # another may have begun at the same time
-                await _check_others(ledgers, bookie_id, records, force)
+            try:  # another may have begun at the same time, and this one is read-only by now
+                now = await _standing(store, bookie_id)
+                now = now._replace(spares=now.spares | before.spares & {bookie_id})
+                records = await _check_copies(ledgers, bookie_id, now, force)
             except BaseException:
                 await cancel(ledgers, bookie_id)
                 raise
@@ -103,14 +119,13 @@ async def begin(ledgers: LedgerStore, bookie_id: str, *, force: bool = False) ->
 async def cancel(ledgers: LedgerStore, bookie_id: str) -> bool:
     """The bookie keeps what it has and takes entries again. Whether it was draining. Durable on
     return. Raises Unavailable."""
-    store, path = ledgers.metadata, paths.draining(bookie_id)
+    store = ledgers.metadata
     with reachable("ending the draining of a bookie"):
-        await store.sync(path)
-        with suppress(OutcomeUnknown):
-            try:
-                await store.delete(path)
-            except NoNode:
-                return False
+        await store.sync(paths.BOOKIES_DRAINING)
+        if bookie_id not in await autorecovery.draining(store):
+            return False
+        with suppress(NoNode, OutcomeUnknown):
+            await store.delete(paths.draining(bookie_id))
         return True
 
 
@@ -137,111 +152,147 @@ async def _check_bookie(store: MetadataStore, bookie_id: str) -> None:
             " others after lost_bookie_delay_s (`spark-ledger autorecovery status`).",
         )
     raise BadConfig(
-        f"no bookie {bookie_id} was ever registered there",
+        f"no bookie {bookie_id!r} was ever registered there",
         "`spark-ledger bookie list` tells which were.",
     )
 
 
-async def _check_others(
-    ledgers: LedgerStore, bookie_id: str, records: Collection[LedgerRecord], force: bool
-) -> None:
-    """Raises NotEnoughBookies."""
-    store = ledgers.metadata
-    now = await bookies(store)
-    writable = await _children(store, paths.BOOKIES_AVAILABLE)
-    short = [record for record in records if _short(ledgers, record, bookie_id, now, writable)]
-    if not short:
-        return
-    lowest = min(short, key=lambda one: _copies_left(one, bookie_id, now) - one.ack_quorum)
-    left = _copies_left(lowest, bookie_id, now)
-    others = len({*writable} - now.draining - {bookie_id})
-    ledger = f"ledger {lowest.ledger_id} (E={lowest.ensemble_size}, Qw={lowest.write_quorum},"
-    ledger += f" Qa={lowest.ack_quorum})"
-    what = f"without bookie {bookie_id} {others} writable bookies remain, and no other can take the"
-    what += f" copies of {len(short)} ledgers: {ledger} would keep {left} of each entry"
-    if left < lowest.ack_quorum:
-        raise NotEnoughBookies(
-            what, "Add bookies, or end another decommission; it cannot be forced below Qa."
-        )
-    if not force:
-        raise NotEnoughBookies(
-            what,
-            "Add bookies, or end another decommission; --force leaves such ledgers as they are.",
-        )
+# -- what would remain -------------------------------------------------------------------------
 
 
-def _short(
-    ledgers: LedgerStore,
-    record: LedgerRecord,
-    bookie_id: str,
-    now: Bookies,
-    writable: Collection[str],
-) -> bool:
-    """Whether in some fragment other bookies cannot take the places of this one and of those that
-    drain."""
-    going, spares = {bookie_id, *now.draining}, {*writable} - now.draining - {bookie_id}
-    few = any(
-        len(spares.difference(fragment.ensemble)) < len(going.intersection(fragment.ensemble))
-        for fragment in record.fragments
-        if bookie_id in fragment.ensemble
-    )
-    return few or not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
+class _Standing(NamedTuple):
+    """`stays`: the bookies that are registered and are not to go; `spares`: those of them that take
+    copies."""
+
+    stays: frozenset[str]
+    spares: frozenset[str]
+
+    def without(self, bookie_id: str) -> "_Standing":
+        return _Standing(self.stays - {bookie_id}, self.spares - {bookie_id})
 
 
-def _stuck(
-    ledgers: LedgerStore,
-    record: LedgerRecord,
-    bookie_id: str,
-    now: Bookies,
-    writable: Collection[str],
-) -> bool:
-    """Whether no other bookie can take the place of this one in some fragment, and the ledger
-    keeps its ack quorum of copies without it."""
-    spares = {*writable} - now.draining - {bookie_id}
-    none = not slots.can_be_taken(ledgers.cluster, record, bookie_id, spares)
-    return none and _copies_left(record, bookie_id, now) >= record.ack_quorum
+async def _standing(store: MetadataStore, bookie_id: str) -> _Standing:
+    """As if the bookie were not to go, if it is registered. Raises Unavailable."""
+    with reachable("asking which bookies are registered"):
+        now = await bookies(store)
+        stays = now.registered - (now.draining - {bookie_id})
+        return _Standing(stays, stays & {*await _children(store, paths.BOOKIES_AVAILABLE)})
 
 
-def _copies_left(record: LedgerRecord, bookie_id: str, now: Bookies) -> int:
-    """Of the entry that has the fewest once the bookie is gone."""
-    size, fewest = record.ensemble_size, record.write_quorum
-    for fragment in record.fragments:
-        if bookie_id not in fragment.ensemble:
-            continue
-        stays = [
-            one in now.registered and one not in now.draining and one != bookie_id
-            for one in fragment.ensemble
-        ]
-        for first in range(size):
-            write_set = [stays[(first + place) % size] for place in range(record.write_quorum)]
-            fewest = min(fewest, sum(write_set))
-    return fewest
+def _copies_then(
+    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], now: _Standing, spares: bool = True
+) -> int:
+    """How many copies the entry has that has the fewest, once `spares` took the places of the
+    members that do not stay, as far as placement finds one for each."""
+    kept = slots.kept(cluster, quorum, ensemble, now.stays, now.spares if spares else ())
+    return min((mask & kept).bit_count() for mask in quorum.write_masks())
 
 
-async def _naming(
-    ledgers: LedgerStore, bookie_id: str, among: Collection[int] | None
+async def _check_copies(
+    ledgers: LedgerStore, bookie_id: str, now: _Standing, force: bool
 ) -> list[LedgerRecord]:
-    """Records that name the bookie, of these ledgers or of all. Raises Unavailable."""
-    found: list[LedgerRecord] = []
+    """Those that name the bookie. Every ledger is looked at: one that does not name it may need it
+    as a spare. Raises NotEnoughBookies, Unavailable."""
+    then = now.without(bookie_id)
 
-    async def see(ledger_id: int) -> None:
-        with suppress(NoSuchLedger):  # deleted meanwhile
-            record = (await ledgers.record(ledger_id, fresh=among is not None)).record
-            if record.names(bookie_id):
-                found.append(record)
+    @lru_cache(maxsize=ENSEMBLES_MAX)
+    def left_of(quorum: Quorum, ensemble: tuple[str, ...]) -> int | None:
+        """The copies that are left, if those are too few, and fewer than without the draining."""
+        left = _copies_then(ledgers.cluster, quorum, ensemble, then)
+        few = left < quorum.write_quorum
+        return left if few and left < _copies_then(ledgers.cluster, quorum, ensemble, now) else None
 
-    if among is not None:
-        await each(see, among, RECORDS_AT_ONCE)
-        return found
+    naming, short = [], 0
+    lowest: tuple[int, int, LedgerRecord] | None = None
+    async for record in _all_records(ledgers):
+        if record.names(bookie_id):
+            naming.append(record)
+        quorum = slots.quorum_of(record)
+        found = [left_of(quorum, fragment.ensemble) for fragment in record.fragments]
+        left = min((one for one in found if one is not None), default=None)
+        if left is not None:
+            short += 1
+            if lowest is None or left - record.ack_quorum < lowest[0]:
+                lowest = left - record.ack_quorum, left, record
+    if lowest is not None and not (force and lowest[0] >= 0):
+        raise _too_few(bookie_id, then, short, *lowest[1:])
+    return naming
+
+
+def _too_few(
+    bookie_id: str, then: _Standing, short: int, left: int, lowest: LedgerRecord
+) -> NotEnoughBookies:
+    members = {one: None for fragment in lowest.fragments for one in fragment.ensemble}
+    gone = [one for one in members if one not in then.stays and one != bookie_id]
+    also = f"; {', '.join(gone)} of it: down, or drained too" if gone else ""
+    what = (
+        f"without bookie {bookie_id} {counted(len(then.spares), 'writable bookie')} would remain,"
+        f" and no other can take the copies of {counted(short, 'ledger')}: ledger"
+        f" {lowest.ledger_id} (E={lowest.ensemble_size}, Qw={lowest.write_quorum},"
+        f" Qa={lowest.ack_quorum}{also}) would keep {left} of each entry"
+    )
+    remedy = "Add bookies, or end another decommission; "
+    if left < lowest.ack_quorum:
+        return NotEnoughBookies(what, f"{remedy}it cannot be forced below Qa.")
+    return NotEnoughBookies(what, f"{remedy}--force leaves such ledgers with fewer copies.")
+
+
+def _is_stuck(cluster: Cluster, record: LedgerRecord, bookie_id: str, then: _Standing) -> bool:
+    """Whether no other bookie can take any of its places, and the ledger keeps its ack quorum of
+    copies without it."""
+    quorum = slots.quorum_of(record)
+    ensembles = [one.ensemble for one in record.fragments if bookie_id in one.ensemble]
+    return bool(ensembles) and not any(
+        slots.can_be_taken(cluster, quorum, one, one.index(bookie_id), then.spares)
+        or _copies_then(cluster, quorum, one, then, spares=False) < quorum.ack_quorum
+        for one in ensembles
+    )
+
+
+# -- which ledgers -----------------------------------------------------------------------------
+
+
+async def _all_records(ledgers: LedgerStore) -> AsyncIterator[LedgerRecord]:
+    """Raises Unavailable; UnsupportedFormat: whom that record names is not known."""
+
+    async def read(ledger_ids: Sequence[int]) -> list[LedgerRecord]:
+        found = await ledgers.cluster.records.read_many(ledger_ids)
+        for one in found:
+            if isinstance(one, UnsupportedFormat):
+                raise one
+        return [one.record for one in found if isinstance(one, VersionedRecord)]
+
     with reachable("listing the ledgers of a bookie"):
         await ledgers.metadata.sync()
     batch: list[int] = []
     async for ledger_id in ledgers.list():
         batch.append(ledger_id)
         if len(batch) == RECORDS_AT_ONCE:
-            await each(see, batch, RECORDS_AT_ONCE)
+            for record in await read(batch):
+                yield record
             batch = []
-    await each(see, batch, RECORDS_AT_ONCE)
+    for record in await read(batch):
+        yield record
+
+
+async def _all_naming(ledgers: LedgerStore, bookie_id: str) -> list[LedgerRecord]:
+    """Raises as `_all_records`."""
+    return [record async for record in _all_records(ledgers) if record.names(bookie_id)]
+
+
+async def _naming(
+    ledgers: LedgerStore, bookie_id: str, among: Collection[int]
+) -> list[LedgerRecord]:
+    """Those of these ledgers that name the bookie still. Raises LedgerError."""
+    found: list[LedgerRecord] = []
+
+    async def see(ledger_id: int) -> None:
+        with suppress(NoSuchLedger):  # deleted meanwhile
+            record = (await ledgers.record(ledger_id, fresh=True)).record
+            if record.names(bookie_id):
+                found.append(record)
+
+    await each(see, among, RECORDS_AT_ONCE)
     return found
 
 

@@ -7,7 +7,7 @@ accepted as lost, goes with it.
 
 import contextlib
 
-from spark_ledger.errors import BadConfig, NoSuchLedger
+from spark_ledger.errors import BadConfig, NoSuchLedger, counted
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import BadSettings
@@ -27,7 +27,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     await store.sync()
     if bookie_id not in await _children(store, paths.BOOKIES_KNOWN):
         raise BadConfig(
-            f"no bookie {bookie_id} was ever registered there",
+            f"no bookie {bookie_id!r} was ever registered there",
             "`spark-ledger bookie list` tells which were.",
         )
     for folder in (paths.BOOKIES_AVAILABLE, paths.BOOKIES_READONLY):
@@ -36,7 +36,7 @@ async def _forget(ledgers: LedgerStore, bookie_id: str) -> None:
     named = await _named_by(ledgers, bookie_id)
     if named:
         raise BadConfig(
-            f"{len(named)} ledgers name bookie {bookie_id}, the first is {named[0]}",
+            f"{counted(len(named), 'ledger')} still on bookie {bookie_id}, the first is {named[0]}",
             "It may hold the copy that is needed: bring it back, or wait until its copies were made"
             " elsewhere (`spark-ledger autorecovery status`).",
         )

@@ -136,6 +136,14 @@ async def repair_everywhere(
                 f"no bookie {unknown[0]!r} holds the end of ledger {ledger_id}",
                 f"Its bookies are {', '.join(ensemble)}: name the one that is gone by its id.",
             )
+        for bookie_id in unknown:
+            with reachable("looking up a bookie"):
+                address = await ledgers.cluster.directory.find(bookie_id)
+            if address is None:
+                raise BadConfig(
+                    f"no bookie {bookie_id!r} was ever registered there",
+                    "`spark-ledger bookie list` tells which were.",
+                )
         there = sorted(filter(ledgers.cluster.directory.is_registered, gone))
         doubting = await _listing(ledgers.metadata, ledger_id) if there else []
         for bookie_id in there:

@@ -70,8 +70,12 @@ class Autorecovery:
                 self._alarm = report.alarm
                 log.error("%s", report.alarm or "the bookies that were gone are back")
             found = status.Found(
-                *(socket.gethostname(), os.getpid(), report.absent),
-                *(tuple(sorted(some)) for some in (report.lost, report.too_many)),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                absent=report.absent,
+                lost=tuple(sorted(report.lost)),
+                too_many=tuple(sorted(report.too_many)),
+                unlisted=report.unlisted,
             )
             await status.publish(self._ledgers.metadata, found)
 
@@ -106,7 +110,7 @@ class Pass(NamedTuple):
 async def repair_once(ledgers: LedgerStore, idle_s: float = IDLE_S) -> Pass:
     """Repair what is in limbo, each once, for who does not wait for the workers of the cluster. If
     there are open ledgers it takes `idle_s`. Raises Unavailable, ClientClosed."""
-    worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s)
+    worker = Worker(ledgers, await tokens_of(ledgers), idle_s=idle_s, always=True)
     reasons: dict[int, list[Reason]] = {}
     for one in await limbo.listed(ledgers.metadata):
         reason = Reason(work_list.LIMBO, one.bookie_id, one.since_ms)

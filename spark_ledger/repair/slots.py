@@ -93,17 +93,32 @@ def misplaced_in(
     ]
 
 
-def can_be_taken(cluster: Cluster, record: LedgerRecord, old: str, spares: Collection[str]) -> bool:
-    """Whether placement finds one of the spares for each slot that the bookie sits in."""
-    quorum, writable = quorum_of(record), cluster.directory.writable()
-    known = [bookie for bookie in writable if bookie.id in spares]
-    for fragment in record.fragments:
-        others = [bookie for bookie in known if bookie.id not in fragment.ensemble]
-        for slot, bookie_id in enumerate(fragment.ensemble):
-            fits = bookie_id != old or _choose(cluster, quorum, fragment.ensemble, slot, others)
-            if not fits:
-                return False
-    return True
+def can_be_taken(
+    cluster: Cluster, quorum: Quorum, ensemble: Sequence[str], slot: int, spares: Collection[str]
+) -> bool:
+    """Whether placement finds one of the spares for the slot."""
+    return _choose(cluster, quorum, ensemble, slot, _able(cluster, ensemble, spares)) is not None
+
+
+def kept(
+    cluster: Cluster,
+    quorum: Quorum,
+    ensemble: Sequence[str],
+    stays: Collection[str],
+    spares: Collection[str],
+) -> int:
+    """A mask of the slots whose member `stays`, or for which placement finds one of the spares."""
+    told = cluster.directory.told
+    members = {slot: told(one) for slot, one in enumerate(ensemble) if one in stays}
+    others = [slot for slot in range(len(ensemble)) if slot not in members]
+    able = _able(cluster, ensemble, spares)
+    taken = cluster.place(quorum, others, able, members) if others and able else {}
+    return sum(1 << slot for slot in (*members, *taken))
+
+
+def _able(cluster: Cluster, ensemble: Sequence[str], spares: Collection[str]) -> list[BookieInfo]:
+    """Those of the spares that may sit in one more slot of the ensemble."""
+    return [cluster.directory.told(one) for one in sorted(spares) if one not in ensemble]
 
 
 def quorum_of(record: LedgerRecord) -> Quorum:

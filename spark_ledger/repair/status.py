@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from spark_ledger.errors import BadConfig
@@ -29,13 +29,15 @@ SETTABLE: Mapping[str, type] = {"lost_bookie_delay_s": float, "repair_bytes_per_
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the auditor, process `pid` of `host`, found last. `absent`: the bookies that are not
-    registered, and since when by its clock, in ms; `lost`, `too_many`: as absence.Judgement."""
+    registered, and since when by its clock, in ms; `lost`, `too_many`: as absence.Judgement;
+    `unlisted`: of so many ledgers the latter keep copies."""
 
     host: str = ""
     pid: int = 0
     absent: Mapping[str, int] = field(default_factory=dict)
     lost: tuple[str, ...] = ()
     too_many: tuple[str, ...] = ()
+    unlisted: int = 0
 
 
 async def publish(store: MetadataStore, found: Found) -> None:
@@ -56,19 +58,19 @@ async def _found(store: MetadataStore) -> Found | None:
     try:
         plain: dict[str, Any] = json.loads(value)
         found = Found(**{one.name: plain[one.name] for one in fields(Found)})
-        return Found(
-            *(found.host, found.pid, dict(found.absent), tuple(found.lost), tuple(found.too_many))
-        )
+        return replace(found, lost=tuple(found.lost), too_many=tuple(found.too_many))
     except (KeyError, TypeError, ValueError):
         return Found("elected just now")
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `absent`: id of a
-    bookie, and since when, in ms; a bookie that is lost is not among those that are merely absent.
-    `by_reason`: how many of the `under_replicated` ledgers are listed for each reason; `blocked`
-    are stuck for now, and `damaged` lack entries that no bookie supplies."""
+    """`auditor`: "host:pid" of its process, empty if there is none. `lost`, `down`: id of a
+    bookie, and since when it is not registered, in ms; `lost` are those whose copies are to be made
+    elsewhere, `down` the others. `under_replicated`: ledgers on the list that lack copies, or are
+    to lose some; `by_reason`: how many ledgers are listed for each reason; `blocked` are stuck for
+    now, and `damaged` lack entries that no bookie supplies. `unlisted`: ledgers that bookies keep
+    copies of that are gone, and so many are that they do not count as lost."""
 
     enabled: bool
     lost_bookie_delay_s: float
@@ -76,12 +78,13 @@ class Status:
     accepted: tuple[str, ...]
     auditor: str
     lost: Mapping[str, int]
-    absent: Mapping[str, int]
+    down: Mapping[str, int]
     draining: tuple[str, ...]
     under_replicated: int
     by_reason: Mapping[str, int]
     blocked: int
     damaged: int
+    unlisted: int
     alarm: str
 
 
@@ -103,12 +106,13 @@ async def status(store: MetadataStore) -> Status:
         **asdict(settings),
         auditor=f"{known.host}:{known.pid}" if known.pid else known.host,
         lost={one: since for one, since in known.absent.items() if one in gone},
-        absent={one: since for one, since in known.absent.items() if one not in gone},
+        down={one: since for one, since in known.absent.items() if one not in gone},
         draining=tuple(sorted(draining)),
-        under_replicated=len(works),
+        under_replicated=sum(map(work_list.lacks, works)),
         by_reason=dict(sorted(reasons.items())),
         blocked=sum(bool(work.blocked) for work in works),
         damaged=sum(bool(work.damaged) for work in works),
+        unlisted=known.unlisted if settings.enabled else 0,
         alarm=alarm(known.too_many) if settings.enabled else "",
     )
 

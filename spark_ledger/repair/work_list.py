@@ -99,10 +99,14 @@ async def is_anything_missing(store: MetadataStore) -> bool:
     may supply. Raises Unavailable, StoreError."""
     for ledger_id in await listed(store):
         work = await find(store, ledger_id)
-        whys = {reason.why for reason in work.reasons} if work and not work.damaged else set()
-        if whys - {MISPLACED, JOINING}:
+        if work is not None and lacks(work) and not work.damaged:
             return True
     return False
+
+
+def lacks(work: Work) -> bool:
+    """Whether copies are missing, or are going."""
+    return any(reason.why not in (MISPLACED, JOINING) for reason in work.reasons)
 
 
 async def add(store: MetadataStore, ledger_id: int, reasons: Iterable[Reason]) -> bool:

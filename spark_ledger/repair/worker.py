@@ -7,7 +7,7 @@
 
 Always true:
 - whether a bookie is lost, drained or back is asked of the store again before each ledger and
-  while its copies are made elsewhere: nothing is copied that is not missing;
+  while its copies are made elsewhere: nothing is copied that is not missing; so are the settings;
 - an open ledger whose writer moves is left alone (idle.py): it is recovered only when it did not
   move for half of the delay, or when it was IN_RECOVERY already;
 - what hinders one ledger hinders no other: it is tried again, later each time; a list in which
@@ -35,8 +35,9 @@ from spark_ledger.repair.idle import IdleLedgers
 from spark_ledger.repair.work_list import Reason, Work
 
 BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 300.0
+SETTINGS_S = 5.0  # so soon a changed rate counts
 LEDGERS_AT_ONCE = 3
-IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has looked by then
+IDLE_MIN_S = 2 * ABSENT_MIN_S  # a writer that lives has replaced the member by then
 IDLE_SHARE = 0.5  # of the delay
 _GO = (work_list.LOST, work_list.DRAINED)
 _NONE: tuple[int, ...] = ()
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 
 
 class NotNeeded(Exception):
-    """The bookie whose copies are being made elsewhere is back, or is drained no more."""
+    """Why nothing more is to be copied: the bookie whose copies are being made elsewhere is back,
+    or is drained no more; or nothing is repaired now."""
 
 
 class Bookies(NamedTuple):
@@ -106,21 +108,29 @@ class _Wait(NamedTuple):
 
 class Worker:
     """One process's. It must live on from round to round. `idle_s`: an open ledger that did not
-    move for so long is recovered; None: for half of the delay."""
+    move for so long is recovered; None: for half of the delay. `always`: it works also while repair
+    is disabled."""
 
     def __init__(
-        self, ledgers: LedgerStore, tokens: Tokens, *, idle_s: float | None = None
+        self,
+        ledgers: LedgerStore,
+        tokens: Tokens,
+        *,
+        idle_s: float | None = None,
+        always: bool = False,
     ) -> None:
         self._ledgers = ledgers
         self._store = ledgers.metadata
         self._tokens = tokens
         self._idle_s = idle_s
+        self._always = always
         self._idle = IdleLedgers(ledgers.cluster, tokens)
         self._waits: dict[int, _Wait] = {}
         self._locked: dict[int, None] = {}
         """Locks that could not be given back: others wait for them."""
         self._settings = Settings()
-        self._paid_until_s = 0.0
+        self._owed_bytes = self._paid_s = 0.0
+        """Bytes that were copied ahead of the rate, and when that was reckoned."""
         self.copied_bytes = 0
 
     async def round(self) -> list[Outcome]:
@@ -136,7 +146,7 @@ class Worker:
 
         async def work(ledger_id: int) -> None:
             with reachable("looking up the settings of autorecovery"):
-                if not (await settings(self._store)).enabled:
+                if not await self._may_work():
                     return
             outcome = await self.work_at(ledger_id)
             if outcome is not None:
@@ -150,10 +160,8 @@ class Worker:
         return wait is None or self._now() >= wait.until_s
 
     async def work_at(self, ledger_id: int) -> Outcome | None:
-        """Work at a ledger that is listed, whether or not repair is enabled; None: another worker
-        does. Raises Unavailable."""
+        """Work at a ledger that is listed; None: another worker does. Raises Unavailable."""
         with reachable("repairing what is under-replicated"):
-            self._settings = await settings(self._store)
             if not await work_list.lock(self._store, ledger_id):
                 return None
             try:
@@ -182,8 +190,8 @@ class Worker:
             found = await self._repair(work)
         except NoSuchLedger:
             found = _Found()
-        except NotNeeded:
-            found = _Found(work.reasons, "a bookie is back")
+        except NotNeeded as why:
+            found = _Found(work.reasons, str(why))
         except LedgerError as failure:
             found = _Found(work.reasons, failure.what)
         if not found.left:
@@ -216,7 +224,7 @@ class Worker:
             elif await self._may_close(known):
                 known = await self._ledgers.recover(work.ledger_id, tokens=self._tokens)
             else:
-                why = "it is open, and its writer may live"
+                why = f"it is open: it is recovered if it does not move for {self._due_s():g} s"
         copied, damaged, repaired = 0, _NONE, []
         for slot in slots.slots_of(known.record, going):
             moved = await slots.give_away(
@@ -293,18 +301,23 @@ class Worker:
 
     def _lacks_spares(self, known: VersionedRecord, going: Collection[str], now: Bookies) -> bool:
         """Whether a writer that lives could not replace a member of its ensemble either."""
-        cluster, last = self._ledgers.cluster, known.record.last_fragment
+        cluster, ensemble = self._ledgers.cluster, known.record.last_fragment.ensemble
         here = {bookie.id for bookie in cluster.directory.writable()} - now.draining
-        members = [bookie for bookie in last.ensemble if bookie in going]
-        return any(not slots.can_be_taken(cluster, known.record, each, here) for each in members)
+        quorum = slots.quorum_of(known.record)
+        return not all(
+            slots.can_be_taken(cluster, quorum, ensemble, slot, here)
+            for slot, bookie in enumerate(ensemble)
+            if bookie in going
+        )
 
     async def _may_close(self, known: VersionedRecord) -> bool:
-        if _is_in_recovery(known):
-            return True
-        idle_s = self._idle_s
-        if idle_s is None:
-            idle_s = max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
-        return await self._idle.is_idle(known, idle_s)
+        return _is_in_recovery(known) or await self._idle.is_idle(known, self._due_s())
+
+    def _due_s(self) -> float:
+        """An open ledger that does not move for so long has no writer that reaches the cluster."""
+        if self._idle_s is not None:
+            return self._idle_s
+        return max(IDLE_MIN_S, self._settings.lost_bookie_delay_s * IDLE_SHARE)
 
     # -- pace ---------------------------------------------------------------------------------
 
@@ -313,16 +326,31 @@ class Worker:
 
         async def pace(copied: int) -> None:
             self.copied_bytes += copied
-            rate = self._settings.repair_bytes_per_s
-            if rate:
-                self._paid_until_s = max(self._paid_until_s, self._now()) + copied / rate
-                await asyncio.sleep(self._paid_until_s - self._now())
+            self._owed_bytes += copied
+            while await self._owes():
+                rate = self._settings.repair_bytes_per_s
+                await asyncio.sleep(min(self._owed_bytes / rate, SETTINGS_S))
             if old:  # after the wait, which may be long
                 now = await bookies(self._store)
                 if old in now.registered and old not in now.draining:
-                    raise NotNeeded
+                    raise NotNeeded("a bookie is back")
 
         return pace
+
+    async def _owes(self) -> bool:
+        """Whether more was copied than the rate allows that is set now. Raises NotNeeded,
+        StoreError."""
+        if not await self._may_work():
+            raise NotNeeded("autorecovery is disabled")
+        rate, now_s = self._settings.repair_bytes_per_s, self._now()
+        paid_bytes = rate * (now_s - self._paid_s) if rate else self._owed_bytes
+        self._owed_bytes, self._paid_s = max(0.0, self._owed_bytes - paid_bytes), now_s
+        return self._owed_bytes >= 1
+
+    async def _may_work(self) -> bool:
+        """By the settings as they are now. Raises StoreError."""
+        self._settings = await settings(self._store)
+        return self._settings.enabled or self._always
 
     def _put_off(self, ledger_id: int, *, moved: bool) -> None:
         before = self._waits.get(ledger_id)

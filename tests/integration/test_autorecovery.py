@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,9 +153,9 @@ def test_for_a_bookie_that_is_back_in_time_nothing_is_copied(healing: LocalClust
     before = record_of(healing, ledger_id)
     bookie = next(one for one in healing.bookies if before.names(one.id))
     bookie.kill()
-    assert heals(lambda: bookie.id in status(healing)["absent"])
+    assert heals(lambda: bookie.id in status(healing)["down"])
     bookie.start()
-    assert heals(lambda: bookie.id not in status(healing)["absent"])
+    assert heals(lambda: bookie.id not in status(healing)["down"])
     now = status(healing)
     assert (now["lost"], now["under_replicated"], now["alarm"]) == ({}, 0, "")
     assert record_of(healing, ledger_id) == before
@@ -276,18 +278,47 @@ def test_a_bookie_is_decommissioned_by_command_under_writes_stopped_and_forgotte
         going = next(
             one for one in healing.bookies if record_of(healing, writer.ledger_id).names(one.id)
         )
-        moved = succeeds("bookie", "decommission", going.id, *url)  # an idle writer is recovered
+        moved = succeeds("bookie", "decommission", going.id, *url)
         assert f"spark-ledger bookie forget {going.id}" in moved
         assert not named(healing, going.id)
+        assert writer.append(payloads[1]) == 1, "the idle writer replaced it itself"
+        writer.close()
         assert all(is_whole(healing, ledger_id) for ledger_id in [*closed, writer.ledger_id])
-        listed = json.loads(succeeds("bookie", "list", "--json", *url))
-        (state,) = [one["state"] for one in listed if one["id"] == going.id]
-        assert state == "ro"
+        assert state_of(healing, going) == "ro"
     going.stop()
     succeeds("bookie", "forget", going.id, *url)
     assert going.id not in succeeds("bookie", "list", *url)
     going.destroy()
     going.start()
+
+
+def test_ctrl_c_ends_the_looking_on_and_says_that_draining_goes_on_until_it_is_cancelled(
+    healing: LocalCluster,
+):
+    url = ("--service-url", healing.service_url)
+    healing.add_bookie()
+    with LedgerClient(healing.service_url) as client:
+        ledger_id = ledger_of(client, [b"payload"])
+    going = next(one for one in healing.bookies if record_of(healing, ledger_id).names(one.id))
+    succeeds("autorecovery", "disable", *url)
+    command = [sys.executable, "-m", "spark_ledger.cli.main", "bookie", "decommission", going.id]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, *url], **pipes) as looks:
+        assert "autorecovery is disabled" in looks.stdout.readline()
+        looks.send_signal(signal.SIGINT)
+        _, said = looks.communicate(timeout=PATIENCE_S)
+    assert looks.returncode == 130
+    assert f"bookie {going.id} is drained all the same" in said and "--cancel" in said
+    assert status(healing)["draining"] == [going.id]
+    assert heals(lambda: state_of(healing, going) == "ro")
+    assert "stays" in succeeds("bookie", "decommission", going.id, "--cancel", *url)
+    assert heals(lambda: state_of(healing, going) == "rw")
+    assert record_of(healing, ledger_id).names(going.id)
+
+
+def state_of(cluster: LocalCluster, bookie: LocalBookie) -> str:
+    listed = succeeds("bookie", "list", "--json", "--service-url", cluster.service_url)
+    return next(one["state"] for one in json.loads(listed) if one["id"] == bookie.id)
 
 
 def test_a_list_that_nobody_fills_says_so_and_an_audit_names_who_does_not_answer(

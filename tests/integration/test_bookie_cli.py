@@ -33,11 +33,11 @@ def test_list_tells_of_each_bookie_its_state_version_and_space(cluster: LocalClu
     ]
 
 
-def test_a_bookie_that_is_gone_is_lost_and_its_info_cannot_be_had(fresh_cluster):
+def test_a_bookie_that_is_gone_is_down_and_its_info_cannot_be_had(fresh_cluster):
     cluster = fresh_cluster(bookies=1)
     gone = cluster.bookies[0]
     gone.stop()
-    assert eventually(lambda: listed(cluster)[gone.id]["state"] == "lost")
+    assert eventually(lambda: listed(cluster)[gone.id]["state"] == "down")
     assert "not registered" in listed(cluster)[gone.id]["why"]
     said = fails("bookie", "info", gone.id, "--service-url", cluster.service_url)
     assert f"the bookie at {gone.frames} does not answer" in said

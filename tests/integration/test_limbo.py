@@ -131,7 +131,7 @@ def test_torn_everywhere_and_one_bookie_gone_for_good_a_ledger_is_closed_by_who_
     unknown = spark_ledger(*recover, "--gone", "nobody")
     assert unknown.returncode == 1
     assert "no bookie 'nobody' holds the end" in unknown.stderr
-    assert eventually(lambda: state_of(cluster, gone) == "lost"), "its session ends"
+    assert eventually(lambda: state_of(cluster, gone) == "down"), "its session ends"
     said = json.loads(succeeds(*recover, "--gone", gone.id, "--json"))
     assert (said["state"], said["last_entry"]) == ("CLOSED", len(PAYLOADS) - 2)
     assert {one["bookie_id"]: one["cleared"] for one in said["repaired"]} == {

@@ -129,7 +129,7 @@ def test_a_bookie_on_empty_directories_is_a_new_one_and_the_old_one_is_forgotten
         old = bookie.id
         assert f"bookie {old} is registered: it runs" in fails("bookie", "forget", old, *url)
         bookie.destroy()
-        assert heals(lambda: "ledgers name bookie" in fails("bookie", "forget", old, *url))
+        assert heals(lambda: "still on bookie" in fails("bookie", "forget", old, *url))
         bookie.start()
         assert bookie.id != old
         assert heals(lambda: not record_of(three, ledger_id).names(old))

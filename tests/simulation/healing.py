@@ -5,7 +5,8 @@ Always true: auditor and worker are the product's own, in processes that are pau
 their session in the middle of a look or a round, and come again. No more bookies are lost than the
 protocol bears, of those whose copies were not made elsewhere yet (chaos.py): the others may all go,
 so that in the end no original copy need be left. When all is over the list of work is empty, or
-what is on it says why (R3), and who took a slot has every entry of it (R1).
+what is on it says why (R3), no copy is where a bookie on another rack could take it (R3), and who
+took a slot has every entry of it (R1).
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from typing import Any
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata import autorecovery, paths
 from spark_ledger.metadata.autorecovery import Settings
+from spark_ledger.metadata.ledger_record import Joining
 from spark_ledger.metadata.store import NodeExists, NoNode, SessionState, StoreError
 from spark_ledger.metadata.store_calls import elected
 from spark_ledger.repair import slots, work_list
@@ -27,7 +29,7 @@ from tests.simulation import invariants
 from tests.simulation.chaos import Chaos
 from tests.simulation.ghost import LedgerGhost
 from tests.simulation.invariants import Violation
-from tests.simulation.invariants.repair import Swap
+from tests.simulation.invariants.repair import Swap, is_better
 from tests.simulation.limbo_work import NAME as REPAIRER
 from tests.simulation.limbo_work import TOKENS, lacking
 from tests.simulation.store import Commit
@@ -342,7 +344,29 @@ class Healing:
             explained = work is not None and bool(work.blocked) and self._is_true(ledger, work)
             if (gone or ledger.record.joining or work is not None) and not explained:
                 found.append(f"ledger {ledger.ledger_id}, of {gone}: {work}")
+        if not found and not await work_list.is_anything_missing(client.session):
+            found += self._misplaced()
         return found
+
+    def _misplaced(self) -> list[str]:
+        """Copies that a bookie on another rack could take."""
+        ghost = self._world.ghost
+        may = [n.bookie_id for n in self._world.nodes if n.running and not n.readonly]
+        if self._chaos.plan.racks != "soft" or self._chaos.plan.own_policy:
+            return []
+        return [
+            f"ledger {ledger.ledger_id} is misplaced at {member}"
+            for ledger in self._ledgers()
+            if ledger.closed and not ledger.deleted
+            for fragment in ledger.record.fragments
+            if all(member in ghost.registered_s for member in fragment.ensemble)
+            for slot, member in enumerate(fragment.ensemble)
+            if any(
+                is_better(ghost, ledger.record, Joining(fragment.first_entry, slot, bookie_id))
+                for bookie_id in may
+                if bookie_id not in fragment.ensemble
+            )
+        ]
 
     def _gone(self) -> list[str]:
         return [each.bookie_id for each in self._world.ghost.bookies.values() if each.wiped]

@@ -85,6 +85,7 @@ EXCEPTIONS: Mapping[str, str] = {
     " drains (test_decommission.py)",
     "repair.decommission.cancel": "as that",
     "repair.decommission.decommission": "as that",
+    "repair.slots.kept": "as that",
     "repair.IdleLedgers.watches": "of the command `ledger limbo --repair` (test_limbo.py)",
     "repair.service.repair_once": "as that",
     "repair.Worker.watches": "as that",

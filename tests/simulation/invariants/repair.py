@@ -62,6 +62,18 @@ def judge_move(before: LedgerRecord, after: LedgerRecord, what: str) -> None:
         require(settled, "18", f"{what}, touching the fragment at {first}, which is not settled")
 
 
+def is_better(ghost: Ghost, record: LedgerRecord, one: Joining) -> bool:
+    """Whether the bookie that joins is on a rack that fewer of its write sets are on."""
+    ensemble = record.fragment_of(one.first_entry).ensemble
+    size = len(ensemble)
+    sets = [{(first + i) % size for i in range(record.write_quorum)} for first in range(size)]
+    beside = {slot for some in sets if one.slot in some for slot in some} - {one.slot}
+    rack_of = {bookie: home.rack for bookie, home in ghost.homes.items()}
+    racks = [rack_of.get(ensemble[slot], "") for slot in sorted(beside)]
+    was, now = (rack_of.get(bookie, "") for bookie in (ensemble[one.slot], one.bookie_id))
+    return bool(was) and racks.count(was) > (racks.count(now) if now else 0)
+
+
 def entries_of_slot(swap: Swap) -> range:
     """The entries of the fragment that there are for certain."""
     record, first = swap.record, swap.fragment.first_entry
@@ -157,7 +169,7 @@ def nobody_joins_for_who_is_there(
         old = before.fragment_of(one.first_entry).ensemble[one.slot]
         here_s = now_s - ghost.registered_s.get(old, now_s)
         require(
-            here_s < SEEN_S or old in ghost.drained or _is_better(ghost, before, one),
+            here_s < SEEN_S or old in ghost.drained or is_better(ghost, before, one),
             "R4",
             f"{one.bookie_id} joins ledger {before.ledger_id} in the place of {old}, which is"
             f" registered for {here_s:.1f} s",
@@ -185,18 +197,6 @@ def a_ledger_that_moves_is_left_alone(ghost: Ghost, ledger: LedgerGhost, now_s: 
         "R5",
         f"ledger {ledger.ledger_id} moved {idle_s:.1f} s ago, and is recovered by repair",
     )
-
-
-def _is_better(ghost: Ghost, record: LedgerRecord, one: Joining) -> bool:
-    """Whether the bookie that joins is on a rack that fewer of its write sets are on."""
-    ensemble = record.fragment_of(one.first_entry).ensemble
-    size = len(ensemble)
-    sets = [{(first + i) % size for i in range(record.write_quorum)} for first in range(size)]
-    beside = {slot for some in sets if one.slot in some for slot in some} - {one.slot}
-    rack_of = {bookie: home.rack for bookie, home in ghost.homes.items()}
-    racks = [rack_of.get(ensemble[slot], "") for slot in sorted(beside)]
-    was, now = (rack_of.get(bookie, "") for bookie in (ensemble[one.slot], one.bookie_id))
-    return bool(was) and racks.count(was) > (racks.count(now) if now else 0)
 
 
 def _keeps(swap: Swap, entry_id: int) -> bool:

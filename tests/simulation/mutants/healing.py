@@ -8,6 +8,7 @@ from typing import Any
 from bookie_server import add
 from spark_ledger.errors import LedgerError, NoSuchLedger
 from spark_ledger.ledger import transitions
+from spark_ledger.ledger.absent_members import AbsentMembers
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.ledger_record import Joining, LedgerRecord
 from spark_ledger.metadata.store import NoNode, OutcomeUnknown
@@ -36,6 +37,7 @@ HEALS: Mapping[str, Any] = {
 }
 DISTURBED = {**HEALS, "faults": ("kill", "expiry", "suspension", "pause")}
 BLIND = {**HEALS, "faults": ("kill", "partition", "loss")}
+RACKED = {**HEALS, "chaos_s": 10.0, "racks": "soft", "own_policy": False}
 STRIPED = {**HEALS, "quorum": (4, 3, 2), "bookies": 6}
 CACHED = {
     **HEALS,
@@ -237,6 +239,20 @@ def draining_is_forgotten(give_away: Any) -> Any:
     return given
 
 
+def one_rack_is_as_good(_: Any) -> Any:
+    """Nobody sees that two copies are on one rack, and others are there."""
+    return lambda *_: []
+
+
+def left_by_its_writer(_: Any) -> Any:
+    """A writer that is idle replaces no member that is drained."""
+
+    async def drained(self: Any) -> list[str]:
+        return []
+
+    return drained
+
+
 M = Mutant
 MUTANTS = (
     M(
@@ -280,6 +296,14 @@ MUTANTS = (
         *("nobody leaves", "protocol 1.9", worker.Worker, "_withdraw"),
         *(nobody_leaves, BLIND),
     ),
+    M(
+        "two on one rack unseen",
+        "protocol 1.10",
+        slots,
+        "misplaced_in",
+        one_rack_is_as_good,
+        RACKED,
+    ),
 )
 
 BACK, GONE_AGAIN = "healing, it is back", "healing, back, and gone again"
@@ -315,6 +339,13 @@ REACHED: tuple[tuple[Mutant, tuple[str, ...]], ...] = (
             *(deleted_is_a_hindrance, HEALS),
         ),
         ("healing, deleted by others",),
+    ),
+    (
+        M(
+            *("drained member left by its writer", "protocol 1.10", AbsentMembers, "_drained"),
+            *(left_by_its_writer, HEALS),
+        ),
+        ("decommission, its writer is idle",),
     ),
 )
 """Looked for at the points of these deeds first (reach.py)."""

@@ -52,6 +52,8 @@ class HealingStage(Stage):
         """Its identity."""
         self.writer: Any = None
         """Of the open ledger."""
+        self.idle = False
+        """Whether the writer lives, and appends nothing meanwhile."""
         self.drained = ""
         self.back: tuple[int, int] | None = None
         """How many copies had been given, and at most how many more may be, since it is back."""
@@ -99,6 +101,13 @@ class HealingStage(Stage):
         node.kill("all")
         await self.append(writer, 1)
         await node.start()
+
+    async def goes_on(self) -> None:
+        """The idle writer, which replaced the drained member by itself."""
+        try:
+            await self.append(self.writer, 1)
+        except LedgerError as failure:
+            require(False, "R5", f"its writer lives, and cannot append: {failure}")
 
     def node(self, bookie_id: str) -> BookieNode:
         return next(node for node in self.world.nodes if node.bookie_id == bookie_id)
@@ -245,9 +254,20 @@ async def a_member_lost_of_who_writes(stage: Stage) -> None:
 
 
 async def a_member_to_be_drained(stage: Stage) -> None:
-    """Somebody heals all the while."""
     assert isinstance(stage, HealingStage)
     await stage.ledgers_made()
+    await _somebody_heals(stage)
+
+
+async def a_member_of_who_is_idle_to_be_drained(stage: Stage) -> None:
+    assert isinstance(stage, HealingStage)
+    await stage.ledgers_made(lives=True)
+    stage.idle = True
+    await _somebody_heals(stage)
+
+
+async def _somebody_heals(stage: Stage) -> None:
+    """All the while."""
     client = await stage.world.client("healer")
     auditor, worker = Auditor(client.ledgers, TOKENS), Worker(client.ledgers, TOKENS)
 
@@ -287,6 +307,8 @@ async def drains(stage: Stage, client: Client) -> None:
         if left.done:
             named = [one for one in stage.world.ghost.ledgers.values() if one.names(stage.old)]
             require(not named, "R3", f"drained, and named by {named}")
+            if stage.idle:
+                await stage.goes_on()
 
 
 # -- what others do -------------------------------------------------------------------------------
@@ -386,6 +408,11 @@ DEEDS = (
     Deed("auditor", a_member_lost, looks, others_heal, stage=HealingStage),
     Deed("healing", a_member_lost_and_listed, works, others_heal, stage=HealingStage),
     Deed("decommission", a_member_to_be_drained, drains, another_drains, stage=HealingStage),
+    Deed(
+        *("decommission, its writer is idle", a_member_of_who_is_idle_to_be_drained, drains),
+        *(another_drains,),
+        stage=HealingStage,
+    ),
     _meanwhile("it is back", a_member_away, it_is_back),
     _meanwhile("its ledger changes", a_member_lost_of_who_writes, its_ledger_changes),
     _meanwhile("closed by others", a_member_lost_and_listed, its_ledgers_are_closed),

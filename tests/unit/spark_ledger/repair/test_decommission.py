@@ -2,15 +2,17 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from spark_ledger.errors import BadConfig, NotEnoughBookies
-from spark_ledger.metadata import autorecovery, paths
+from spark_ledger.errors import BadConfig, LedgerError, NotEnoughBookies
+from spark_ledger.metadata import autorecovery, ledger_record, paths
+from spark_ledger.metadata.ledger_record import Fragment, LedgerState
 from spark_ledger.repair.decommission import begin, cancel, decommission
 from spark_ledger.repair.forget import forget
 from spark_ledger.repair.service import Autorecovery
-from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, simulated
+from tests.unit.spark_ledger.ledger.fakes import cluster_of, cluster_on, put, simulated
 from tests.unit.spark_ledger.repair.test_healing import copies_of, gone
 from tests.unit.spark_ledger.repair.test_limbo import ledger_of
 from tests.unit.spark_ledger.repair.test_status import known
@@ -59,7 +61,7 @@ async def test_one_that_was_never_seen_and_one_that_is_down_are_refused_with_wha
     cluster, ledgers = await cluster_of(4)
     await known(cluster, *"abcd")
     await gone(cluster, "b")
-    with pytest.raises(BadConfig, match="no bookie z was ever registered"):
+    with pytest.raises(BadConfig, match="no bookie 'z' was ever registered"):
         await begin(ledgers, "z")
     with pytest.raises(BadConfig, match="bookie b is not registered: it is down"):
         await begin(ledgers, "b")
@@ -71,7 +73,7 @@ async def test_too_few_others_are_refused_and_force_stops_at_the_ack_quorum():
     cluster, ledgers = await cluster_of(3)
     await known(cluster, *"abc")
     ledger_id = (await ledger_of(ledgers, 5)).ledger_id
-    with pytest.raises(NotEnoughBookies, match=r"copies of 1 ledgers.*would keep 2.*--force"):
+    with pytest.raises(NotEnoughBookies, match=r"copies of 1 ledger: .*would keep 2.*--force"):
         await begin(ledgers, "a")
     assert await autorecovery.draining(ledgers.metadata) == []
     (left,) = await until_done(ledgers, "a", force=True)
@@ -102,7 +104,7 @@ async def test_one_whose_place_no_rack_allows_is_refused_and_force_leaves_its_le
     await known(cluster, *"abcd")
     for _ in range(6):
         await ledger_of(ledgers, 3)
-    with pytest.raises(NotEnoughBookies, match="without bookie b 3 writable bookies remain"):
+    with pytest.raises(NotEnoughBookies, match="without bookie b 3 writable bookies would remain"):
         await begin(ledgers, "b")
     assert await autorecovery.draining(ledgers.metadata) == []
     assert (await until_done(ledgers, "b", force=True))[-1].stuck == 6
@@ -203,7 +205,7 @@ async def test_two_members_of_one_ledger_are_not_drained_where_one_other_can_tak
     ledger_id = (await ledger_of(ledgers, 5)).ledger_id
     first, second, _ = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
     await begin(ledgers, first)
-    with pytest.raises(NotEnoughBookies, match="no other can take the copies of 1 ledgers"):
+    with pytest.raises(NotEnoughBookies, match="no other can take the copies of 1 ledger:"):
         await begin(ledgers, second)
     assert await autorecovery.draining(ledgers.metadata) == [first]
 
@@ -220,3 +222,168 @@ async def test_a_forced_one_is_not_done_while_a_ledger_would_keep_fewer_copies_t
     await cluster.register("b")
     cluster.bookies["b"].refusing = False
     assert (await until_done(ledgers, "a", force=True))[-1].done
+
+
+@simulated
+async def test_copies_that_a_spare_takes_count_when_a_second_one_is_forced():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    first, second, third = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    await begin(ledgers, first)
+    with pytest.raises(NotEnoughBookies, match=f"{first} of it.*would keep 2.*--force leaves"):
+        await begin(ledgers, second)
+    await begin(ledgers, second, force=True)
+    with pytest.raises(NotEnoughBookies, match=r"would keep 1.*cannot be forced below Qa"):
+        await begin(ledgers, third, force=True)
+
+
+@simulated
+async def test_a_forced_one_is_not_done_while_a_fragment_of_a_ledger_can_move():
+    cluster, ledgers = await cluster_on("r1", "r2", "r1", "r3", racks="hard")
+    await known(cluster, *"abcd")
+    ledger_id = await ledger_on_fragments(cluster, ledgers, "bac", "bad")
+    first = [left async for left in one_look(ledgers, "b", force=True)]
+    assert not first[0].done, "d can take the place beside a and c"
+    healing = await heals(ledgers)
+    assert (await until_done(ledgers, "b", force=True))[-1].stuck == 1
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    assert [{*fragment.ensemble} for fragment in record.fragments] == [{*"dac"}, {*"bad"}]
+    await ended(healing)
+
+
+async def ledger_on_fragments(cluster, ledgers, *ensembles):
+    """A closed ledger, each entry a fragment with such members."""
+    writer = await ledger_of(ledgers, len(ensembles))
+    record = writer.record
+    for entry_id, names in enumerate(ensembles):
+        put(cluster, writer.ledger_id, entry_id, names)
+    fragments = tuple(Fragment(first, tuple(names)) for first, names in enumerate(ensembles))
+    value = ledger_record.encode(replace(record, fragments=fragments))
+    await cluster.admin.set(paths.ledger(writer.ledger_id), value, writer.version)
+    return writer.ledger_id
+
+
+@simulated
+async def test_one_that_no_ledger_names_is_not_drained_while_another_draining_needs_it():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    await begin(ledgers, ensemble[0])
+    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+        await begin(ledgers, spare)
+    assert await autorecovery.draining(ledgers.metadata) == [ensemble[0]]
+    healing = await heals(ledgers)
+    assert (await until_done(ledgers, ensemble[0]))[-1].ledgers == 0
+    await ended(healing)
+
+
+@simulated
+async def test_of_a_member_and_its_only_spare_begun_at_once_not_both_go_on():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    both = begin(ledgers, ensemble[0]), begin(ledgers, spare)
+    results = await asyncio.gather(*both, return_exceptions=True)
+    refused = [one for one in results if isinstance(one, NotEnoughBookies)]
+    assert refused
+    assert len(await autorecovery.draining(ledgers.metadata)) == 2 - len(refused)
+
+
+@simulated
+async def test_a_spare_that_is_read_only_by_now_is_not_drained_if_a_member_is(monkeypatch):
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    create = ledgers.metadata.create
+
+    async def others_first(path, *args, **options):
+        monkeypatch.undo()
+        await begin(ledgers, ensemble[0])
+        await create(path, *args, **options)
+        await cluster.readonly(spare, "it is being drained")
+        await asyncio.sleep(1)
+
+    monkeypatch.setattr(ledgers.metadata, "create", others_first)
+    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+        await begin(ledgers, spare)
+    assert await autorecovery.draining(ledgers.metadata) == [ensemble[0]]
+
+
+@simulated
+async def test_the_only_spare_of_a_bookie_that_is_down_is_not_drained():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    ledger_id = (await ledger_of(ledgers, 5)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    (spare,) = {*"abcd"} - {*ensemble}
+    await gone(cluster, ensemble[0])
+    with pytest.raises(NotEnoughBookies, match=f"{ensemble[0]} of it: down, or drained too"):
+        await begin(ledgers, spare)
+    assert await autorecovery.draining(ledgers.metadata) == []
+
+
+@simulated
+async def test_one_that_is_down_and_has_no_spare_anyhow_hinders_no_other():
+    cluster, ledgers = await cluster_on("r1", "r2", "r3", "r1", racks="hard")
+    await known(cluster, *"abcd")
+    await ledger_on_fragments(cluster, ledgers, "abc")
+    await gone(cluster, "b")
+    await begin(ledgers, "a")
+    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+
+
+@simulated
+async def test_an_idle_writer_replaces_the_drained_member_and_its_ledger_stays_open():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    writer = await ledger_of(ledgers, 3, close=False)
+    going = writer.record.last_fragment.ensemble[0]
+    healing = await heals(ledgers)
+    looks = decommission(ledgers, going)
+    await anext(looks)
+    await cluster.readonly(going, "it is being drained")
+    said = [left async for left in looks]
+    assert said[-1].ledgers == 0
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert record.state is LedgerState.OPEN and not record.names(going)
+    assert await writer.append([b"more"]) == 3
+    await writer.close()
+    await ended(healing)
+
+
+@simulated
+async def test_a_ledger_whose_writer_is_gone_is_recovered_after_half_of_the_delay_when_drained():
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    writer = await ledger_of(ledgers, 3, close=False)
+    writer.abandon(LedgerError("its process is gone"))
+    healing = await heals(ledgers)
+    began = asyncio.get_running_loop().time()
+    going = writer.record.last_fragment.ensemble[0]
+    said = await until_done(ledgers, going)
+    assert {"it is open: it is recovered if it does not move for 300 s"} == {
+        why for left in said for why in left.blocked.values()
+    }
+    assert asyncio.get_running_loop().time() - began >= 300
+    record = (await ledgers.record(writer.ledger_id, fresh=True)).record
+    assert record.closed and record.last_entry == 2 and not record.names(going)
+    await ended(healing)
+
+
+@pytest.mark.parametrize("name", ["", "z", "../b", "a/b"])
+@simulated
+async def test_an_odd_name_cancels_nothing(name):
+    cluster, ledgers = await cluster_of(4)
+    await known(cluster, *"abcd")
+    await begin(ledgers, "a")
+    assert not await cancel(ledgers, name)
+    assert await autorecovery.draining(ledgers.metadata) == ["a"]
+    with pytest.raises(BadConfig, match="was ever registered"):
+        await begin(ledgers, name)

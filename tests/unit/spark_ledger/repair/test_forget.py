@@ -62,7 +62,7 @@ def test_a_bookie_that_a_ledger_names_is_not_forgotten():
         there = ensemble[0]
         await store.metadata.create(f"{paths.BOOKIES_KNOWN}/{there}", b"{}")
         await store.metadata.delete(f"{paths.BOOKIES_AVAILABLE}/{there}")
-        with pytest.raises(BadConfig, match=f"1 ledgers name bookie {there}, the first is"):
+        with pytest.raises(BadConfig, match=f"1 ledger still on bookie {there}, the first is"):
             await forget(store, there)
         assert there in await store.metadata.children(paths.BOOKIES_KNOWN)
 
@@ -71,7 +71,7 @@ def test_a_bookie_that_a_ledger_names_is_not_forgotten():
 
 def test_a_bookie_never_seen_is_a_mistake():
     async def test(store):
-        with pytest.raises(BadConfig, match="no bookie nobody was ever registered"):
+        with pytest.raises(BadConfig, match="no bookie 'nobody' was ever registered"):
             await forget(store, "nobody")
 
     with_a_bookie_gone(test)

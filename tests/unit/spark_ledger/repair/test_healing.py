@@ -429,6 +429,55 @@ async def test_a_bookie_that_comes_back_while_a_worker_waits_for_its_pace_has_no
 
 
 @simulated
+async def test_a_changed_rate_and_that_repair_is_disabled_count_within_the_ledger_under_way():
+    cluster, ledgers = await cluster_of(4, read_request_bytes=64)
+    ledger_id = (await ledger_of(ledgers, 40)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    auditor, worker = await healing(ledgers, repair_bytes_per_s=1)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    for _ in range(int(DELAY_S) + 5):
+        await auditor.look()
+        await asyncio.sleep(1)
+    working = asyncio.create_task(worker.round())
+    await asyncio.sleep(20)
+    copied = worker.copied_bytes
+    assert 64 <= copied < 128, "the next is due after a minute"
+    await autorecovery.change_settings(ledgers.metadata, enabled=False)
+    (outcome,) = await working
+    assert (outcome.why, worker.copied_bytes) == ("autorecovery is disabled", copied)
+    assert await worker.round() == []
+    await autorecovery.change_settings(ledgers.metadata, enabled=True)
+    await asyncio.sleep(2)  # until it is due again
+    working = asyncio.create_task(worker.round())
+    await asyncio.sleep(10)
+    assert worker.copied_bytes < 200
+    await autorecovery.change_settings(ledgers.metadata, repair_bytes_per_s=0)
+    await asyncio.sleep(6)
+    assert [one.why for one in await working] == [""]
+    assert not (await ledgers.record(ledger_id, fresh=True)).record.names(ensemble[0])
+
+
+@simulated
+async def test_however_many_entries_nobody_supplies_all_others_are_copied_and_the_first_are_named():
+    cluster, ledgers = await cluster_of(4)
+    ledger_id = (await ledger_of(ledgers, 24)).ledger_id
+    ensemble = (await ledgers.record(ledger_id)).record.last_fragment.ensemble
+    for name in ensemble[1:]:
+        lose(cluster, name, *[(ledger_id, entry) for entry in range(20)])
+    auditor, worker = await healing(ledgers)
+    await auditor.look()
+    await gone(cluster, ensemble[0])
+    await look_for(auditor, worker, DELAY_S + 15)
+    record = (await ledgers.record(ledger_id, fresh=True)).record
+    spare = record.joining[0].bookie_id
+    assert sorted(entry for _, entry in cluster.bookies[spare].entries) == [*range(20, 24)]
+    work = await work_list.find(ledgers.metadata, ledger_id)
+    assert work is not None and work.damaged == (*range(16),)
+    assert "no peer supplies 20 of its entries, the first is 0" in work.blocked
+
+
+@simulated
 async def test_a_drained_bookie_that_is_to_stay_after_all_has_nothing_more_copied():
     _, ledgers = await cluster_of(4, read_request_bytes=64)
     ledger_id = (await ledger_of(ledgers, 40)).ledger_id

@@ -370,6 +370,19 @@ async def test_everywhere_a_bookie_declared_gone_must_be_one_that_holds_the_end(
 
 
 @simulated
+async def test_everywhere_a_name_of_no_bookie_is_refused_for_a_closed_ledger_too():
+    cluster, ledgers = await cluster_of(3)
+    ledger_id = (await ledger_of(ledgers, 3)).ledger_id
+    for name in ("z", "", "../a"):
+        with pytest.raises(errors.BadConfig, match=f"no bookie '{name}' was ever registered"):
+            await repair_everywhere(ledgers, ledger_id, gone={name})
+    value = b'{"address": "z:1"}'
+    await cluster.admin.create(f"{paths.BOOKIES_KNOWN}/z", value, parents=True)
+    _, results = await repair_everywhere(ledgers, ledger_id, gone={"z"})
+    assert all(one.cleared for one in results), "it held it once, perhaps: said again, it is fine"
+
+
+@simulated
 async def test_everywhere_a_bookie_that_runs_is_not_declared_gone_unless_it_lists_the_ledger():
     cluster, ledgers = await cluster_of(3)
     ledger_id = (await ledger_of(ledgers, 3, close=False)).ledger_id

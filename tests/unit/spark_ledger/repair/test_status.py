@@ -39,10 +39,10 @@ async def test_status_tells_who_is_absent_since_when_then_lost_and_what_is_liste
     await gone(cluster, name)
     await looks(healing, 5)
     first = await status.status(ledgers.metadata)
-    assert first.auditor and list(first.absent) == [name] and not first.lost
+    assert first.auditor and list(first.down) == [name] and not first.lost
     await looks(healing, DELAY_S)
     now = await status.status(ledgers.metadata)
-    assert (now.lost, now.absent, now.alarm) == (first.absent, {}, "")
+    assert (now.lost, now.down, now.alarm) == (first.down, {}, "")
     assert (now.under_replicated, now.by_reason) == (1, {"lost": 1})
     assert [work.ledger_id for work in await status.underreplicated(ledgers.metadata)] == [
         ledger_id
@@ -63,11 +63,13 @@ async def test_too_many_are_an_alarm_until_they_are_accepted_and_that_holds_whil
     found = await status.status(ledgers.metadata)
     assert "--force" in found.alarm and set(found.lost) == {"a", "b"}
     assert await work_list.listed(ledgers.metadata) == []
+    naming = [(await ledgers.record(one)).record async for one in ledgers.list()]
+    assert found.unlisted == sum(one.names("a") or one.names("b") for one in naming) > 0
     assert (await status.enable(ledgers.metadata, force=True)).accepted == ("a", "b")
     await looks(healing, 2)
     found = await status.status(ledgers.metadata)
     assert (found.alarm, found.accepted) == ("", ("a", "b"))
-    assert found.under_replicated > 0
+    assert found.under_replicated > 0 == found.unlisted
     await cluster.register("a")
     await looks(healing, 2)
     assert (await status.status(ledgers.metadata)).accepted == ("b",)
