@@ -84,6 +84,7 @@ def test_the_same_scope_explored_twice_is_the_same():
     assert first.found.ends == second.found.ends
 
 
+@pytest.mark.slow
 def test_recovery_reads_that_do_not_fence_are_found_in_a_and_nothing_without_them():
     with mutant_like("2614").applied():
         found = explore(A, Limits(events_max=8)).found
