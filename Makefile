@@ -1,9 +1,11 @@
 # Both of these work as the first command in a fresh clone:
 #   make demo     the main job: real flights through a replicated ledger, by Spark, exactly once
-#   make test     everything the project checks, in order, with the time of each step
+#   make test     every check of the project in order, with the time of each step; of the tests all
+#                 but those that are marked `slow`
 #   make notebooks the lessons in notebooks/, in full, each to a page with its pictures
 #   make spark41  what works with Spark 4.1, on Spark 4.1.1
 # And when there is time:
+#   make test-all the same with every test
 #   make simulate SEEDS=20000 START=0    so many seeds of the simulation, on every core; every point at
 #                                        which a verb of the topic layer or an operation of a bookie
 #                                        may be cut short; every interleaving of the topic layer's
@@ -12,7 +14,7 @@ PYTHON ?= python3
 VENV_PYTHON := .venv/bin/python
 HAVE_PYTHON = @command -v $(PYTHON) >/dev/null || { echo "setup: Python 3.11 or newer is needed; no '$(PYTHON)' was found on PATH" >&2; exit 1; }
 
-.PHONY: demo notebooks test simulate spark41 chaos bench lint clean setup
+.PHONY: demo notebooks test test-all simulate spark41 chaos bench lint clean setup
 
 demo: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py demo
@@ -25,6 +27,10 @@ notebooks: ; $(HAVE_PYTHON)
 test: ; $(HAVE_PYTHON)
 	@$(PYTHON) scripts/setup.py dev demo
 	@$(VENV_PYTHON) scripts/check.py $(ARGS)
+
+test-all: ; $(HAVE_PYTHON)
+	@$(PYTHON) scripts/setup.py dev demo
+	@$(VENV_PYTHON) scripts/check.py --all $(ARGS)
 
 SEEDS ?= 20000
 START ?= 0
@@ -46,7 +52,6 @@ chaos: ; $(HAVE_PYTHON)
 	@$(VENV_PYTHON) -m tests.crash.bookies --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.crash.chaos --kills 50 $(ARGS)
 	@$(VENV_PYTHON) -m tests.spark.exactly_once --rounds 20
-	@$(VENV_PYTHON) -m pytest -q -m chaos tests/crash
 	@$(MAKE) spark41 ARGS=
 
 bench: ; $(HAVE_PYTHON)

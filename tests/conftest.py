@@ -13,6 +13,21 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = worker_pyth
 os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm.options())
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", jvm.OPTIONS)
 
+LONGEST = {
+    "test_autorecovery",
+    "test_demo",
+    "test_exactly_once",
+    "test_local_cluster",
+    "test_notebooks",
+    "test_operations",
+    "test_simulation",
+}
+"""Files of tests that begin first, so that none of them is left when all others are done."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:

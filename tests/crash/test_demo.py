@@ -56,6 +56,7 @@ def assert_nothing_left(output: Path) -> None:
     assert not marked(output)
 
 
+@pytest.mark.slow
 def test_the_demo_passes_all_its_checks_and_leaves_results_and_no_process(tmp_path):
     demo = start(tmp_path, "--rows", "40000")
     said, _ = demo.communicate(timeout=TIMEOUT_S)
@@ -67,7 +68,9 @@ def test_the_demo_passes_all_its_checks_and_leaves_results_and_no_process(tmp_pa
     assert_nothing_left(tmp_path)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_a_demo_that_is_interrupted_leaves_no_process(tmp_path, how):
     demo = start(tmp_path, "--rows", "40000")
     assert demo.stdout

@@ -59,7 +59,7 @@ class Destruction(Chaos):
         return background_loop().run(listed())
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_bookies_destroyed_in_turn_take_no_row_with_them():
     with (
         LocalCluster(

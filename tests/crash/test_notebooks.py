@@ -50,6 +50,7 @@ def run(folder: Path, *command: str | Path) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_a_notebook_that_was_killed_runs_again_and_a_second_one_is_refused(tmp_path):
     first = start(tmp_path, *RUN, NOTEBOOKS / "01_bronze.py")
     assert first.stdout is not None
@@ -71,7 +72,7 @@ def test_a_notebook_that_was_killed_runs_again_and_a_second_one_is_refused(tmp_p
     assert {path.name for path in tmp_path.iterdir()} <= {"notebook-output", "spark-warehouse"}
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_A_CLUSTER)
 def test_a_notebook_uses_what_databricks_gives_it(cluster, tmp_path, name):
     path = NOTEBOOKS / f"{name}.py"
@@ -79,7 +80,7 @@ def test_a_notebook_uses_what_databricks_gives_it(cluster, tmp_path, name):
     assert cluster.service_url in said
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_a_notebook_runs_in_jupyter_and_again_after_it_was_left_half_way(tmp_path, monkeypatch):
     import nbclient
     import nbformat

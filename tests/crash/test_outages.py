@@ -46,7 +46,7 @@ class Outages(Chaos):
             yield event
 
 
-@pytest.mark.chaos
+@pytest.mark.slow
 def test_queries_go_on_by_themselves_after_an_outage_of_zookeeper_with_every_row_once():
     with (
         LocalCluster(bookies=BOOKIES, autorecovery=False) as cluster,

@@ -1,4 +1,5 @@
-"""The command line as a user runs it: `spark-ledger ...` in a process of its own."""
+"""The command line as a user runs it: `spark-ledger ...` in a process of its own, which is started
+anew where the environment is part of the test, and is a fork with all imports elsewhere."""
 
 import base64
 import json
@@ -17,6 +18,7 @@ from spark_ledger.local import LocalCluster
 from spark_ledger.local.embedded_zookeeper import free_port
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
+from tests.kit import commands
 from tests.kit.loop_task import LoopTask
 from tests.kit.processes import alive, descendants
 
@@ -26,13 +28,16 @@ TIMEOUT_S = 120
 def spark_ledger(
     *arguments: object, env: dict[str, str] | None = None
 ) -> "subprocess.CompletedProcess[str]":
+    words = [str(each) for each in arguments]
+    if env is None:
+        return commands.server().run(words, TIMEOUT_S)
     return subprocess.run(
-        [sys.executable, "-m", "spark_ledger.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", commands.MODULE, *words],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=False,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, **env},
     )
 
 

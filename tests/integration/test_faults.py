@@ -176,6 +176,7 @@ def check(rig: Rig, load: Load) -> None:
         assert found == [(number, _payload(ledger_id, number)) for number in range(last + 1)]
 
 
+@pytest.mark.slow
 def test_appends_go_on_while_a_bookie_hangs_and_nothing_acknowledged_is_lost(rig, load):
     victim = rig.cluster.bookies[rig.member(load.ledgers[-1], 0)]
     victim.signal(signal.SIGSTOP)
@@ -209,6 +210,7 @@ def test_a_metadata_store_restarted_under_load_is_not_noticed_by_appends(rig, lo
     assert len(load.ledgers) == before
 
 
+@pytest.mark.slow
 def test_a_bad_network_delays_drops_and_cuts_but_loses_nothing(rig, load):
     chance = random.Random(20261120)
     faults = {

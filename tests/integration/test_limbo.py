@@ -13,7 +13,7 @@ from spark_ledger.local.local_bookie import LocalBookie
 from tests.integration.test_cli import spark_ledger, succeeds
 from tests.kit.processes import eventually
 
-SETTINGS: dict[str, object] = {"limbo_check_s": 1, "refresh_s": 1}
+SETTINGS: dict[str, object] = {"limbo_check_s": 0.5, "refresh_s": 1, "session_timeout_s": 2}
 NEVER_S, SOON_S = 600, 0.2  # when what was acknowledged leaves the journal
 BLOCK_BYTES = 4096
 PAYLOADS = [b"payload %d " % number * 50 for number in range(20)]

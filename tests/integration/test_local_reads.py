@@ -4,7 +4,7 @@ damage, and when a bookie dies."""
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -45,6 +45,13 @@ class Reads:
     meanwhile: list[Callable[[], None]] = field(default_factory=list)
     """Each is done once, before one of the next reads."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@pytest.fixture(scope="module")
+def flushed() -> Iterator[LocalCluster]:
+    """Three bookies that run, whose entries are soon in logs."""
+    with LocalCluster(bookies=3, bookie_settings=FLUSHED, autorecovery=False) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -124,9 +131,9 @@ def lies_in_logs(cluster: LocalCluster, ledger_id: int, count: int) -> bool:
 @pytest.mark.parametrize(("count", "size"), [(40, 64 * KIB), (6, MIB)])
 @pytest.mark.parametrize("write_quorum", [2, 3])
 def test_large_entries_are_read_from_files_as_they_come_from_bookies(
-    fresh_cluster, reads, count, size, write_quorum
+    flushed, reads, count, size, write_quorum
 ):
-    cluster = fresh_cluster(bookies=3, bookie_settings=FLUSHED)
+    cluster = flushed
     written = payloads(count, size)
     with LedgerClient(cluster.service_url) as client:
         (ledger_id,) = write(client, written, write_quorum=write_quorum)
@@ -185,9 +192,9 @@ def test_entries_are_read_from_files_while_others_go_and_their_logs_are_compacte
 
 
 def test_a_bookie_killed_while_its_files_are_read_costs_nothing_nor_does_its_restart(
-    fresh_cluster, reads
+    flushed, reads
 ):
-    cluster = fresh_cluster(bookies=3, bookie_settings=FLUSHED)
+    cluster = flushed
     written = payloads(60, 64 * KIB)
     with LedgerClient(cluster.service_url) as client:
         (ledger_id,) = write(client, written)
@@ -205,8 +212,8 @@ def test_a_bookie_killed_while_its_files_are_read_costs_nothing_nor_does_its_res
     assert reads.bytes >= 60 * 64 * KIB
 
 
-def test_a_bookie_that_hangs_is_not_waited_for_because_its_files_are_here(fresh_cluster, reads):
-    cluster = fresh_cluster(bookies=3, bookie_settings=FLUSHED)
+def test_a_bookie_that_hangs_is_not_waited_for_because_its_files_are_here(flushed, reads):
+    cluster = flushed
     written = payloads(20, 64 * KIB)
     with LedgerClient(cluster.service_url) as client:
         (ledger_id,) = write(client, written)

@@ -111,7 +111,10 @@ def in_limbo(cluster: LocalCluster) -> list[int]:
 
 @pytest.mark.parametrize(
     ("when", "by"),
-    [("while it runs", "the janitor"), ("while it is stopped", "the command")],
+    [
+        ("while it runs", "the janitor"),
+        pytest.param("while it is stopped", "the command", marks=pytest.mark.slow),
+    ],
 )
 def test_what_one_of_several_directories_held_is_brought_back_and_the_directory_given_up(
     fresh_cluster, tmp_path: Path, when, by

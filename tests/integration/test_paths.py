@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from spark_ledger.spark.write.job import WriteJob
 from spark_ledger.spark.write.tasks import commit_rows, query_intent, write_rows
 from spark_ledger.spark.write.topic_writers import Task
 from tests.integration.test_write_tasks import VALUE
+from tests.kit.processes import eventually
 from tests.simulation.loop import run
 from tests.tidy.sources import ROOT
 from tests.unit.bookie_server.node import CONFIG, KIB, Node, entry
@@ -33,6 +35,8 @@ OURS = ("spark_ledger/", "bookie_server/")
 PAGE = ROOT / "docs" / "architecture.md"
 FILE = re.compile(r"`((?:spark_ledger|bookie_server)/[a-z0-9_/]+\.py)`")
 ROWS = pa.record_batch({"value": ["x" * 1000] * 4000})
+ADDS = "spark_ledger/ledger/add_pipeline.py"
+QUIET_S = 0.5
 
 
 def named(heading: str) -> set[str]:
@@ -102,7 +106,15 @@ def written(cluster) -> tuple[WriteJob, set[str], set[str]]:
         result = write_rows(job, Task(intent, 0, 0, {}), [ROWS], version=0)
     with files_that_run() as committing:
         commit_rows(job, intent, 0, [result], last=False)
+    assert eventually(no_add_is_acknowledged)
     return job, writing, committing
+
+
+def no_add_is_acknowledged() -> bool:
+    """A writer goes on once two of three bookies have: the last one's response may come late."""
+    with files_that_run() as ran:
+        time.sleep(QUIET_S)
+    return ADDS not in ran
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,10 @@ def is_writable(cluster: LocalCluster, bookie_id: str) -> bool:
     return ("rw", bookie_id) in [(one["state"], one["id"]) for one in listed]
 
 
-@pytest.mark.parametrize("bookies", [4, 3], ids=["with-a-spare", "with-no-spare"])
+@pytest.mark.parametrize(
+    "bookies",
+    [pytest.param(4, id="with-a-spare", marks=pytest.mark.slow), pytest.param(3, id="no-spare")],
+)
 def test_every_bookie_is_restarted_under_load_and_no_append_fails(fresh_cluster, bookies):
     cluster: LocalCluster = fresh_cluster(
         bookies=bookies, autorecovery=True, lost_bookie_delay_s=DELAY_S

@@ -18,6 +18,7 @@ from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import CommitKind
 from spark_ledger.topic.commit.replay import OnReplay
 from spark_ledger.topic.log.intents import STALE
+from tests.kit.processes import eventually
 
 VALUE = StructType([StructField("value", StringType())])
 ROWS = pa.record_batch({"value": ["x" * 100] * 1000})
@@ -158,19 +159,17 @@ def test_what_becomes_of_a_batch_that_is_committed_already_is_told_by_a_warning(
 def test_a_task_that_fails_leaves_no_ledger_open(job):
     intent = query_intent(job, "query", "run")
     many = pa.record_batch({"value": ["x" * 1000] * 20_000})
-
-    def rows():
-        yield many
-        raise ValueError("the query fails")
-
-    with pytest.raises(ValueError, match="the query fails"):
-        write_rows(job, Task(intent, 0, 0, {}), rows(), version=0)
     ledgers = blocking.topics(job.options.service_url).client.ledgers
 
     async def found():
         records = [(await ledgers.record(one)).record async for one in ledgers.list()]
         return [record.closed for record in records if record.intent == intent.id]
 
-    closed = background_loop().run(found())
-    assert closed
-    assert all(closed)
+    def rows():
+        yield many
+        assert eventually(lambda: background_loop().run(found()) != [])
+        raise ValueError("the query fails")
+
+    with pytest.raises(ValueError, match="the query fails"):
+        write_rows(job, Task(intent, 0, 0, {}), rows(), version=0)
+    assert set(background_loop().run(found())) == {True}

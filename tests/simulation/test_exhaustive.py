@@ -84,6 +84,7 @@ def test_the_same_scope_explored_twice_is_the_same():
     assert first.found.ends == second.found.ends
 
 
+@pytest.mark.slow
 def test_recovery_reads_that_do_not_fence_are_found_in_a_and_nothing_without_them():
     with mutant_like("2614").applied():
         found = explore(A, Limits(events_max=8)).found
@@ -106,6 +107,7 @@ def test_a_reply_before_the_fence_is_durable_is_found_when_a_bookie_crashes():
     assert crashes.endswith("loses power, and with it what was not synced: the fence")
 
 
+@pytest.mark.slow
 def test_stories_that_differ_by_the_names_of_bookies_alone_are_told_once():
     with mutant_like("D1").applied():
         behaviours = Behaviours(Stage(C), 5).learn()
@@ -118,6 +120,7 @@ def test_stories_that_differ_by_the_names_of_bookies_alone_are_told_once():
     assert stories[0][2] != told(reports[1].found.story, Stage(C))
 
 
+@pytest.mark.slow
 def test_with_only_one_invariant_others_may_be_broken_in_the_end_too(monkeypatch):
     stage = Stage(ONE_BOOKIE)
     broken = [Violation("1", "lost"), Violation("2", "short"), Violation("6", "torn")]
@@ -127,6 +130,7 @@ def test_with_only_one_invariant_others_may_be_broken_in_the_end_too(monkeypatch
     assert Composition(Behaviours(stage).learn(), only="4").explore().complete
 
 
+@pytest.mark.slow
 def test_every_invariant_that_is_judged_can_be_looked_for_alone(capsys):
     assert explore(TWO_BOOKIES).judged.keys() <= set(JUDGED)
     with pytest.raises(SystemExit) as ended:
@@ -141,6 +145,7 @@ def test_an_exploration_whose_time_is_over_says_so_also_while_it_learns(scope, c
     assert "NOT complete: time was over before" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_states_that_were_not_followed_are_told(capsys):
     report = explore(TWO_BOOKIES, Limits(states_max=10))
     assert not report.found.complete

@@ -42,6 +42,7 @@ def test_a_continuation_is_the_same_when_it_is_run_again_without_a_fork(forked):
     assert len(deepest.reseeds) == 2
 
 
+@pytest.mark.slow
 def test_what_a_continuation_found_is_told_with_a_command_line_that_finds_it_again(capsys):
     mutant = next(mutant for mutant in MUTANTS if mutant.name == CAUGHT)
     first, found = _first_found_by_a_continuation(mutant)

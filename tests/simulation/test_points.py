@@ -1,5 +1,6 @@
 """Verbs of the topic layer are cut short at their calls to the outside; all points are run by
-`python -m tests.simulation points`, here some of each deed, others with another POINTS_START."""
+`python -m tests.simulation points`, here some of each deed, others with another POINTS_START; of
+these `make test` takes a third."""
 
 import os
 
@@ -10,7 +11,7 @@ from tests.simulation.points.command import DEEDS
 from tests.simulation.points.enumerate import calls_of, points_of, run_point
 from tests.simulation.warm import quiet
 
-EVERY = 83
+EVERY, PARTS = 83, 3
 FIRST = int(os.environ.get("POINTS_START", "0"))
 
 
@@ -20,12 +21,15 @@ def _quiet():
         yield
 
 
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))]
+)
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.name.replace(" ", "-"))
-def test_a_verb_that_is_cut_short_leaves_nothing_wrong_behind(deed):
+def test_a_verb_that_is_cut_short_leaves_nothing_wrong_behind(deed, part):
     calls = calls_of(deed)
     assert len(calls) > 10
     points = points_of(deed, calls)
-    for point in points[FIRST % len(points) :: EVERY]:
+    for point in points[FIRST % len(points) :: EVERY][part::PARTS]:
         run_point(point)
 
 

@@ -46,6 +46,7 @@ def failing() -> tuple[int, Plan, str]:
     raise AssertionError(f"no seed of {SEEDS} forgets a fence")
 
 
+@pytest.mark.slow
 def test_a_lost_fence_is_made_small_and_told_with_the_bookie_that_forgot_it():
     with replay.mutated(MUTANT):
         seed, plan, invariant = failing()

@@ -1,5 +1,6 @@
-"""250 seeds run clean, judge every invariant, meet what they must, and run the same twice. A
-failing one is told with its story; a run of 10,000 (`make simulate`) must meet more."""
+"""Seeds run clean and run the same twice: 80 in `make test`, 250 in `make test-all`, which judge
+every invariant and meet what they must, too. A failing one is told with its story; a run of 10,000
+(`make simulate`) must meet more."""
 
 import os
 import subprocess
@@ -19,7 +20,7 @@ from tests.simulation.sometimes import SOMETIMES, missed
 from tests.simulation.warm import quiet
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 250
+SEEDS, NOT_SLOW = 250, 80
 PROCESSES = 2
 FIRST = int(os.environ.get("SIMULATION_START", "0"))
 STORY_LINES = 200
@@ -39,25 +40,51 @@ def _quiet():
         yield
 
 
-@pytest.fixture(scope="module")
-def total() -> Tally:
+def run_all(seeds: range) -> Tally:
     """What the seeds add up to, up to the first that failed."""
     found = Tally()
-    for tally in parallel.run_all(parallel.chunks(Chunk(FIRST, SEEDS), PROCESSES), PROCESSES):
+    work = parallel.chunks(Chunk(seeds.start, len(seeds)), PROCESSES)
+    for tally in parallel.run_all(work, PROCESSES):
         found.add(tally)
     print("\n".join(found.told(found.cpu_s, 1)))
     return found
 
 
-def test_every_invariant_holds_in_every_run(total):
-    for failure in total.failures:
+def assert_clean(found: Tally, seeds: int) -> None:
+    for failure in found.failures:
         story = failure.story.split("\n")[-STORY_LINES:]
         pytest.fail("\n".join([*story, failure.told, failure.again]), pytrace=False)
-    assert total.seeds == SEEDS
+    assert found.seeds == seeds
 
 
-def test_every_invariant_is_a_function_and_was_judged(total):
+@pytest.fixture(scope="module")
+def first() -> Tally:
+    return run_all(range(FIRST, FIRST + NOT_SLOW))
+
+
+@pytest.fixture(scope="module")
+def total(first: Tally) -> Tally:
+    found = Tally()
+    found.add(first)
+    found.add(run_all(range(FIRST + NOT_SLOW, FIRST + SEEDS)))
+    return found
+
+
+def test_every_invariant_holds_in_the_first_runs(first):
+    assert_clean(first, NOT_SLOW)
+
+
+@pytest.mark.slow
+def test_every_invariant_holds_in_every_run(total):
+    assert_clean(total, SEEDS)
+
+
+def test_every_invariant_is_a_function():
     assert sorted(invariants.ALL) == sorted(JUDGED)
+
+
+@pytest.mark.slow
+def test_every_invariant_was_judged(total):
     unjudged = [name for name in JUDGED if name not in total.checks]
     assert unjudged == ["33"]  # by the tests below
 
@@ -72,17 +99,22 @@ def test_overload_alone_is_judged_where_there_is_nothing_else_and_not_counted_el
     assert "T15" not in run_seed(FIRST, calm).checks
 
 
+@pytest.mark.slow
 def test_the_runs_were_not_too_tame(total):
     assert missed(total.met, FAULTS, rare=False) == []
 
 
-def test_every_public_verb_is_called_in_runs_or_is_an_exception_with_its_reason(total):
-    assert verbs.missing(total.met) == []
+def test_every_public_verb_has_a_name_of_its_own_and_each_exception_is_one():
     names = verbs.names()
     assert len(names) == len(set(names))
     assert sorted({*verbs.EXCEPTIONS, *verbs.RARE} - set(names)) == []
     known = [module.__name__ for package in verbs.PACKAGES for module in verbs.modules(package)]
     assert sorted(set(verbs.REPLACED) - set(known)) == []
+
+
+@pytest.mark.slow
+def test_every_public_verb_is_called_in_runs_or_is_an_exception_with_its_reason(total):
+    assert verbs.missing(total.met) == []
     called = [name for name in verbs.EXCEPTIONS if total.met.get(f"verb: {name}")]
     assert called == []  # it needs no exception
 

@@ -6,6 +6,9 @@ import pytest
 
 from tests.spark.topics import SparkTopics, error_of
 
+KINDS = ["batched", pytest.param("streamed", marks=pytest.mark.slow)]
+"""Options are checked by the same code."""
+
 
 @pytest.fixture
 def streamed(topics, tmp_path):
@@ -49,7 +52,7 @@ def test_reading_a_topic_that_is_not_there_names_what_is_near(topics, topic, key
     assert f"{topic}-flights" in said
 
 
-@pytest.mark.parametrize("kind", ["batched", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -68,7 +71,7 @@ def test_options_that_make_no_sense_are_refused(request, kind, options, expected
 # One option that is not built for each kind of query: tests/unit has them all, of each kind.
 
 
-@pytest.mark.parametrize("kind", ["batched", "streamed"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_read_refuses_what_is_not_built_as_it_does_what_nobody_knows(request, kind):
     said = request.getfixturevalue(kind)("t", readCompacted="true")
     assert "[LEDGER_OPTION.UNKNOWN]" in said and "has no option 'readcompacted'" in said

@@ -1,4 +1,6 @@
-"""Every class of error that a query can meet, through Spark, in a batch and in a stream."""
+"""Every class of error that a query can meet, through Spark, in a batch and in a stream. `make
+test` meets each once, in a batch where it can come to one.
+"""
 
 import inspect
 
@@ -11,7 +13,12 @@ from tests.spark.topics import SparkTopics
 
 KINDS = ("batch", "stream")
 EVERY = [
-    pytest.param(case, kind, id=f"{case.error_class}-{kind}")
+    pytest.param(
+        case,
+        kind,
+        id=f"{case.error_class}-{kind}",
+        marks=pytest.mark.slow if kind == "stream" and not case.only else (),
+    )
     for case in CASES.values()
     for kind in KINDS
     if case.only in ("", kind)

@@ -1,9 +1,12 @@
-"""Each notebook runs on few rows, checks itself, and leaves in its topics what it says.
+"""Each notebook runs on few rows, checks itself, and leaves in its topics what it says; of each the
+code can be parsed, and what it imports of ours is there.
 
-One process runs them all, for the start of Spark is most of what a short run costs.
+One process runs all that are asked for, for the start of Spark is most of what a short run costs.
+`make test` runs one notebook on a cluster of others and one that starts its own.
 """
 
 import ast
+import importlib
 import json
 import os
 import subprocess
@@ -37,18 +40,27 @@ TOPICS = {
 """By notebook how many rows its topics have when it has ended, of the first 2,000 flights."""
 OWN_CLUSTER = tuple(name for name in NOTEBOOKS if name.startswith(("04", "08")))
 """These end bookies: they start a cluster of their own."""
+TWICE = "01_bronze"
+NOT_SLOW = (TWICE, "08_inside_a_ledger")
+IN_FULL = [
+    pytest.param(name, marks=() if name in NOT_SLOW else pytest.mark.slow) for name in NOTEBOOKS
+]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """By notebook what came of its run. The first one runs twice, to find what it left."""
+def results(request, tmp_path_factory):
+    """By notebook what came of its run, of those that tests to be run have as a parameter. One runs
+    twice, to find what it left."""
     folder = tmp_path_factory.mktemp("notebooks")
-    first = [name for name in NOTEBOOKS if name not in OWN_CLUSTER]
+    tests = [item for item in request.session.items if "results" in item.fixturenames]
+    names = sorted({item.callspec.params["name"] for item in tests})
+    given = [name for name in names if name not in OWN_CLUSTER]
+    again = [name for name in names if name == TWICE]
+    own = [name for name in names if name in OWN_CLUSTER]
     with LocalCluster(bookies=3, autorecovery=False) as cluster:
         wanted = [
-            *(f"{name}:rows={ROWS},service_url={cluster.service_url}" for name in first),
-            f"01_bronze:rows={ROWS},service_url={cluster.service_url}",
-            *(f"{name}:rows={ROWS}" for name in OWN_CLUSTER),
+            *(f"{name}:rows={ROWS},service_url={cluster.service_url}" for name in given + again),
+            *(f"{name}:rows={ROWS}" for name in own),
         ]
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.notebooks", folder, cluster.service_url, *wanted],
@@ -71,7 +83,7 @@ def results(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", IN_FULL)
 def test_a_notebook_checks_itself_and_leaves_what_it_says(results, name):
     for result in results[name]:
         assert not result["error"], f"{result['error']}\n{result['said'][-2000:]}"
@@ -81,8 +93,9 @@ def test_a_notebook_checks_itself_and_leaves_what_it_says(results, name):
         assert "data:image/png" in page and 'class="error"' not in page
 
 
-def test_a_notebook_runs_again_on_what_it_left(results):
-    assert len(results["01_bronze"]) == 2
+@pytest.mark.parametrize("name", [TWICE])
+def test_a_notebook_runs_again_on_what_it_left(results, name):
+    assert len(results[name]) == 2
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -93,6 +106,18 @@ def test_a_cell_is_text_or_packages_or_python_that_can_stand_alone(name):
             assert ast.parse(cell.text).body
         else:
             assert cell.kind == "pip" or cell.text.startswith("#"), "a text begins with a heading"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_a_notebook_imports_of_ours_is_there(name):
+    cells = read_notebook(ROOT / "notebooks" / f"{name}.py").cells
+    trees = [ast.parse(cell.text) for cell in cells if cell.kind == "python"]
+    found = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in found if (node.module or "").startswith("spark_ledger")]
+    assert ours
+    for node in ours:
+        module = importlib.import_module(node.module or "")
+        assert [each.name for each in node.names if not hasattr(module, each.name)] == []
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from benchmarks import port
 from tests.kit import jvm
@@ -35,6 +36,7 @@ def test_the_diff_that_from_kafka_shows_is_that_of_the_files():
         assert text in script.read_text()
 
 
+@pytest.mark.slow
 def test_the_port_makes_the_table_that_the_events_make_without_spark(tmp_path):
     environment = {
         **os.environ,

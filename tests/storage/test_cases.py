@@ -1,6 +1,7 @@
 """The node against its model: operations at random, crashes at any moment, everything verified.
 
 STORAGE_CASES and STORAGE_EXAMPLES make the run longer; `python -m tests.storage` is the long one.
+`make test` takes a quarter of the numbered cases.
 """
 
 import os
@@ -18,7 +19,7 @@ from tests.storage.shrink import failure_of, shrunk
 
 CASES = int(os.environ.get("STORAGE_CASES", 1200))
 EXAMPLES = int(os.environ.get("STORAGE_EXAMPLES", 300))
-CHUNKS = 8
+CHUNKS, NOT_SLOW = 8, 2
 CAUGHT = (
     "fence forgotten at replay",
     "entries forgotten at replay",
@@ -40,7 +41,13 @@ MISJUDGED = {
 words = st.binary(min_size=OPERATION_BYTES, max_size=OPERATION_BYTES)
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(chunk, marks=() if chunk < NOT_SLOW else pytest.mark.slow)
+        for chunk in range(CHUNKS)
+    ],
+)
 def test_a_node_keeps_its_promises_in_every_numbered_case(chunk: int):
     seeds = range(chunk * CASES // CHUNKS, (chunk + 1) * CASES // CHUNKS)
     failed, _ = run_chunk(seeds)

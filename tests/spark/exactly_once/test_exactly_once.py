@@ -130,6 +130,7 @@ def test_every_case_is_tested():
     assert {case.__name__ for case in cases.CASES} <= used
 
 
+@pytest.mark.slow
 def test_a_task_that_ran_twice_by_speculation_counts_once(worlds, tmp_path):
     with speculation.standalone(tmp_path / "standalone") as master:
         query = speculation.speculated(worlds.now, master)

@@ -501,6 +501,7 @@ class Names(list):
         Names.alive -= len(self)
 
 
+@pytest.mark.slow
 @simulated
 async def test_a_million_ledgers_are_listed_with_one_folder_of_names_in_memory_at_a_time():
     store, count = SimStore(), 1_000_000

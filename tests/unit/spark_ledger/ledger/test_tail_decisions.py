@@ -109,6 +109,7 @@ def test_every_vector_of_answers_of_an_ensemble_finds_or_ends_as_the_oracle_does
                 assert not tail.decided
 
 
+@pytest.mark.slow
 def test_three_copies_and_two_acks_are_decided_alike_in_every_order_of_arrival():
     """Two entries, every word of three bookies on each, all six orders, after every arrival."""
     quorum = Quorum(3, 3, 2)

@@ -227,14 +227,17 @@ def test_what_is_not_installed_is_named_with_what_installs_it(notebook, tmp_path
     assert "No module named 'matplotlib_that_is_not_there'. Run: pip install" in said
 
 
-def test_a_wrong_service_url_is_one_line(notebook, tmp_path):
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1/ledger", "[LEDGER_CONFIG.INVALID]"),
+        pytest.param("zk://127.0.0.1:1/ledger", "[LEDGER_UNAVAILABLE]", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_service_url_is_one_line(notebook, tmp_path, url, said):
     open_it = "import spark_ledger\n\nspark_ledger.Admin({!r}).topics()\n"
-    for url, said in {
-        "zk://127.0.0.1:1/ledger": "[LEDGER_UNAVAILABLE]",
-        "http://127.0.0.1/ledger": "[LEDGER_CONFIG.INVALID]",
-    }.items():
-        done = run(tmp_path, "run", notebook(TITLE, open_it.format(url)))
-        assert f"cell 1 of 1 (A try) failed: {said}" in one_line(done)
+    done = run(tmp_path, "run", notebook(TITLE, open_it.format(url)))
+    assert f"cell 1 of 1 (A try) failed: {said}" in one_line(done)
 
 
 # -- where a runtime gives the names ------------------------------------------------------------

@@ -274,6 +274,7 @@ def test_a_commit_over_many_busy_topics_gets_its_turn():
     play(act)
 
 
+@pytest.mark.slow
 def test_without_turns_a_commit_over_many_busy_topics_starves(monkeypatch):
     async def act(stage):
         monkeypatch.setattr("spark_ledger.topic.commit.commit.LOSSES_MAX", 1_000_000)

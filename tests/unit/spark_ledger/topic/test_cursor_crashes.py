@@ -51,7 +51,9 @@ async def check_ledgers_have_an_end(stage):
         assert ledger_id in named or intent.state is not IntentState.OPEN
 
 
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize(
+    "part", [0, 1, *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, 8))]
+)
 def test_whoever_comes_after_a_crash_at_any_step_finds_what_was_confirmed_or_later(part):
     async def act(stage):
         await fill(stage, 100)

@@ -94,7 +94,7 @@ def test_a_checkpoint_whose_ledger_was_deleted_is_not_published(checked, monkeyp
     play(act)
 
 
-@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("before", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_ledger_that_a_checkpoint_named_after_the_janitor_had_judged_it_stays(
     before, monkeypatch
 ):

@@ -99,7 +99,7 @@ async def maintained(stage, janitor, until_s, *, beating):
     await janitor.clean()
 
 
-@pytest.mark.parametrize("beating", [False, True])
+@pytest.mark.parametrize("beating", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_killed_process_left_open_is_closed_before_twice_its_roll_age(kind, beating):
     async def act(stage):

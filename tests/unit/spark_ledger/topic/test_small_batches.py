@@ -10,7 +10,9 @@ from tests.unit.spark_ledger.topic.leftovers import CALM, ledgers_made, longest_
 from tests.unit.spark_ledger.topic.stage import play
 
 
-@pytest.mark.parametrize(("batches", "pause_s"), [(1000, 0.05), (250, 120.0)])
+@pytest.mark.parametrize(
+    ("batches", "pause_s"), [pytest.param(1000, 0.05, marks=pytest.mark.slow), (250, 120.0)]
+)
 def test_many_one_row_batches_make_few_ledgers_and_leave_few_nodes(batches, pause_s):
     async def act(stage):
         intent = await stage.intent()
