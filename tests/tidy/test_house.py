@@ -33,7 +33,7 @@ FLOORS = {
         demo
         local
         client
-        spark
+        broker spark
         repair
         topic
         process
