@@ -58,6 +58,21 @@ FLOORS = {
         log
         entry
     """,
+    "spark_ledger.broker": """
+        server
+        connection
+        requests
+        producer
+        broker
+        owned_topic
+        subscription
+        partition
+        live_writer
+        tail topic_commits
+        ownership
+        acks names
+        wire
+    """,
     "spark_ledger.spark": """
         daemon audit_job merge_job sql_functions
         session

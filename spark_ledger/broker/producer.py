@@ -1,0 +1,97 @@
+"""A producer on its connection, and its batches until their receipts.
+
+Always true: a batch has one receipt, with the id that it will always have, or its producer is sent
+away: then it looks its topic up again and sends again what has no receipt.
+"""
+
+from typing import Any, Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker import names
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.wire.commands import AccessMode, ServerError, command
+from spark_ledger.broker.wire.frames import encode
+from spark_ledger.topic.entry import pulsar_batch
+
+
+class ProducersLink(Protocol):
+    """A client's connection, as its producers use it."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def stored(self, size: int) -> None:
+        """So many bytes of a batch wait no more."""
+
+    def send_error(self, producer_id: int, sequence_id: int, code: ServerError, why: str) -> None:
+        """The batch is refused for good."""
+
+    def forget_producer(self, producer: "Producer") -> bool:
+        """Whether it was there."""
+
+
+class Producer:
+    """Of one partition, on one connection."""
+
+    def __init__(
+        self,
+        connection: ProducersLink,
+        producer_id: int,
+        name: str,
+        mode: AccessMode,
+        epoch: int,
+        topic: OwnedTopic,
+        partition: int,
+    ) -> None:
+        self.connection = connection
+        self.id = producer_id
+        self.name = name
+        self.mode = mode
+        self.epoch = epoch
+        self.topic = topic
+        self.partition = partition
+
+    def send_away(self) -> None:
+        """It looks its topic up again, and sends again what has no receipt."""
+        if self.connection.forget_producer(self):
+            self.connection.send(
+                encode(command("close_producer", producer_id=self.id, request_id=0))
+            )
+
+
+class SentBatch:
+    """A batch of a producer, until its receipt."""
+
+    __slots__ = ("batched", "data", "highest", "messages", "producer", "sequence_id")
+
+    def __init__(
+        self, producer: Producer, send: Any, data: bytes, parsed: pulsar_batch.Batch
+    ) -> None:
+        self.producer = producer
+        self.data = data
+        self.messages = parsed.messages
+        self.batched = parsed.batched
+        self.sequence_id: int = send.sequence_id
+        self.highest: int = send.highest_sequence_id
+
+    def stored(self, offset: int) -> None:
+        producer = self.producer
+        receipt = command(
+            "send_receipt",
+            producer_id=producer.id,
+            sequence_id=self.sequence_id,
+            message_id=names.message_id(producer.topic.ledger, offset, producer.partition),
+        )
+        if self.highest:
+            receipt.send_receipt.highest_sequence_id = self.highest
+        producer.connection.send(encode(receipt))
+        producer.connection.stored(len(self.data))
+
+    def failed(self, error: errors.LedgerError) -> None:
+        producer = self.producer
+        if isinstance(error, errors.TopicTerminated):
+            producer.connection.send_error(
+                producer.id, self.sequence_id, ServerError.TOPIC_TERMINATED, str(error)
+            )
+        else:
+            producer.send_away()
+        producer.connection.stored(len(self.data))
