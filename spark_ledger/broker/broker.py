@@ -26,6 +26,7 @@ from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
 
 TICK_S = 2.0
@@ -39,10 +40,11 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """`auto_create`: a topic that a client names and that is not there is made, with so many
-    partitions. `tail_bytes`: of batches kept in memory for consumers at the end."""
+    partitions (0: one that is not partitioned, as in Pulsar). `tail_bytes`: of batches kept in
+    memory for consumers at the end."""
 
     auto_create: bool = True
-    auto_create_partitions: int = 1
+    auto_create_partitions: int = 0
     tail_bytes: int = BYTES_MAX
     roll: RollLimits = field(default_factory=RollLimits)
 
@@ -148,21 +150,25 @@ class Broker:
             return found
         if not (create and self.settings.auto_create):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
+        wanted = self.settings.auto_create_partitions
+        policies = TopicPolicies(partitioned=wanted > 0)
         with suppress(errors.TopicExists):
-            return await self.client.topics.create(name.full, self.settings.auto_create_partitions)
+            return await self.client.topics.create(name.full, max(1, wanted), policies)
         return await self.client.topics.open(name.full)
 
     async def partitions(self, info: TopicInfo) -> int:
+        """As a client is told: 0 of one that is not partitioned."""
+        if not info.policies.partitioned:
+            return 0
         return len((await self.client.log(info.id).fold()).partitions)
 
     async def names_in(self, namespace: str) -> list[str]:
-        """The topics of `tenant/namespace`, by the name of a partition of each: clients cut that
-        off, and so learn that they are partitioned."""
-        names = await self.client.topics.names()
+        """The topics of `tenant/namespace`; those that are partitioned by the name of their first
+        partition, of which clients cut that off."""
         return [
-            f"{one.full}-partition-0"
-            for one in names
-            if f"{one.tenant}/{one.namespace}" == namespace
+            f"{info.name.full}-partition-0" if info.policies.partitioned else info.name.full
+            for info in await self.client.topics.list()
+            if f"{info.name.tenant}/{info.name.namespace}" == namespace
         ]
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:

@@ -227,9 +227,9 @@ class Connection(asyncio.Protocol):
         if refused is not None:
             self.send_error(producer.id, part.sequence_id, refused.code, refused.message)
             return
-        self._waiting_bytes += len(batch)
-        self.broker.waiting_bytes += len(batch)
         sent = SentBatch(producer, part, batch, parsed)
+        self._waiting_bytes += sent.waiting_bytes
+        self.broker.waiting_bytes += sent.waiting_bytes
         producer.topic.append(producer.partition, sent)
 
     def _refused(self, part: Any, batch: bytes) -> Refusal | None:

@@ -10,7 +10,9 @@ Always true:
   in it are stored, the others go to the next ledger, once and in order (hazard 31);
 - what was fenced by a commit of others is reopened after that commit, or after HOLD_S (hazard 29);
 - seal(old) + open(new) is one commit; a partition without batches for IDLE_S has no ledger open;
-- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way.
+- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
+- of a topic with deduplication a batch whose last sequence id its producer has sent before is not
+  stored again, whoever owned the partition then: seals tell how far each producer had come.
 Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
 """
 
@@ -51,6 +53,11 @@ class Waiting(Protocol):
 
     data: bytes
     messages: int
+    producer_name: str
+    last_sequence_id: int
+
+    def duplicate(self) -> None:
+        """It was stored before."""
 
     def stored(self, offset: int) -> None:
         """It is, and its first message has that offset."""
@@ -94,6 +101,11 @@ class LiveWriter:
         self._stored = stored
         self._idle_s = idle_s
         self._fragments_max = commits.client.ledgers.config.fragments_max
+        self._deduplicates = commits.topic.policies.deduplication
+        self._known: dict[str, int] = {}  # the last sequence id stored, by producer
+        self._pushed: dict[str, int] = {}  # or on its way
+        self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
+        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
         self._queue: deque[Waiting] = deque()
         self._inflight: deque[_Entry] = deque()
         self._wake = asyncio.Event()
@@ -129,6 +141,8 @@ class LiveWriter:
         if self._closing:
             batch.failed(errors.LedgerClosed("the broker gives this partition up"))
             return
+        if self._deduplicates and self._is_duplicate(batch):
+            return
         self._queue.append(batch)
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._work())
@@ -140,20 +154,33 @@ class LiveWriter:
         as `seal.sealed` and a commit."""
         if (await self._commits.state()).partitions[self._number].live is not None:
             await self._open_or_seal(seal_only=True)
+        if self._deduplicates:
+            known = (await self._commits.state()).partitions[self._number].producers
+            self._known, self._pushed = dict(known), dict(known)
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
+        return self._pushed.get(producer_name, -1)
+
+    def _is_duplicate(self, batch: Waiting) -> bool:
+        """Whether it was sent before; then it is told so, once that one is stored."""
+        name, last = batch.producer_name, batch.last_sequence_id
+        if last > self._pushed.get(name, -1):
+            self._pushed[name] = last
+            return False
+        if last <= self._known.get(name, -1):
+            batch.duplicate()
+        else:
+            self._again.append(batch)
+        return True
 
     async def close(self) -> None:
-        """Store what was appended, seal, and take no more. What cannot be stored fails."""
+        """Store what was appended, seal, and take no more. What cannot be stored fails: where
+        another owner has fenced the ledger, after its CLOSED record has decided what is."""
         self._closing = True
         self._wake.set()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
-
-    def give_up(self, error: errors.LedgerError) -> None:
-        """Stop at once: another owner decides what becomes of the ledger."""
-        self._closing = True
-        if self._task is not None:
-            self._task.cancel()
-        self._end(error)
 
     # -- the work ----------------------------------------------------------------------------
 
@@ -240,6 +267,20 @@ class LiveWriter:
             self._stored(self._number, offset, batch)
             batch.stored(offset)
             offset += batch.messages
+            if self._deduplicates:
+                self._note(batch)
+
+    def _note(self, batch: Waiting) -> None:
+        name, last = batch.producer_name, batch.last_sequence_id
+        self._known[name] = max(last, self._known.get(name, last))
+        self._ledgers_own[name] = max(last, self._ledgers_own.get(name, last))
+        if self._again:
+            waiting, self._again = self._again, deque()
+            for one in waiting:
+                if one.last_sequence_id <= self._known.get(one.producer_name, -1):
+                    one.duplicate()
+                else:
+                    self._again.append(one)
 
     def _broken(self) -> bool:
         first = self._inflight[0].acked if self._inflight else None
@@ -319,7 +360,10 @@ class LiveWriter:
 
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
-        self._ended = seal_of(self._number, known, self._entry_rows, self._written_ms or [0])
+        self._ended = seal_of(
+            *(self._number, known, self._entry_rows, self._written_ms or [0], self._ledgers_own)
+        )
+        self._ledgers_own = {}
         self._writer, self._live = None, None
         self._entry_rows, self._written_ms = [], []
         self._sent = self._confirmed = self._bytes = 0
@@ -374,6 +418,7 @@ class LiveWriter:
             writer.version,
             self._commits.owner_name,
             self._commits.epoch,
+            self._deduplicates,
         )
         await self._commits.commit([*actions, opened])
         self._read_back(await self._commits.state(), writer)
@@ -426,7 +471,8 @@ class LiveWriter:
             self._writer.abandon()
         self._writer, self._live = None, None
         waiting = [batch for entry in self._inflight for batch in entry.batches]
-        waiting += self._queue
+        waiting += [*self._queue, *self._again]
+        self._again.clear()
         for entry in self._inflight:
             entry.acked.add_done_callback(_taken)
         self._inflight.clear()

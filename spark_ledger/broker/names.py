@@ -17,6 +17,7 @@ _PARTITION = re.compile(r"(.+)-partition-(\d+)")
 _LEDGER_BITS = 47
 _NON_PERSISTENT = "non-persistent://"
 NO_BATCH = -1
+NOT_PARTITIONED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,13 @@ def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_B
     return made
 
 
+def nothing(partition: int) -> MessageId:
+    """The id of no message: the last one of an empty partition, and the receipt of one that was
+    stored before."""
+    nowhere = unsigned(-1)
+    return MessageId(ledgerId=nowhere, entryId=nowhere, partition=partition)
+
+
 def offset_of(found: MessageId, ledger: int) -> int:
     """The offset that an id names. Raises Refusal for an id of another topic."""
     if found.ledgerId != ledger:
@@ -61,4 +69,5 @@ def offset_of(found: MessageId, ledger: int) -> int:
             f"message id {signed(found.ledgerId)}:{signed(found.entryId)} is of another topic than"
             f" this, whose ids begin with {ledger}",
         )
-    return signed(found.entryId) + max(0, found.batch_index)
+    offset: int = signed(found.entryId) + max(0, found.batch_index)
+    return offset

@@ -7,9 +7,9 @@ exclusive producers, or two producers of one name, are never there together.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from spark_ledger import errors
 from spark_ledger.broker.live_writer import LiveWriter, RollLimits, Waiting
@@ -29,6 +29,7 @@ from spark_ledger.topic.subscription.seek_target import End
 
 LOOK_S = 5.0
 RELEASE_S = 5.0
+DECIDE_S = 10.0
 COME_BACK_S = 10.0
 """For so long a seek waits for the consumers that it sent away."""
 
@@ -69,7 +70,7 @@ class OwnedTopic:
         self._producers: dict[int, list[ProducerHere]] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._turns: dict[str, asyncio.Lock] = {}
-        self._releasing: dict[asyncio.Task[None], None] = {}
+        self._beside: dict[asyncio.Task[None], None] = {}
         self._following: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -135,15 +136,21 @@ class OwnedTopic:
                 await asyncio.sleep(1.0)
 
     def give_up(self, error: errors.LedgerError) -> None:
-        """Another has the topic, or nobody: send everyone away."""
+        """Another has the topic, or nobody: send everyone away, once it is decided what of the
+        batches under way is stored (a producer sends the others again)."""
         if self._ended:
             return
         self._ended = True
         _log.warning("topic %s is given up: %s", self.info.name, error)
-        for partition in self._partitions:
-            partition.writer.give_up(error)
-        self._send_away()
         self._on_end(self)
+        self._aside(self._leave_to_others())
+
+    async def _leave_to_others(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DECIDE_S):
+                await asyncio.gather(*(one.writer.close() for one in self._partitions))
+        self._send_away()
+        await self._commits.close()
 
     def _send_away(self) -> None:
         for producers in list(self._producers.values()):
@@ -265,9 +272,12 @@ class OwnedTopic:
             return
         subscription.leave(consumer)
         if not subscription.used:
-            task = asyncio.get_running_loop().create_task(self._release(name))
-            self._releasing[task] = None
-            task.add_done_callback(lambda done: self._releasing.pop(done, None))
+            self._aside(self._release(name))
+
+    def _aside(self, doing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(doing)
+        self._beside[task] = None
+        task.add_done_callback(lambda done: self._beside.pop(done, None))
 
     async def _release(self, name: str) -> None:
         subscription = self._subscriptions.get(name)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from spark_ledger import errors
+from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
     MetadataStore,
@@ -27,9 +28,6 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
-BROKERS = "/brokers"
-ALIVE = f"{BROKERS}/alive"
-TOPICS = f"{BROKERS}/topics"
 PROBE_S = 1.0
 
 
@@ -68,8 +66,8 @@ class Ownership:
     async def register(self) -> None:
         """Say that this broker lives; again after the session was lost."""
         with reachable("registering a broker"):
-            await ensure(self._store, ALIVE)
-            await ensure(self._store, TOPICS)
+            await ensure(self._store, paths.BROKERS_ALIVE)
+            await ensure(self._store, paths.BROKERS_TOPICS)
             value = json.dumps({"url": self.url}).encode()
             with suppress(NodeExists, OutcomeUnknown):
                 await self._store.create(self._path, value, ephemeral=True)
@@ -88,14 +86,14 @@ class Ownership:
         """The URL of each broker that is alive, by id."""
         with reachable("listing brokers"):
             found = {}
-            for broker_id in await self._store.children(ALIVE):
-                node = await read(self._store, f"{ALIVE}/{broker_id}")
+            for broker_id in await self._store.children(paths.BROKERS_ALIVE):
+                node = await read(self._store, paths.broker(broker_id))
                 if node is not None:
                     found[broker_id] = str(json.loads(node.value)["url"])
             return found
 
     async def owner(self, topic_id: str, *, fresh: bool = False) -> Owner | None:
-        path = f"{TOPICS}/{topic_id}"
+        path = paths.broker_of_topic(topic_id)
         with reachable(f"reading who owns topic {topic_id}"):
             if fresh:
                 await self._store.sync(path)
@@ -112,7 +110,7 @@ class Ownership:
         """The owner to which clients of the topic are sent. A topic without a living owner gets
         one: this broker if `here` (another broker has chosen it), else the one of those alive on
         which the topic's id falls."""
-        path = f"{TOPICS}/{topic_id}"
+        path = paths.broker_of_topic(topic_id)
         for _ in range(TRIES_MAX):
             now = await self.owner(topic_id, fresh=True)
             if now is not None and now.broker == self.broker_id:
@@ -138,7 +136,7 @@ class Ownership:
 
     @property
     def _path(self) -> str:
-        return f"{ALIVE}/{self.broker_id}"
+        return paths.broker(self.broker_id)
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:

@@ -16,6 +16,7 @@ from contextlib import aclosing
 import numpy as np
 import pyarrow as pa
 
+from spark_ledger.broker import names
 from spark_ledger.broker.live_writer import LiveWriter, Waiting
 from spark_ledger.broker.tail import Stored, Tail
 from spark_ledger.topic.client import TopicClient
@@ -59,12 +60,16 @@ class Partition:
         tail: Tail,
     ) -> None:
         self.number = number
+        self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
+        """What message ids call it."""
         self.writer: LiveWriter
         """Set by whoever made this."""
         self._client = client
         self._topic = topic
         self._state = state
         self._tail = tail
+        self._end = 0
+        self._last: Stored | None = None
         self.listeners: dict[asyncio.Event, None] = {}
         """Set whenever there may be more than before."""
 
@@ -78,8 +83,10 @@ class Partition:
 
     @property
     def end(self) -> int:
-        """One past the last offset that is confirmed."""
-        return max(self.held.end_offset, self.writer.confirmed[0])
+        """One past the last offset that is confirmed; it never goes back, also while a ledger that
+        ended is not in a commit yet (hazard 33)."""
+        self._end = max(self._end, self.held.end_offset, self.writer.confirmed[0])
+        return self._end
 
     def wake(self) -> None:
         """There may be more than before."""
@@ -88,7 +95,9 @@ class Partition:
 
     def stored(self, offset: int, batch: Waiting, *, batched: bool) -> None:
         """A producer's batch is confirmed."""
-        self._tail.add(Stored(offset, batch.messages, batch.data, batched))
+        self._last = Stored(offset, batch.messages, batch.data, batched)
+        self._end = max(self._end, self._last.end)
+        self._tail.add(self._last)
         self.wake()
 
     async def read(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
@@ -113,6 +122,8 @@ class Partition:
     async def last(self) -> Stored | None:
         """The last batch that is confirmed, None where there is none."""
         end = self.end
+        if self._last is not None and self._last.end == end:
+            return self._last
         while end > self.start:
             found = await self.read(end - 1)
             if found:

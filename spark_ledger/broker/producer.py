@@ -9,9 +9,13 @@ from typing import Any, Protocol
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.wire.commands import AccessMode, ServerError, command
+from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.wire.commands import AccessMode, MessageId, ServerError, command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
+
+OVERHEAD_BYTES = 1024
+"""What a batch that waits takes beside its bytes, about."""
 
 
 class ProducersLink(Protocol):
@@ -40,7 +44,7 @@ class Producer:
         mode: AccessMode,
         epoch: int,
         topic: OwnedTopic,
-        partition: int,
+        partition: Partition,
     ) -> None:
         self.connection = connection
         self.id = producer_id
@@ -48,7 +52,8 @@ class Producer:
         self.mode = mode
         self.epoch = epoch
         self.topic = topic
-        self.partition = partition
+        self.partition = partition.number
+        self.shown_partition = partition.shown
 
     def send_away(self) -> None:
         """It looks its topic up again, and sends again what has no receipt."""
@@ -61,30 +66,50 @@ class Producer:
 class SentBatch:
     """A batch of a producer, until its receipt."""
 
-    __slots__ = ("batched", "data", "highest", "messages", "producer", "sequence_id")
+    __slots__ = (
+        "batched",
+        "data",
+        "highest",
+        "last_sequence_id",
+        "messages",
+        "producer",
+        "producer_name",
+        "sequence_id",
+        "waiting_bytes",
+    )
 
     def __init__(
         self, producer: Producer, send: Any, data: bytes, parsed: pulsar_batch.Batch
     ) -> None:
         self.producer = producer
         self.data = data
+        self.waiting_bytes = len(data) + OVERHEAD_BYTES
         self.messages = parsed.messages
         self.batched = parsed.batched
+        self.producer_name: str = parsed.metadata.producer_name
+        self.last_sequence_id = parsed.last_sequence_id
         self.sequence_id: int = send.sequence_id
         self.highest: int = send.highest_sequence_id
 
     def stored(self, offset: int) -> None:
         producer = self.producer
+        self._received(names.message_id(producer.topic.ledger, offset, producer.shown_partition))
+
+    def duplicate(self) -> None:
+        self._received(names.nothing(self.producer.shown_partition))
+
+    def _received(self, at: MessageId) -> None:
+        producer = self.producer
         receipt = command(
             "send_receipt",
             producer_id=producer.id,
             sequence_id=self.sequence_id,
-            message_id=names.message_id(producer.topic.ledger, offset, producer.partition),
+            message_id=at,
         )
         if self.highest:
             receipt.send_receipt.highest_sequence_id = self.highest
         producer.connection.send(encode(receipt))
-        producer.connection.stored(len(self.data))
+        producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:
         producer = self.producer
@@ -94,4 +119,4 @@ class SentBatch:
             )
         else:
             producer.send_away()
-        producer.connection.stored(len(self.data))
+        producer.connection.stored(self.waiting_bytes)

@@ -183,7 +183,7 @@ async def _producer(connection: Client, part: Any) -> None:
     if known is not None:
         connection.forget_producer(known)
     name = part.producer_name or connection.broker.new_name()
-    made = Producer(connection, part.producer_id, name, mode, part.epoch, topic, partition.number)
+    made = Producer(connection, part.producer_id, name, mode, part.epoch, topic, partition)
     topic.add_producer(partition.number, made)
     if not connection.open:
         topic.remove_producer(partition.number, made)
@@ -193,7 +193,7 @@ async def _producer(connection: Client, part: Any) -> None:
         "producer_success",
         request_id=part.request_id,
         producer_name=name,
-        last_sequence_id=-1,
+        last_sequence_id=partition.writer.last_sequence_id(name),
         schema_version=b"",
         producer_ready=True,
     )
@@ -324,9 +324,9 @@ async def _get_last_message_id(connection: Client, part: Any) -> None:
     consumer, topic, _ = _of(connection, part)
     place = consumer.place
     last = await place.partition.last()
-    number, ledger = place.partition.number, topic.ledger
+    number, ledger = place.partition.shown, topic.ledger
     if last is None:
-        found = _nothing(number)
+        found = names.nothing(number)
     else:
         index = last.messages - 1 if last.batched else names.NO_BATCH
         found = message_id(ledger, last.offset, number, index)
@@ -339,12 +339,6 @@ async def _get_last_message_id(connection: Client, part: Any) -> None:
         consumer_mark_delete_position=message_id(ledger, place.acks.mark - 1, number),
     )
     connection.send(encode(response))
-
-
-def _nothing(partition: int) -> MessageId:
-    """The last id of a partition without a message."""
-    nowhere = (1 << 64) - 1
-    return MessageId(ledgerId=nowhere, entryId=nowhere, partition=partition)
 
 
 # -- schemas ---------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class Consumer:
         sent = command(
             "message",
             consumer_id=self.id,
-            message_id=message_id(place.ledger, batch.offset, place.partition.number),
+            message_id=message_id(place.ledger, batch.offset, place.partition.shown),
             redelivery_count=0,
         )
         if batch.batched:

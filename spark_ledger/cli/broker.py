@@ -29,8 +29,8 @@ def start(
         bool, typer.Option(help="Make a topic that a client names and that is not there.")
     ] = True,
     auto_create_partitions: Annotated[
-        int, typer.Option(help="With so many partitions.", min=1)
-    ] = 1,
+        int, typer.Option(help="With so many partitions; 0: one that is not partitioned.", min=0)
+    ] = 0,
     parent_pipe: Annotated[
         bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
     ] = False,

@@ -1,5 +1,8 @@
 """Pulsar's own client, a real broker and real bookies."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -9,10 +12,15 @@ import pulsar
 import pyarrow as pa
 import pytest
 
+from spark_ledger import errors
+from spark_ledger.broker.ownership import Ownership
+from spark_ledger.local.local_broker import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.entry.message_batch import TYPES, column_of
+from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.read.plan import plan_read
+from spark_ledger.topic.upkeep.admin import TopicAdmin
 from spark_ledger.topic.write.task_writer import TaskSettings
 from tests.kit.processes import eventually
 
@@ -129,6 +137,14 @@ def test_what_a_producer_sends_is_read_with_key_value_properties_and_times(
         assert rows[2 * i + 1][1][:4] == (b"gone", None, None, None)
 
 
+def test_what_is_sent_is_seen_by_the_command_line_before_it_is_sealed(client, cluster, name):
+    client.create_producer(name).send(b"live", partition_key="k", properties={"a": "b"})
+    command = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "tail", name]
+    command += ["--no-follow", "--json", "--service-url", cluster.service_url]
+    said = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    assert (said["offset"], said["key"], said["value"]) == (0, "k", "live")
+
+
 def test_what_spark_wrote_is_consumed_and_both_are_in_one_order(client, topics, name):
     topics.run(topics.client.topics.create(name))
     write(topics, name, [b"s%d" % i for i in range(2500)], [b"k%d" % i for i in range(2500)])
@@ -182,16 +198,13 @@ def test_a_reader_starts_where_it_is_told_and_sees_what_is_available(client, nam
     assert not latest.has_message_available()
     producer.send(b"new")
     assert latest.read_next(TIMEOUT_MS).data() == b"new"
-    partition = client.get_topic_partitions(name)[0]
-    since = client.create_reader(partition, ids[41], start_message_id_inclusive=True)
+    since = client.create_reader(name, ids[41], start_message_id_inclusive=True)
     assert since.read_next(TIMEOUT_MS).data() == b"41"
-    after = client.create_reader(partition, ids[41])
+    after = client.create_reader(name, ids[41])
     assert after.read_next(TIMEOUT_MS).data() == b"42"
 
 
 def test_a_consumer_seeks_by_id_and_by_time(client, name):
-    client.create_producer(name).close()
-    (name,) = client.get_topic_partitions(name)  # the client seeks in one partition at a time
     producer = client.create_producer(name)
     consumer = client.subscribe(name, "s")
     ids = [producer.send(b"%d" % i) for i in range(5)]
@@ -207,6 +220,28 @@ def test_a_consumer_seeks_by_id_and_by_time(client, name):
     assert received(consumer, 1)[0].data() == b"5"
     consumer.seek(pulsar.MessageId.earliest)
     assert received(consumer, 1)[0].data() == b"0"
+
+
+def test_a_topic_is_told_by_its_partitions_unless_a_client_made_it(client, topics, name):
+    client.create_producer(name).send(b"x")
+    assert client.get_topic_partitions(name) == [f"persistent://public/default/{name}"]
+    with pytest.raises(errors.BadConfig, match="is not partitioned"):
+        topics.run(TopicAdmin(topics.client).grow(name, 2))
+    topics.run(topics.client.topics.create(f"{name}-3", 3))
+    parts = [f"persistent://public/default/{name}-3-partition-{p}" for p in range(3)]
+    assert client.get_topic_partitions(f"{name}-3") == parts
+
+
+def test_a_table_view_has_the_last_value_of_each_key(client, name):
+    producer = client.create_producer(name)
+    for i in range(10):
+        producer.send(b"%d" % i, partition_key=f"k{i % 3}")
+    view = client.create_table_view(name)
+    assert {key: view.get(key) for key in ("k0", "k1", "k2")} == {
+        "k0": b"9",
+        "k1": b"7",
+        "k2": b"8",
+    }
 
 
 def test_what_is_not_acknowledged_comes_again_after_a_negative_ack_and_a_reconnect(client, name):
@@ -317,9 +352,11 @@ def test_spark_commits_while_producers_go_on_and_nothing_is_lost_or_doubled(clie
     assert len(spark) == 50
 
 
-def test_a_killed_brokers_topics_lose_nothing_and_consumers_go_on(fresh_cluster, name):
+@pytest.mark.parametrize("once", [False, True])
+def test_a_killed_brokers_topics_lose_nothing_and_consumers_go_on(fresh_cluster, name, once):
     cluster = fresh_cluster(bookies=3)
     topics = blocking.topics(cluster.service_url)
+    topics.run(topics.client.topics.create(name, 1, TopicPolicies(deduplication=once)))
     with connected(cluster.broker_url) as client:
         producer = client.create_producer(name, send_timeout_millis=0, block_if_queue_full=True)
         consumer = client.subscribe(name, "s")
@@ -358,7 +395,9 @@ def test_a_killed_brokers_topics_lose_nothing_and_consumers_go_on(fresh_cluster,
     assert firsts == sorted(firsts)
     for i, (result, at) in receipts.items():
         assert result == pulsar.Result.Ok
-        assert values[at.entry_id()] == i
+        stored_before = once and at.ledger_id() < 0
+        assert stored_before or values[at.entry_id()] == i
+    assert not once or values == list(range(sent[0]))
 
 
 def test_a_consumer_goes_on_after_the_broker_was_stopped_and_started(fresh_cluster, name):
@@ -374,3 +413,38 @@ def test_a_consumer_goes_on_after_the_broker_was_stopped_and_started(fresh_clust
     with connected(cluster.broker_url) as client:
         consumer = client.subscribe(name, "s")
         assert [one.data() for one in received(consumer, 4)] == [b"%d" % i for i in range(6, 10)]
+
+
+def test_topics_spread_over_brokers_and_those_of_a_killed_one_are_taken_over(
+    fresh_cluster, name, tmp_path
+):
+    cluster = fresh_cluster(bookies=3)
+    other = LocalBroker(tmp_path / "other.log", cluster.service_url)
+    try:
+        first = cluster.broker_url
+        other.start()
+        hosts = f"{first},{other.url.removeprefix('pulsar://')}"
+        topics = blocking.topics(cluster.service_url)
+        with connected(hosts) as client:
+            producers = [client.create_producer(f"{name}-{i}") for i in range(12)]
+            for producer in producers:
+                producer.send(b"before")
+            infos = [topics.run(topics.client.topics.open(f"{name}-{i}")) for i in range(12)]
+
+            def owners():
+                ownership = Ownership(topics.client.store, "nobody", "")
+                return {topics.run(ownership.owner(info.id)).url for info in infos}
+
+            assert owners() == {first, other.url}
+            other.kill()
+            began_s = time.monotonic()
+            for producer in producers:
+                producer.send(b"after")
+            assert time.monotonic() - began_s < 15
+            assert owners() == {first}
+            for i in range(12):
+                reader = client.create_reader(f"{name}-{i}", pulsar.MessageId.earliest)
+                found = [reader.read_next(TIMEOUT_MS).data() for _ in range(2)]
+                assert found == [b"before", b"after"]
+    finally:
+        other.kill()

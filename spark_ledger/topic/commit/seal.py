@@ -6,9 +6,11 @@ record (hazard 32), else nothing is sealed. Who seals need not be the owner: saf
 fence (hazards 29, 30).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from types import MappingProxyType
 
+from bookie_server.api.entry import Buffer
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore, VersionedRecord
 from spark_ledger.topic.entry.message_batch import decode_header
@@ -30,6 +32,7 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
     known = VersionedRecord(reader.record, reader.version)
     entry_rows: list[int] = []
     written_ms: list[int] = []
+    producers: dict[str, int] = {}
     before, last = 0, reader.last_add_confirmed
     async with aclosing(reader.read_entries(range(last + 1), known_confirmed=last)) as runs:
         async for run in runs:
@@ -38,14 +41,32 @@ async def sealed(ledgers: LedgerStore, live: LiveSegment) -> SealLive:
                 before = entry.header.cumulative_rows
                 if entry.header.entry_id in (0, last):
                     written_ms.append(decode_header(entry.payload).written_ms)
-    return seal_of(live.partition, known, entry_rows, written_ms)
+                if live.deduplicated:
+                    _note_producers(entry.payload, producers)
+    return seal_of(live.partition, known, entry_rows, written_ms, producers)
+
+
+def _note_producers(payload: Buffer, producers: dict[str, int]) -> None:
+    """How far each producer has come with an entry's batches."""
+    from spark_ledger.topic.entry import pulsar_batch
+
+    header = decode_header(payload)
+    if header.batches:
+        body = memoryview(payload)[header.body_at :]
+        for name, last in pulsar_batch.producers_of(body, header.rows):
+            producers[name] = max(last, producers.get(name, last))
 
 
 def seal_of(
-    partition: int, known: VersionedRecord, entry_rows: Sequence[int], written_ms: Sequence[int]
+    partition: int,
+    known: VersionedRecord,
+    entry_rows: Sequence[int],
+    written_ms: Sequence[int],
+    producers: Mapping[str, int] = MappingProxyType({}),
 ) -> SealLive:
     """What seals a ledger of that CLOSED record, whose entries have so many rows each; `written_ms`
-    are times among which those of its rows are. Raises errors.UnsupportedFormat."""
+    are times among which those of its rows are, `producers` as SealLive has them. Raises
+    errors.UnsupportedFormat."""
     record = known.record
     last, rows = record.last_entry, record.rows
     if not record.closed or last is None or len(entry_rows) != last + 1 or sum(entry_rows) != rows:
@@ -69,4 +90,4 @@ def seal_of(
         event_min_ms=-EVENT_MS_MAX,
         event_max_ms=EVENT_MS_MAX,
     )
-    return SealLive(partition, record.ledger_id, segment)
+    return SealLive(partition, record.ledger_id, segment, tuple(sorted(producers.items())))

@@ -65,6 +65,12 @@ class Batch:
         return bool(self.metadata.HasField("num_messages_in_batch"))
 
     @property
+    def last_sequence_id(self) -> int:
+        """That of its last message: of a batch the highest it names."""
+        said = self.metadata
+        return max(int(said.sequence_id), int(said.highest_sequence_id))
+
+    @property
     def encrypted(self) -> bool:
         return len(self.metadata.encryption_keys) > 0
 
@@ -273,6 +279,12 @@ def unframed(body: memoryview, rows: int) -> Iterator[tuple[int, memoryview]]:
         found += messages
     if found != rows:
         raise Damaged(f"an entry of {found} messages says {rows} rows")
+
+
+def producers_of(body: memoryview, rows: int) -> Iterator[tuple[str, int]]:
+    """The producer of each batch of an entry, and the batch's last sequence id. Raises Damaged."""
+    for batch in _parsed(body, rows):
+        yield batch.metadata.producer_name, batch.last_sequence_id
 
 
 def decode_entry(

@@ -14,14 +14,20 @@ from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
 
 class Sent:
-    def __init__(self, *values):
-        self.data = batch_of([message(value) for value in values])
+    def __init__(self, *values, first=0):
+        self.data = batch_of([message(value) for value in values], sequence_id=first)
+        self.producer_name, self.last_sequence_id = "p", first + len(values) - 1
+        self.doubled = False
         self.messages = len(values)
         self.offsets, self.errors = [], []
         self.over = asyncio.Event()
 
     def stored(self, offset):
         self.offsets.append(offset)
+        self.over.set()
+
+    def duplicate(self):
+        self.doubled = True
         self.over.set()
 
     def failed(self, error):
@@ -216,5 +222,63 @@ def test_a_deleted_topic_fails_what_waits():
         (sent,) = owner.send([b"a"])
         await sent.over.wait()
         assert isinstance(sent.errors[0], errors.TopicDeleted | errors.TopicNotFound)
+
+    play(act)
+
+
+async def deduplicating(owner):
+    await owner.client.topics.change_policies("t", {"deduplication": True})
+    owner.stage.topic = await owner.client.topics.open("t")
+    return await owner.take()
+
+
+async def sent_by(owner, *firsts):
+    """Batches of two messages with these first sequence ids; whether each was a duplicate."""
+    batches = [Sent(b"%d" % first, b"%d" % (first + 1), first=first) for first in firsts]
+    for one in batches:
+        owner.writer.append(one)
+    await asyncio.gather(*(one.over.wait() for one in batches))
+    assert not any(one.errors for one in batches)
+    return [one.doubled for one in batches]
+
+
+def test_what_a_producer_sends_again_is_stored_once_and_has_its_receipt():
+    async def act(stage):
+        owner = await deduplicating(Owner(stage, stage.client, "a"))
+        assert await sent_by(owner, 0, 2, 0, 2, 4) == [False, False, True, True, False]
+        assert owner.writer.last_sequence_id("p") == 5
+        await owner.writer.close()
+        assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_a_successor_knows_what_producers_have_sent_to_those_before(by_spark):
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        await sent_by(old, 0, 2)
+        if by_spark:  # whoever seals tells
+            intent = await stage.intent()
+            await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        new = await (await another_of(stage)).take()
+        assert new.writer.last_sequence_id("p") == 3
+        assert await sent_by(new, 0, 2, 4) == [True, True, False]
+        await new.writer.close()
+        third = await (await another_of(stage, "c")).take()
+        assert third.writer.last_sequence_id("p") == 5
+        values = [value for _, value in await stage.rows() if value != b"of spark"]
+        assert values == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+def test_without_the_policy_sequence_ids_mean_nothing():
+    async def act(stage):
+        owner = await owner_of(stage)
+        assert await sent_by(owner, 0, 0) == [False, False]
+        assert owner.writer.last_sequence_id("p") == -1
+        await owner.writer.close()
+        assert len(await stage.rows()) == 4
 
     play(act)
