@@ -116,6 +116,9 @@ class Ownership:
             if now is not None and now.broker == self.broker_id:
                 return now
             alive = await self.brokers()
+            for broker, url in list(alive.items()):
+                if url == self.url:  # one that was killed: its session lives on for a while
+                    del alive[broker]
             if now is not None and now.broker in alive and await self._answers(now.url):
                 return now
             if now is not None:

@@ -226,8 +226,6 @@ async def _subscribe(connection: Client, part: Any) -> None:
             ServerError.NOT_ALLOWED,
             f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
         )
-    if part.read_compacted:
-        raise Refusal(ServerError.NOT_ALLOWED, "there are no compacted topics here")
     name = names.parse(part.topic)
     topic = await connection.broker.topic(name)
     partition = topic.partition(name.partition)
