@@ -21,6 +21,7 @@ from spark_ledger.broker.ownership import Ownership
 from spark_ledger.broker.tail import BYTES_MAX, TailBudget
 from spark_ledger.broker.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
+from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import store_now_ms
@@ -33,6 +34,7 @@ TICK_S = 2.0
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
+ENTRY_OVERHEAD_BYTES = 16 << 10
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +89,9 @@ class Broker:
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
         self.ownership = Ownership(ledgers.metadata, self.id, url)
         self.waiting_bytes = 0
+        self.message_bytes_max = min(
+            MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
+        )
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
@@ -173,6 +178,7 @@ class Broker:
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
         """The URL of the broker that has the topic, and whether that is this one."""
+        self._check_open()
         info = await self.find(name.topic, create=True)
         owner = await self.ownership.choose(info.id, here=authoritative)
         return owner.url, owner.broker == self.id
@@ -180,14 +186,17 @@ class Broker:
     async def topic(self, name: PartitionName) -> OwnedTopic:
         """The topic in this broker's hands. Raises Refusal (another broker has it), errors of the
         topic layer."""
+        self._check_open()
         info = await self.find(name.topic, create=True)
         task = self._topics.get(info.id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            if self._closing:
-                raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
             task = asyncio.get_running_loop().create_task(self._open(info))
             self._topics[info.id] = task
         return await asyncio.shield(task)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
         owner = await self.ownership.owner(info.id, fresh=True)

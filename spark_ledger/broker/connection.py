@@ -26,7 +26,6 @@ from spark_ledger.broker.wire.commands import (
     name_of,
 )
 from spark_ledger.broker.wire.frames import (
-    MESSAGE_BYTES_MAX,
     Frame,
     FrameReader,
     MalformedFrame,
@@ -37,6 +36,7 @@ from spark_ledger.topic.entry import pulsar_batch
 CONNECTION_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 4 << 20
 REQUESTS_MAX = 1000
+METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,8 @@ class Connection(asyncio.Protocol):
 
     def _connect(self, part: Any) -> None:
         self.connected = True
-        self.send(encode(requests.connected(part.protocol_version)))
+        size = self.broker.message_bytes_max
+        self.send(encode(requests.connected(part.protocol_version, size)))
 
     def _ping(self, _: Any) -> None:
         self.send(encode(command("pong")))
@@ -224,6 +225,11 @@ class Connection(asyncio.Protocol):
             else:
                 if parsed.metadata.HasField("txnid_most_bits"):
                     refused = Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+                elif not parsed.plausible:
+                    refused = Refusal(
+                        ServerError.NOT_ALLOWED,
+                        f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages",
+                    )
         if refused is not None:
             self.send_error(producer.id, part.sequence_id, refused.code, refused.message)
             return
@@ -235,10 +241,11 @@ class Connection(asyncio.Protocol):
     def _refused(self, part: Any, batch: bytes) -> Refusal | None:
         if part.is_chunk:
             return Refusal(ServerError.NOT_ALLOWED, "chunked messages are not taken yet")
-        if len(batch) > MESSAGE_BYTES_MAX + (10 << 10):
+        bytes_max = self.broker.message_bytes_max
+        if len(batch) > bytes_max + METADATA_BYTES_MAX:
             return Refusal(
                 ServerError.NOT_ALLOWED,
-                f"a batch of {len(batch)} bytes, at most {MESSAGE_BYTES_MAX} are taken",
+                f"a batch of {len(batch)} bytes, at most {bytes_max} are taken",
             )
         return None
 

@@ -354,6 +354,8 @@ class LiveWriter:
                 return await self._commits.client.ledgers.recover(ledger_id)
             except (errors.Unavailable, errors.DataUnavailable, errors.NotEnoughBookies) as error:
                 _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
+                if self._closing:
+                    raise
             await self._commits.check_owner()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)

@@ -33,7 +33,7 @@ from spark_ledger.broker.wire.commands import (
     command,
     signed,
 )
-from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX, encode
+from spark_ledger.broker.wire.frames import encode
 
 _TEXT_MAX = 1000
 _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
@@ -86,12 +86,12 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(ServerError.UNKNOWN, f"a defect of the broker: {error!r}"[:_TEXT_MAX])
 
 
-def connected(client_version: int) -> BaseCommand:
+def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
     return command(
         "connected",
         server_version=f"Spark Ledger {__version__}",
         protocol_version=min(PROTOCOL_VERSION, client_version),
-        max_message_size=MESSAGE_BYTES_MAX,
+        max_message_size=message_bytes_max,
     )
 
 

@@ -32,6 +32,7 @@ from spark_ledger.topic.subscription.cursor import Cursor
 
 SENT_BATCHES_MAX = 20_000
 RETRY_S = 1.0
+SOON_S = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -162,6 +163,7 @@ class Consumer:
                 return
             if batch.end <= self._position:
                 continue
+            self._pass_over(batch.offset)
             missing = self.place.acks.missing(max(batch.offset, self._position), batch.end)
             self._position = batch.end
             if missing:
@@ -175,11 +177,17 @@ class Consumer:
             if one.source is not None and one.lo >= self._position
         ]
         if nexts:
-            self._position = nexts[0]
+            self._pass_over(nexts[0])
         elif self._position < held.end_offset:
-            self._position = held.end_offset
+            self._pass_over(held.end_offset)
         else:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(SOON_S)
+
+    def _pass_over(self, offset: int) -> None:
+        """Nothing is between the position and the offset: there is nothing to acknowledge."""
+        if offset > self._position:
+            self.place.acks.add(self._position, offset)
+            self._position = offset
 
     def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
         place = self.place

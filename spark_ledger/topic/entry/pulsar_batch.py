@@ -65,6 +65,12 @@ class Batch:
         return bool(self.metadata.HasField("num_messages_in_batch"))
 
     @property
+    def plausible(self) -> bool:
+        """Whether its payload can have so many messages: each takes some bytes."""
+        size = max(int(self.metadata.uncompressed_size), len(self.data) - self.payload_at)
+        return not self.batched or self.messages * _SIZE.size <= size
+
+    @property
     def last_sequence_id(self) -> int:
         """That of its last message: of a batch the highest it names."""
         said = self.metadata
