@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from spark_ledger import errors
 from spark_ledger.broker import names, requests
 from spark_ledger.broker.broker import Broker
 from spark_ledger.broker.owned_topic import OwnedTopic
@@ -274,7 +275,8 @@ class Connection(asyncio.Protocol):
                 self._acknowledge(part, *found)
             except Exception as error:
                 refused = requests.refusal_of(error)
-                found[0].end()
+                if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
+                    found[0].end()  # another has the subscription, or nobody
         if part.HasField("request_id"):
             response = command(
                 "ack_response", consumer_id=part.consumer_id, request_id=part.request_id

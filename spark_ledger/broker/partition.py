@@ -11,11 +11,12 @@ row of their entry, so that a batch begins where it began before.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import numpy as np
 import pyarrow as pa
 
+from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.live_writer import LiveWriter, Waiting
 from spark_ledger.broker.tail import Stored, Tail
@@ -84,8 +85,10 @@ class Partition:
     @property
     def end(self) -> int:
         """One past the last offset that is confirmed; it never goes back, also while a ledger that
-        ended is not in a commit yet (hazard 33)."""
-        self._end = max(self._end, self.held.end_offset, self.writer.confirmed[0])
+        ended is not in a commit yet (hazard 33), or the metadata store is away."""
+        with suppress(errors.Unavailable):
+            self._end = max(self._end, self.held.end_offset)
+        self._end = max(self._end, self.writer.confirmed[0])
         return self._end
 
     def wake(self) -> None:

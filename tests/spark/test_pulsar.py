@@ -48,12 +48,11 @@ def test_spark_reads_what_producers_send_before_and_after_it_is_sealed(
     )
     try:
         query.processAllAvailable()
-        send(range(100, 150))
-        query.processAllAvailable()
+        send(range(100, 150))  # which the query hears of as it is confirmed
+        copied = client.create_reader(f"{topic}-copy", pulsar.MessageId.earliest)
+        found = [copied.read_next(30_000) for _ in range(150)]
     finally:
         query.stop()
-    consumer = client.create_reader(f"{topic}-copy", pulsar.MessageId.earliest)
-    found = [consumer.read_next(20_000) for _ in range(150)]
     assert sorted(int(one.data()[1:]) for one in found) == list(range(150))
     assert {one.partition_key() for one in found} == {f"k{i}" for i in range(150)}
 
@@ -76,4 +75,4 @@ def test_typed_rows_are_json_objects_to_a_consumer(spark, cluster, client, topic
     rows.write.format("ledger").options(**options).mode("append").save(topic)
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     found = sorted(reader.read_next(20_000).data() for _ in range(3))
-    assert found == [b'{"id":%d,"reading":%d.0}' % (i, 2 * i) for i in range(3)]
+    assert found == [b'{"id":%d,"reading":%d}' % (i, 2 * i) for i in range(3)]

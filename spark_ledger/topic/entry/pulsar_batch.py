@@ -151,13 +151,19 @@ class _Rows:
     def _take_all(self, data: bytes, messages: int) -> None:
         at, total = 0, len(data)
         take, read, size_at = self._take, SingleMessageMetadata.FromString, _SIZE.unpack_from
+        value_only = self._wanted == {VALUE}
         for _ in range(messages):
             begin = at + 4 + size_at(data, at)[0]
             one = read(data[at + 4 : begin])
             at = begin + one.payload_size
             if not begin <= at <= total:
                 raise Damaged(f"a damaged batch: a message of {one.payload_size} bytes")
-            take(one, data[begin:at])
+            if value_only:
+                self._values.append(None if one.null_value else data[begin:at])
+            else:
+                take(one, data[begin:at])
+        if value_only:
+            self.count += messages
         if at != total:
             raise Damaged(f"a damaged batch: {total - at} bytes after its last message")
 
@@ -171,9 +177,10 @@ class _Rows:
         if EVENT_TIME in wanted:
             self._event_ms.append(said.event_time)
         if HEADERS in wanted:
-            for each in said.properties:
-                self._names.append(each.key)
-                self._texts.append(each.value.encode())
+            properties = said.properties
+            if properties:
+                self._names += [each.key for each in properties]
+                self._texts += [each.value.encode() for each in properties]
             self._header_ends.append(len(self._names))
 
     def record_batch(self) -> pa.RecordBatch:
