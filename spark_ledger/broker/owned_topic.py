@@ -29,6 +29,7 @@ from spark_ledger.topic.subscription.seek_target import End
 
 LOOK_S = 5.0
 RELEASE_S = 5.0
+EPOCH_BITS = 32  # of an epoch of exclusive producers, below the owner's
 DECIDE_S = 10.0
 COME_BACK_S = 10.0
 """For so long a seek waits for the consumers that it sent away."""
@@ -42,9 +43,14 @@ class ProducerHere(Protocol):
     name: str
     mode: AccessMode
     epoch: int
+    topic_epoch: int
+    """Of an exclusive one: which of those that followed each other it is; 0 of one that is new."""
 
     def send_away(self) -> None:
         """It is to look its topic up again."""
+
+    def ready(self) -> None:
+        """It waited to be the only one, and is."""
 
 
 class OwnedTopic:
@@ -68,6 +74,8 @@ class OwnedTopic:
         self._on_end = on_end
         self._partitions: list[Partition] = []
         self._producers: dict[int, list[ProducerHere]] = {}
+        self._producers_waiting: dict[int, list[ProducerHere]] = {}
+        self._exclusive_epochs: dict[int, int] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._beside: dict[asyncio.Task[None], None] = {}
@@ -153,9 +161,10 @@ class OwnedTopic:
         await self._commits.close()
 
     def _send_away(self) -> None:
-        for producers in list(self._producers.values()):
-            for producer in list(producers):
-                producer.send_away()
+        for some in (self._producers_waiting, self._producers):
+            for producers in list(some.values()):
+                for producer in list(producers):
+                    producer.send_away()
         for subscription in list(self._subscriptions.values()):
             for consumer in subscription.consumers:
                 consumer.end()
@@ -176,37 +185,78 @@ class OwnedTopic:
         """Store a producer's batch after all that came to the partition before it."""
         self._partitions[partition].writer.append(batch)
 
+    def last_sequence_id(self, partition: int, producer_name: str) -> int:
+        """As LiveWriter.last_sequence_id."""
+        return self._partitions[partition].writer.last_sequence_id(producer_name)
+
     # -- producers -----------------------------------------------------------------------------
 
-    def add_producer(self, partition: int, producer: ProducerHere) -> None:
-        """Raises Refusal."""
+    def add_producer(self, partition: int, producer: ProducerHere) -> bool:
+        """Whether it may send; else it waits until it is the only one, and is told. Raises
+        Refusal."""
         there = self._producers.setdefault(partition, [])
+        waiting = self._producers_waiting.setdefault(partition, [])
         if self.state.terminated:
             raise Refusal(ServerError.TOPIC_TERMINATED, f"topic {self.info.name} is terminated")
-        for one in list(there):
-            if one.name == producer.name:
-                if producer.epoch <= one.epoch:
-                    raise Refusal(
-                        ServerError.PRODUCER_BUSY,
-                        f"producer '{one.name}' is connected to topic {self.info.name} already",
-                    )
-                there.remove(one)  # the same, on another connection
+        for some in (there, waiting):
+            self._replace(some, producer)
         exclusive = any(one.mode is not AccessMode.SHARED for one in there)
+        if 0 < producer.topic_epoch < self._exclusive_epochs.get(partition, 0):
+            raise Refusal(
+                ServerError.PRODUCER_FENCED,
+                f"another producer has taken topic {self.info.name} from '{producer.name}'",
+            )
+        if producer.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+            fenced, there[:] = list(there), [producer]
+            self._is_exclusive(partition, producer)
+            for one in fenced:
+                one.send_away()
+            return True
+        if producer.mode is AccessMode.WAIT_FOR_EXCLUSIVE and there:
+            waiting.append(producer)
+            return False
         if producer.mode is AccessMode.SHARED and exclusive:
             raise Refusal(
                 ServerError.PRODUCER_BUSY, f"topic {self.info.name} has an exclusive producer"
             )
-        if producer.mode is not AccessMode.SHARED and there:
+        if producer.mode is AccessMode.EXCLUSIVE and there:
             raise Refusal(
                 ServerError.PRODUCER_FENCED,
                 f"topic {self.info.name} has {'an exclusive' if exclusive else 'another'} producer",
             )
         there.append(producer)
+        self._is_exclusive(partition, producer)
+        return True
+
+    def _is_exclusive(self, partition: int, producer: ProducerHere) -> None:
+        """It is the only one from now on: those before it are fenced, also where they come back."""
+        if producer.mode is AccessMode.SHARED:
+            return
+        last = self._exclusive_epochs.get(partition, self._commits.epoch << EPOCH_BITS)
+        if not producer.topic_epoch:
+            producer.topic_epoch = last + 1
+        self._exclusive_epochs[partition] = max(last, producer.topic_epoch)
+
+    def _replace(self, there: list[ProducerHere], producer: ProducerHere) -> None:
+        """Let the same producer's connection before go. Raises Refusal for another of its name."""
+        for one in [one for one in there if one.name == producer.name]:
+            if producer.epoch <= one.epoch:
+                raise Refusal(
+                    ServerError.PRODUCER_BUSY,
+                    f"producer '{one.name}' is connected to topic {self.info.name} already",
+                )
+            there.remove(one)
 
     def remove_producer(self, partition: int, producer: ProducerHere) -> None:
         there = self._producers.get(partition, [])
-        if producer in there:
-            there.remove(producer)
+        waiting = self._producers_waiting.get(partition, [])
+        for some in (there, waiting):
+            if producer in some:
+                some.remove(producer)
+        if waiting and not there:
+            there.append(waiting.pop(0))
+            self._is_exclusive(partition, there[0])
+            there[0].ready()
 
     # -- subscriptions -------------------------------------------------------------------------
 

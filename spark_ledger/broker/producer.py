@@ -40,20 +40,38 @@ class Producer:
         self,
         connection: ProducersLink,
         producer_id: int,
+        request_id: int,
         name: str,
         mode: AccessMode,
         epoch: int,
+        topic_epoch: int,
         topic: OwnedTopic,
         partition: Partition,
     ) -> None:
         self.connection = connection
         self.id = producer_id
+        self.request_id = request_id
         self.name = name
         self.mode = mode
         self.epoch = epoch
+        self.topic_epoch = topic_epoch
         self.topic = topic
         self.partition = partition.number
         self.shown_partition = partition.shown
+
+    def ready(self) -> None:
+        """It may send: the answer to its request."""
+        made = command(
+            "producer_success",
+            request_id=self.request_id,
+            producer_name=self.name,
+            last_sequence_id=self.topic.last_sequence_id(self.partition, self.name),
+            schema_version=b"",
+            producer_ready=True,
+        )
+        if self.topic_epoch:
+            made.producer_success.topic_epoch = self.topic_epoch
+        self.connection.send(encode(made))
 
     def send_away(self) -> None:
         """It looks its topic up again, and sends again what has no receipt."""

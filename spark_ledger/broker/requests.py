@@ -172,32 +172,40 @@ async def _topics_of_namespace(connection: Client, part: Any) -> None:
 
 async def _producer(connection: Client, part: Any) -> None:
     _check_schema(part)
-    mode = AccessMode(part.producer_access_mode)
-    if mode not in (AccessMode.SHARED, AccessMode.EXCLUSIVE):
-        raise Refusal(ServerError.NOT_ALLOWED, f"access mode {mode.name} is not built yet")
     if part.txn_enabled:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
-    topic = await connection.broker.topic(names.parse(part.topic))
-    partition = topic.partition(names.parse(part.topic).partition)
+    name = names.parse(part.topic)
+    topic = await connection.broker.topic(name)
+    partition = topic.partition(name.partition)
     known = connection.producers.get(part.producer_id)
     if known is not None:
         connection.forget_producer(known)
-    name = part.producer_name or connection.broker.new_name()
-    made = Producer(connection, part.producer_id, name, mode, part.epoch, topic, partition)
-    topic.add_producer(partition.number, made)
+    made = Producer(
+        connection,
+        part.producer_id,
+        part.request_id,
+        part.producer_name or connection.broker.new_name(),
+        AccessMode(part.producer_access_mode),
+        part.epoch,
+        part.topic_epoch,
+        topic,
+        partition,
+    )
+    ready = topic.add_producer(partition.number, made)
     if not connection.open:
         topic.remove_producer(partition.number, made)
         return
     connection.producers[made.id] = made
-    response = command(
+    if ready:
+        made.ready()
+        return
+    waits = command(
         "producer_success",
         request_id=part.request_id,
-        producer_name=name,
-        last_sequence_id=partition.writer.last_sequence_id(name),
-        schema_version=b"",
-        producer_ready=True,
+        producer_name=made.name,
+        producer_ready=False,
     )
-    connection.send(encode(response))
+    connection.send(encode(waits))
 
 
 def _check_schema(part: Any) -> None:

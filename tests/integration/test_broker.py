@@ -302,6 +302,34 @@ def test_what_is_taken_or_not_built_is_refused_by_pulsars_own_errors(client, clu
             other.create_producer(f"non-persistent://public/default/{name}")
 
 
+def test_one_producer_waits_to_be_the_only_one_and_another_fences_it(client, cluster, name):
+    mode = pulsar.ProducerAccessMode
+    first = client.create_producer(name, access_mode=mode.Exclusive)
+    first.send(b"first")
+    with connected(cluster.broker_url) as other:
+        made = []
+
+        def wait():
+            made.append(other.create_producer(name, access_mode=mode.WaitForExclusive))
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        first.close()
+        waiting.join(20)
+        made[0].send(b"second")
+        with connected(cluster.broker_url) as third:
+            fencing = third.create_producer(name, access_mode=mode.ExclusiveWithFencing)
+            fencing.send(b"third")
+            with pytest.raises(pulsar.PulsarException):
+                made[0].send(b"lost")
+    reader = client.create_reader(name, pulsar.MessageId.earliest)
+    found = [reader.read_next(TIMEOUT_MS).data() for _ in range(3)]
+    assert found == [b"first", b"second", b"third"]
+    assert not reader.has_message_available()
+
+
 def test_topics_by_pattern_and_an_unsubscribed_name(client, topics):
     import re
 
