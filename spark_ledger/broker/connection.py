@@ -20,6 +20,7 @@ from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.producer import Producer, SentBatch
 from spark_ledger.broker.subscription import Consumer
 from spark_ledger.broker.wire.commands import (
+    SEND,
     AckType,
     Refusal,
     ServerError,
@@ -167,15 +168,16 @@ class Connection(asyncio.Protocol):
 
     def _take(self, frame: Frame) -> None:
         """Carry out a command, or begin to. Raises MalformedFrame."""
+        if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
+            self._send(frame.command.send, frame.batch)
+            return
         name = name_of(frame.command)
         if name is None:
             raise MalformedFrame(f"the unknown command {frame.command.type}")
         part = getattr(frame.command, name)
         if not self.connected and name != "connect":
             raise MalformedFrame(f"{name} before CONNECT")
-        if name == "send":
-            self._send(part, frame.batch)
-        elif name in _AT_ONCE:
+        if name in _AT_ONCE:
             _AT_ONCE[name](self, part)
         elif name in requests.ANSWERS:
             self._begin(name, part)

@@ -10,7 +10,13 @@ from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.partition import Partition
-from spark_ledger.broker.wire.commands import AccessMode, MessageId, ServerError, command
+from spark_ledger.broker.wire.commands import (
+    AccessMode,
+    MessageId,
+    ServerError,
+    command,
+    receipt,
+)
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.topic.entry import pulsar_batch
 
@@ -118,15 +124,8 @@ class SentBatch:
 
     def _received(self, at: MessageId) -> None:
         producer = self.producer
-        receipt = command(
-            "send_receipt",
-            producer_id=producer.id,
-            sequence_id=self.sequence_id,
-            message_id=at,
-        )
-        if self.highest:
-            receipt.send_receipt.highest_sequence_id = self.highest
-        producer.connection.send(encode(receipt))
+        made = receipt(producer.id, self.sequence_id, self.highest, at)
+        producer.connection.send(encode(made))
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:

@@ -18,6 +18,7 @@ EARLIEST, LATEST = -1, 2**63 - 1
 """Ledger and entry of the ids that mean the two ends."""
 _FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}
 _NUMBERS = {name: number for number, name in _FIELDS.items()}
+SEND = _NUMBERS["send"]
 
 
 class ServerError(IntEnum):
@@ -98,6 +99,19 @@ def command(name: str, **fields: Any) -> BaseCommand:
             getattr(part, field).extend(value)
         else:
             setattr(part, field, value)
+    return made
+
+
+def receipt(producer_id: int, sequence_id: int, highest: int, at: MessageId) -> BaseCommand:
+    """SEND_RECEIPT; as `command`, but one is made for each batch."""
+    made = BaseCommand()
+    made.type = _NUMBERS["send_receipt"]
+    part = made.send_receipt
+    part.producer_id = producer_id
+    part.sequence_id = sequence_id
+    if highest:
+        part.highest_sequence_id = highest
+    part.message_id.CopyFrom(at)
     return made
 
 
