@@ -1,6 +1,7 @@
 """Pulsar's own client, a real broker and real bookies."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker.ownership import Ownership
+from spark_ledger.broker.wire.commands import command
+from spark_ledger.broker.wire.frames import encode
 from spark_ledger.local.local_broker import LocalBroker
 from spark_ledger.topic import blocking
 from spark_ledger.topic.commit.commit import TxnKey
@@ -139,9 +142,9 @@ def test_what_a_producer_sends_is_read_with_key_value_properties_and_times(
 
 def test_what_is_sent_is_seen_by_the_command_line_before_it_is_sealed(client, cluster, name):
     client.create_producer(name).send(b"live", partition_key="k", properties={"a": "b"})
-    command = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "tail", name]
-    command += ["--no-follow", "--json", "--service-url", cluster.service_url]
-    said = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    tail = [sys.executable, "-m", "spark_ledger.cli.main", "topic", "tail", name]
+    tail += ["--no-follow", "--json", "--service-url", cluster.service_url]
+    said = json.loads(subprocess.run(tail, check=True, capture_output=True).stdout)
     assert (said["offset"], said["key"], said["value"]) == (0, "k", "live")
 
 
@@ -328,6 +331,18 @@ def test_one_producer_waits_to_be_the_only_one_and_another_fences_it(client, clu
     found = [reader.read_next(TIMEOUT_MS).data() for _ in range(3)]
     assert found == [b"first", b"second", b"third"]
     assert not reader.has_message_available()
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\xff" * 100, encode(command("ping")), encode(command("send", producer_id=1))]
+)
+def test_bytes_that_are_no_request_end_their_own_connection_alone(client, cluster, name, damaged):
+    producer = client.create_producer(name)
+    host, _, port = cluster.broker_url.removeprefix("pulsar://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        raw.sendall(damaged)
+        assert raw.recv(100) == b""
+    assert producer.send(b"still").entry_id() == 0
 
 
 def test_topics_by_pattern_and_an_unsubscribed_name(client, topics):
