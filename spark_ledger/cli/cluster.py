@@ -17,6 +17,7 @@ FolderOption = Annotated[
 ]
 FOLDER = Path(".spark-ledger")
 MERGE_BYTES = 128 << 20  # as topic/upkeep/merging.py, which takes a while to import
+BROKER_PORT = 6650  # as broker/server.py
 
 
 def add_to(app: App) -> None:
@@ -32,16 +33,32 @@ def up(
         int,
         typer.Option(help="Bytes a minute to copy for merging small segments; 0: none.", min=0),
     ] = MERGE_BYTES,
+    broker_port: Annotated[
+        int, typer.Option(help="Where Pulsar's clients connect.", min=1, max=65535)
+    ] = BROKER_PORT,
+    broker: Annotated[
+        bool, typer.Option(help="With a broker for Pulsar's clients, or without.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster on this machine in the background; it takes ledgers when this returns."""
     from spark_ledger.local import background
 
-    here = background.up(data_dir, bookies, port, merge_bytes=merge_bytes)
+    wanted_port = broker_port if broker else None
+    here = background.up(data_dir, bookies, port, merge_bytes=merge_bytes, broker_port=wanted_port)
     if json:
-        print_json({"service_url": here.service_url, "pid": here.pid, "data_dir": here.data_dir})
+        print_json(
+            {
+                "service_url": here.service_url,
+                "broker_url": here.broker_url or None,
+                "pid": here.pid,
+                "data_dir": here.data_dir,
+            }
+        )
     else:
         _say_up(here.service_url, here.data_dir, data_dir, bookies)
+        if here.broker_url:
+            print(f"Pulsar's clients connect to {here.broker_url}")
 
 
 def down(data_dir: FolderOption = FOLDER) -> None:

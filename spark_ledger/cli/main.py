@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from spark_ledger import __version__
-from spark_ledger.cli import autorecovery, bookie, cluster, ledger, subscription, topic
+from spark_ledger.cli import autorecovery, bookie, broker, cluster, ledger, subscription, topic
 from spark_ledger.cli.common import App
 
 app = App(
@@ -19,6 +19,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(bookie.app, name="bookie")
+app.add_typer(broker.app, name="broker")
 app.add_typer(autorecovery.app, name="autorecovery")
 
 

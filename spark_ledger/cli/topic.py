@@ -3,6 +3,7 @@ terminate|delete|compact|clean`."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from spark_ledger.topic.upkeep.admin import TopicAdmin, TopicFacts, Trimmed
     from spark_ledger.topic.upkeep.compactor import Compacted
     from spark_ledger.topic.upkeep.upkeep import UpkeepReport
+
+LIVE_LOOK_S = 0.5  # how often a tail asks where live segments end
 
 app = App(help="Topics: partitioned logs of rows.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="name, or persistent://tenant/namespace/name")]
@@ -397,7 +400,9 @@ def _policies(info: "TopicInfo") -> dict[str, object]:
 
 
 async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> AsyncIterator["Rows"]:
-    """The last `rows` of each partition and, following, what is committed after them."""
+    """The last `rows` of each partition and, following, what comes after them: what is committed,
+    and what is confirmed of live segments."""
+    from spark_ledger.topic.read.live import LiveEnds, live_task
     from spark_ledger.topic.read.plan import plan_read
     from spark_ledger.topic.read.slice_reader import read_task
 
@@ -405,23 +410,34 @@ async def _tail(client: "TopicClient", name: str, rows: int, follow: bool) -> As
     log = client.log(info.id)
     changed = asyncio.Event()
     state = await log.fold(fresh=True, watch=changed.set)
-    starts = {
-        number: max(partition.start_offset, partition.end_offset - rows)
-        for number, partition in enumerate(state.partitions)
-    }
+    lives = LiveEnds(client.ledgers)
+    starts: dict[int, int] | None = None
     while True:
+        live = [held.live for held in state.partitions if held.live is not None]
+        await lives.look(live)
+        known = {one.partition: lives.known(one) for one in live}
         ends = state.end_offsets()
-        ranges = {number: (starts.get(number, 0), end) for number, end in ends.items()}
+        reach = {p: end + (known[p].rows if p in known else 0) for p, end in ends.items()}
+        if starts is None:
+            firsts = state.start_offsets()
+            starts = {p: max(firsts[p], end - rows) for p, end in reach.items()}
+        at = {p: starts.get(p, 0) for p in ends}
+        ranges = {p: (min(at[p], end), end) for p, end in ends.items()}
         read = await client.tables(state, ranges)
-        for task in plan_read(state, ranges, topic=info.name.full, read=read):
+        tasks = plan_read(state, ranges, topic=info.name.full, read=read)
+        more = (live_task(info.name.full, state, p, at[p], end) for p, end in known.items())
+        for task in (*tasks, *(one for one in more if one is not None)):
             async for part in read_task(client.ledgers, task):
                 yield part
         if not follow:
             return
-        starts = ends
-        await changed.wait()
-        changed.clear()
-        state = await log.fold(watch=changed.set)
+        starts = {p: max(at[p], end) for p, end in reach.items()}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIVE_LOOK_S if live else None):
+                await changed.wait()
+        if changed.is_set():
+            changed.clear()
+            state = await log.fold(watch=changed.set)
 
 
 def print_rows(part: "Rows", json: bool) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from spark_ledger.errors import BadConfig, LedgerError, Unavailable
 from spark_ledger.local.child import Child
 from spark_ledger.local.cluster import LocalCluster
+from spark_ledger.local.embedded_zookeeper import port_is_free
 from spark_ledger.local.maintenance import maintain_on
 from spark_ledger.process import background_loop
 from spark_ledger.topic.upkeep.merging import PASS_BYTES
@@ -32,18 +33,26 @@ START_TIMEOUT_S, STOP_TIMEOUT_S, POLL_S = 120.0, 60.0, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """A cluster that is up: the process that holds it, where it serves, where its data are."""
+    """A cluster that is up: the process that holds it, where it serves, where its data are, and
+    where its broker serves Pulsar's clients, "" without one."""
 
     pid: int
     service_url: str
     data_dir: str
+    broker_url: str = ""
 
 
 def up(
-    data_dir: Path, bookies: int = 3, port: int | None = None, *, merge_bytes: int = PASS_BYTES
+    data_dir: Path,
+    bookies: int = 3,
+    port: int | None = None,
+    *,
+    merge_bytes: int = PASS_BYTES,
+    broker_port: int | None = None,
 ) -> Background:
     """Start a cluster in the background; a ledger can be created when this returns. Once a minute
-    it copies `merge_bytes` at most, about, to merge small segments of topics.
+    it copies `merge_bytes` at most, about, to merge small segments of topics. `broker_port`: where
+    its broker listens; None: it has none.
 
     Raises errors.BadConfig (up already, port taken, no Java), errors.Unavailable.
     """
@@ -57,6 +66,13 @@ def up(
     options = ["--data-dir", str(data_dir), "--bookies", str(bookies)]
     options += ["--port", str(port)] if port else []
     options += ["--merge-bytes", str(merge_bytes)]
+    if broker_port is not None:
+        if not port_is_free(broker_port):
+            raise BadConfig(
+                f"the broker's port {broker_port} is taken",
+                "Choose another with --broker-port, or start without a broker: --no-broker.",
+            )
+        options += ["--broker-port", str(broker_port)]
     command = [sys.executable, "-m", "spark_ledger.local.background", *options]
     child = Child("the cluster", command, data_dir / LOG_FILE)
     try:
@@ -147,6 +163,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--bookies", type=int, default=3)
     parser.add_argument("--port", type=int)
+    parser.add_argument("--broker-port", type=int)
     parser.add_argument("--merge-bytes", type=int, default=PASS_BYTES)
     arguments = parser.parse_args()
     stop = threading.Event()
@@ -155,10 +172,15 @@ def main() -> None:
         _take_lock(arguments.data_dir)
         state.unlink(missing_ok=True)
         with LocalCluster(
-            arguments.bookies, arguments.data_dir, port=arguments.port, autorecovery=False
+            arguments.bookies,
+            arguments.data_dir,
+            port=arguments.port,
+            autorecovery=False,
+            broker_port=arguments.broker_port,
         ) as cluster:  # hosted here, without another process
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
-            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir))
+            url = "" if cluster.broker is None else cluster.broker.url
+            here = Background(os.getpid(), cluster.service_url, str(arguments.data_dir), url)
             _write(state, json.dumps(asdict(here)))
             maintenance = background_loop().submit(
                 maintain_on(cluster.service_url, merge_bytes=arguments.merge_bytes)

@@ -19,6 +19,7 @@ from spark_ledger.errors import BadConfig
 from spark_ledger.local.embedded_zookeeper import EmbeddedZooKeeper
 from spark_ledger.local.local_autorecovery import LocalAutorecovery
 from spark_ledger.local.local_bookie import LocalBookie
+from spark_ledger.local.local_broker import LocalBroker
 from spark_ledger.metadata.zookeeper import connect
 from spark_ledger.process import background_loop
 from spark_ledger.repair import status
@@ -37,7 +38,9 @@ class LocalCluster:
     that is deleted at exit. `port`: ZooKeeper's; None: a free one. `bookie_settings`: settings of
     conf/bookie.toml for every bookie, or a function from a bookie's number (0, 1, ...) to its own.
     `autorecovery`: a process hosts self-healing and upkeep of topics; it is not waited for.
-    `lost_bookie_delay_s`: it makes this the cluster's setting; None: that stays.
+    `lost_bookie_delay_s`: it makes this the cluster's setting; None: that stays. `broker_port`: a
+    broker for Pulsar's clients is started on it; None: on a free port, when `broker_url` is first
+    asked for.
 
     Raises errors.BadConfig (Java missing or too old, port taken, data_dir in use or not to be
     written) and errors.Unavailable (a process did not come up; quotes its log).
@@ -52,6 +55,7 @@ class LocalCluster:
         bookie_settings: Settings | Callable[[int], Settings] | None = None,
         autorecovery: bool = True,
         lost_bookie_delay_s: float | None = None,
+        broker_port: int | None = None,
     ) -> None:
         self._temporary = data_dir is None
         self._owner = os.getpid()
@@ -64,6 +68,8 @@ class LocalCluster:
         self.bookies: list[LocalBookie] = []
         self.autorecovery: LocalAutorecovery | None = None
         """None if it was made with autorecovery=False."""
+        self.broker: LocalBroker | None = None
+        """None until it is started."""
         self.zookeeper = EmbeddedZooKeeper(
             self.data_dir / "zookeeper", port, self.data_dir if self._temporary else None
         )
@@ -76,6 +82,8 @@ class LocalCluster:
                 log = self.data_dir / "autorecovery.log"
                 self.autorecovery = LocalAutorecovery(log, self.service_url)
                 self.autorecovery.start()
+            if broker_port is not None:
+                self._start_broker(broker_port)
         except BaseException:
             self.stop()
             raise
@@ -83,6 +91,15 @@ class LocalCluster:
     @property
     def service_url(self) -> str:
         return f"zk://{self.zookeeper.address}{ROOT}"
+
+    @property
+    def broker_url(self) -> str:
+        """Where Pulsar's clients connect. Raises errors.Unavailable when the broker does not come
+        up."""
+        if self.broker is None:
+            self._start_broker(None)
+        assert self.broker is not None
+        return self.broker.url
 
     def add_bookie(self) -> LocalBookie:
         """One more bookie on an empty folder; returns when it is registered as writable."""
@@ -96,6 +113,8 @@ class LocalCluster:
         if os.getpid() != self._owner:
             return  # a fork of the process that made the cluster
         atexit.unregister(self.stop)
+        if self.broker is not None:
+            self.broker.stop()
         if self.autorecovery is not None:
             self.autorecovery.ask_to_stop()
         for bookie in self.bookies:
@@ -132,6 +151,11 @@ class LocalCluster:
             bookie.launch()
         for bookie in self.bookies:
             bookie.wait_until_registered()
+
+    def _start_broker(self, port: int | None) -> None:
+        broker = LocalBroker(self.data_dir / "broker.log", self.service_url, port)
+        broker.start()
+        self.broker = broker
 
     def _new_bookie(self, number: int) -> LocalBookie:
         folder = self.data_dir / "bookies" / str(number)

@@ -24,6 +24,8 @@ MAINTAINER = "/maintainer"
 AUDITOR = "/auditor"
 AUTORECOVERY = "/autorecovery"
 REPAIR_CREDENTIAL = "/repair-credential"
+BROKERS_ALIVE = "/brokers/alive"
+BROKERS_TOPICS = "/brokers/topics"
 UNDERREPLICATED = "/underreplicated/ledgers"
 UNDERREPLICATED_LOCKS = "/underreplicated/locks"
 LEDGER_ID_MAX = 2**63 - 1
@@ -51,6 +53,16 @@ def _cut(ledger_id: int) -> str:
         raise ValueError(f"a ledger id is between 0 and 2^63-1, got {ledger_id}")
     digits = f"{ledger_id:019d}"  # cut as _CUTS says
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/{digits[15:]}"
+
+
+def broker(broker_id: str) -> str:
+    """Ephemeral, of a broker that is alive."""
+    return f"{BROKERS_ALIVE}/{broker_id}"
+
+
+def broker_of_topic(topic_id: str) -> str:
+    """Which broker has the topic."""
+    return f"{BROKERS_TOPICS}/{topic_id}"
 
 
 def draining(bookie_id: str) -> str:

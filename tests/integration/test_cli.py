@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,8 @@ def up(tmp_path_factory: pytest.TempPathFactory):
     """A cluster brought up by `spark-ledger up`: its folder and what `up` said."""
     folder = tmp_path_factory.mktemp("up") / "cluster"
     port = free_port()
-    said = succeeds("up", "--bookies", 3, "--port", port, "--data-dir", folder, "--json")
+    ports = ("--port", port, "--broker-port", free_port())
+    said = succeeds("up", "--bookies", 3, *ports, "--data-dir", folder, "--json")
     yield folder, json.loads(said)
     if spark_ledger("status", "--data-dir", folder).returncode == 0:
         succeeds("down", "--data-dir", folder)
@@ -85,16 +87,29 @@ def test_status_lists_the_bookies_of_the_folders_cluster(up):
 
 
 def test_what_is_up_already_is_said_with_the_remedy(up):
-    assert "up already" in fails("up", "--data-dir", up[0], "--port", free_port())
+    ports = ("--port", free_port(), "--broker-port", free_port())
+    assert "up already" in fails("up", "--data-dir", up[0], *ports)
 
 
 def test_a_taken_port_is_named(up, tmp_path: Path):
     port = up[1]["service_url"].split(":")[2].partition("/")[0]
-    assert f"port {port} is taken" in fails("up", "--data-dir", tmp_path / "c", "--port", port)
+    wanted = ("--port", port, "--no-broker")
+    assert f"port {port} is taken" in fails("up", "--data-dir", tmp_path / "c", *wanted)
+
+
+def test_pulsars_port_is_served_and_a_taken_one_is_named_with_its_flag(up, tmp_path: Path):
+    port = up[1]["broker_url"].rpartition(":")[2]
+    with socket.create_connection(("127.0.0.1", int(port))):
+        pass
+    wanted = ("--port", free_port(), "--broker-port", port)
+    said = fails("up", "--data-dir", tmp_path / "c", *wanted)
+    assert f"port {port} is taken" in said
+    assert "--broker-port" in said
 
 
 def test_without_java_up_says_so(tmp_path: Path):
-    said = fails("up", "--data-dir", tmp_path / "c", env={"JAVA_HOME": str(tmp_path)})
+    wanted = ("--data-dir", tmp_path / "c", "--no-broker")
+    said = fails("up", *wanted, env={"JAVA_HOME": str(tmp_path)})
     assert f"JAVA_HOME={tmp_path} holds no bin/java" in said
 
 
@@ -112,10 +127,10 @@ def test_down_ends_every_process_and_up_takes_the_same_bookies_again(up):
         return [bookie["id"] for bookie in status["bookies"]]
 
     before, processes = ids(), [said["pid"], *descendants(said["pid"])]
-    assert len(processes) == 6  # the background process, ZooKeeper and guardian, three bookies
+    assert len(processes) == 7  # the background process, ZooKeeper, guardian, 3 bookies, a broker
     succeeds("down", "--data-dir", folder)
     assert not alive(processes)
-    succeeds("up", "--data-dir", folder, "--port", port)
+    succeeds("up", "--data-dir", folder, "--port", port, "--no-broker")
     assert ids() == before
 
 
@@ -127,7 +142,7 @@ def test_status_of_a_cluster_whose_zookeeper_died_says_how_to_mend_it(up):
     os.kill(zookeeper, signal.SIGKILL)
     assert "`spark-ledger down`, then" in fails("status", "--data-dir", folder)
     succeeds("down", "--data-dir", folder)
-    succeeds("up", "--data-dir", folder, "--port", port)
+    succeeds("up", "--data-dir", folder, "--port", port, "--no-broker")
     assert "writable" in succeeds("status", "--data-dir", folder)
 
 

@@ -33,7 +33,7 @@ FLOORS = {
         demo
         local
         client
-        spark
+        broker spark
         repair
         topic
         process
@@ -57,6 +57,21 @@ FLOORS = {
         checkpoint schema
         log
         entry
+    """,
+    "spark_ledger.broker": """
+        server
+        connection
+        requests
+        producer
+        broker
+        owned_topic
+        subscription
+        partition
+        live_writer
+        tail topic_commits
+        ownership
+        acks names
+        wire
     """,
     "spark_ledger.spark": """
         daemon audit_job merge_job sql_functions

@@ -214,10 +214,10 @@ def takes_number(actions: Actions) -> bool:
 
 
 def rows_by_partition(actions: Actions) -> dict[int, int]:
-    """How many rows they bring in."""
+    """How many rows they bring in: those of a merge and of a live segment were there before."""
     rows: Counter[int] = Counter()
     for action in actions:
-        for segment in () if isinstance(action, Replace) else segments_of(action):
+        for segment in () if isinstance(action, Replace | SealLive) else segments_of(action):
             rows[segment.partition] += segment.rows
     return dict(sorted(rows.items()))
 

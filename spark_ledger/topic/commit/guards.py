@@ -71,7 +71,9 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
         case SealLive():
             live = _partition(state, action.partition).live
             if live is None or live.ledger_id != action.ledger_id:
-                raise errors.TxnConflict(f"ledger {action.ledger_id} is not live any more")
+                raise errors.TxnConflict(
+                    f"ledger {action.ledger_id} is not live any more", live=True
+                )
     if isinstance(action, Overwrite) and state.last_foreign(app_id) >= action.snapshot:
         raise errors.TxnConflict(
             f"commit {state.last_foreign(app_id)} of another writer came after commit"
@@ -85,7 +87,8 @@ def _check_added(state: TopicState, action: Append | Overwrite, sealed: set[int]
         if held.live is not None and segment.partition not in sealed:
             raise errors.TxnConflict(
                 f"partition {segment.partition} has the live ledger {held.live.ledger_id}: it is"
-                " sealed first"
+                " sealed first",
+                live=True,
             )
 
 

@@ -14,17 +14,23 @@
                              | runs | 12 bytes | rows | 0 | written ms |  ...
                              +------+----------+------+---+------------+
 
-Little-endian; schema unsigned 16-bit, partition, rows, shares and runs unsigned 32-bit, first row
-and written ms signed 64-bit. `first row` counts from the first row of the partition's segment,
-`written ms` is the writer's clock. What follows is an Arrow IPC *stream* of one record batch, its
-buffers compressed or not as the stream says.
+    flag BATCHES, in place of Arrow: +------+----------+-----------------------+
+                                     | size | messages | a batch of `size`     |  ...
+                                     +------+----------+-----------------------+
+
+Little-endian; schema unsigned 16-bit, partition, rows, shares, runs, size and messages unsigned
+32-bit, first row and written ms signed 64-bit. `first row` counts from the first row of the
+partition's segment, `written ms` is the writer's clock. What follows is an Arrow IPC *stream* of
+one record batch, its buffers compressed or not as the stream says.
 
 Flags: 1 SHARED: rows of several partitions, each partition's together; the header counts the shares
 and all rows, its first row is 0; an index follows, a share each, partitions strictly rising, rows
 in the order of the stream. 2 TYPED: the topic's own columns in place of `value`, by the topic's
 schema of the version `schema` (0: of none that is registered). 4 TIMES: rows that were written at
 several times, as merging puts them together: runs of the stream's rows, in order, with the time of
-each; the header has the last of these times. A reader refuses other flags.
+each; the header has the last of these times. 8 BATCHES: in place of the stream the batches of
+Pulsar's producers, as they came, each with its size and messages (pulsar_batch.py); written ms is
+the broker's clock, a row's time its producer's. A reader refuses other flags.
 
 Columns: key: binary, value: binary, event_time: timestamp[us, UTC], headers: list<struct<key:
 string, value: binary>>, all nullable; in a typed batch the first, third and fourth are called
@@ -52,7 +58,7 @@ VERSION = 2
 HEADER_BYTES = 32
 SHARE_BYTES = 16
 TIMES_BYTES = 16
-SHARED, TYPED, TIMES = 1, 2, 4
+SHARED, TYPED, TIMES, BATCHES = 1, 2, 4, 8
 SCHEMA_VERSION_MAX = 0xFFFF
 COMPRESSIONS = ("none", "lz4", "zstd")
 JOINED_BYTES_MAX = 64 << 10
@@ -71,7 +77,8 @@ TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messagePrope
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = SHARED | TYPED | TIMES
+_FLAGS = (*range(SHARED | TYPED | TIMES | 1), BATCHES)
+"""Those that a reader takes, together."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
 _COUNT = struct.Struct("<I12x")
@@ -98,8 +105,9 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:
-    """What is said before the Arrow stream, which begins at `body_at`; `index` has the partition,
-    rows and first_row of each share, `times` rows and ms of each run, None without TIMES."""
+    """What is said before the body, which begins at `body_at`; `index` has the partition, rows and
+    first_row of each share, `times` rows and ms of each run, None without TIMES. `batches`: the
+    body has batches of Pulsar's producers, else it is an Arrow stream."""
 
     index: npt.NDArray[np.void]
     times: npt.NDArray[np.void] | None
@@ -107,6 +115,7 @@ class Header:
     typed: bool
     schema_version: int
     body_at: int
+    batches: bool = False
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -138,12 +147,16 @@ def encode_header(
     typed: bool = False,
     schema_version: int = 0,
     times: TimeRuns = (),
+    batches: bool = False,
 ) -> bytes:
-    """What comes before the Arrow stream: with an index where the shares are several, with `times`
-    where these are."""
+    """What comes before the body: with an index where the shares are several, with `times` where
+    these are. With `batches` there is one share, untyped, and no times."""
     assert shares, "an entry has rows"
     rows = sum(share.rows for share in shares)
     flags, runs = TYPED if typed else 0, b""
+    if batches:
+        assert len(shares) == 1 and not (typed or times), "a batch is of one partition"
+        flags = BATCHES
     if len(times) > 1:
         each = np.array([(count, 0, ms) for count, ms in times], dtype=_RUN)
         flags, runs = flags | TIMES, _COUNT.pack(len(each)) + each.tobytes()
@@ -219,7 +232,7 @@ def decode_header(payload: Buffer) -> Header:
         )
     except struct.error as error:
         raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
-    known = (version, flags) == _VERSION_1 or (version == VERSION and not flags & ~_FLAGS)
+    known = (version, flags) == _VERSION_1 or (version == VERSION and flags in _FLAGS)
     if magic != MAGIC or not known:
         raise errors.UnsupportedFormat(
             f"an entry with magic {magic!r}, version {version}, flags {flags} was met where"
@@ -235,7 +248,8 @@ def decode_header(payload: Buffer) -> Header:
     if flags & TIMES:
         times = _times(view[body_at:], rows)
         body_at += TIMES_BYTES * (1 + len(times))
-    return Header(index, times, written_ms, bool(flags & TYPED), schema, body_at)
+    typed, batches = bool(flags & TYPED), bool(flags & BATCHES)
+    return Header(index, times, written_ms, typed, schema, body_at, batches)
 
 
 def decode_body(
@@ -244,11 +258,26 @@ def decode_body(
     """All rows of the entry, of all partitions. Uncompressed columns are views of
     the payload, not copies; columns that are not among `columns` (None: all) are not even
     decompressed. Raises errors.UnsupportedFormat for a header that does not fit the rows, a damaged
-    stream or one with other types."""
+    stream or one with other types, damaged or encrypted batches."""
+    if header.batches:
+        from spark_ledger.topic.entry import pulsar_batch  # for those alone who meet one
+
+        body = memoryview(payload)[header.body_at :]
+        return pulsar_batch.decode_entry(body, header.rows, columns)
     try:
         return _read(memoryview(payload)[header.body_at :], header, columns)
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise errors.UnsupportedFormat(f"a damaged message batch: {error}") from error
+
+
+def times_of(payload: Buffer, header: Header) -> Longs | None:
+    """When each row of the entry was written; None: all at the header's `written_ms`. Raises
+    errors.UnsupportedFormat for damaged batches."""
+    if not header.batches:
+        return header.each_ms()
+    from spark_ledger.topic.entry import pulsar_batch
+
+    return pulsar_batch.publish_ms(memoryview(payload)[header.body_at :], header.rows)
 
 
 def _times(view: memoryview, rows: int) -> npt.NDArray[np.void]:

@@ -79,23 +79,27 @@ class Grow:
 
 @dataclass(frozen=True, slots=True)
 class OpenLive:
-    """The partition ends in a live segment from now on: a ledger that `owner` appends to."""
+    """The partition ends in a live segment from now on: a ledger that `owner` appends to.
+    `deduplicated` as a live segment's."""
 
     partition: int
     ledger_id: int
     metadata_version: int
     owner: str
     epoch: int
+    deduplicated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SealLive:
     """The live segment of that ledger is over: its rows are `segment`, copied from the ledger's
-    CLOSED record, or none."""
+    CLOSED record, or none. Of a deduplicated one `producers` are those that sent its messages, by
+    name, with the last sequence id that it has of each."""
 
     partition: int
     ledger_id: int
     segment: Segment | None
+    producers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +193,13 @@ _TO_JSON: dict[type, Callable[[Any], dict[str, Any]]] = {
         "version": a.metadata_version,
         "owner": a.owner,
         "epoch": a.epoch,
+        **({"deduplicated": True} if a.deduplicated else {}),
     },
     SealLive: lambda a: {
         "partition": a.partition,
         "ledger": a.ledger_id,
         "segment": None if a.segment is None else segments.to_json(a.segment),
+        **({"producers": [list(one) for one in a.producers]} if a.producers else {}),
     },
     Terminate: lambda a: {},
 }
@@ -224,12 +230,14 @@ _FROM_JSON: dict[str, Callable[[Mapping[str, Any]], Action]] = {
     ),
     "grow": lambda plain: Grow(int(plain["partitions"])),
     "open": lambda plain: OpenLive(
-        plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]
+        *(plain["partition"], plain["ledger"], plain["version"], plain["owner"], plain["epoch"]),
+        bool(plain.get("deduplicated", False)),
     ),
     "seal": lambda plain: SealLive(
         plain["partition"],
         plain["ledger"],
         None if plain["segment"] is None else segments.from_json(plain["segment"]),
+        tuple((str(name), int(last)) for name, last in plain.get("producers", ())),
     ),
     "terminate": lambda plain: Terminate(),
 }

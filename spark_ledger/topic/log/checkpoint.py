@@ -301,12 +301,22 @@ def encode_root(root: Root) -> bytes:
         "bodies": {str(ledger): last for ledger, last in state.bodies.items()},
         "across": [[one.commit_id, one.number, list(one.others)] for one in state.across],
         "last_of_app": list(state.last_of_app),
-        "live": [asdict(held.live) for held in state.partitions if held.live is not None],
+        "live": [_plain_live(held.live) for held in state.partitions if held.live is not None],
         "before": list(root.before),
         "streams": [len(stream) for stream in streams],
     }
+    producers = {str(p.number): dict(p.producers) for p in state.partitions if p.producers}
+    if producers:
+        plain["producers"] = producers
     head = json.dumps(plain, separators=(",", ":")).encode()
     return pack(b"".join([MAGIC, len(head).to_bytes(4, "little"), head, *streams]))
+
+
+def _plain_live(live: LiveSegment) -> dict[str, Any]:
+    plain = asdict(live)
+    if not live.deduplicated:
+        del plain["deduplicated"]
+    return plain
 
 
 def decode_root(value: bytes) -> Root:
@@ -346,8 +356,12 @@ def _state(plain: dict[str, Any], streams: Sequence[memoryview]) -> TopicState:
         p, source, first, count, lo, hi, *rest = row
         parts[p].append(Interval(lo, hi, _source(source, known, tail, first, count), *rest))
     live = {one["partition"]: LiveSegment(**one) for one in plain["live"]}
+    producers = plain.get("producers", {})
     held = tuple(
-        PartitionState(p, start, end, Intervals(parts[p]), live.get(p), rearranged)
+        PartitionState(
+            *(p, start, end, Intervals(parts[p]), live.get(p), rearranged),
+            producers=producers.get(str(p), {}),
+        )
         for p, (start, end, rearranged) in enumerate(
             zip(*(partitions[name] for name in _PARTITIONS), strict=True)
         )

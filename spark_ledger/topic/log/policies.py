@@ -20,7 +20,7 @@ OPTIONAL = ("retention_ms", "retention_bytes")
 """Policies that may be None."""
 TEXTS = ("durability",)
 SWITCHES = {"true": True, "false": False}
-SWITCHED = ("merging",)
+SWITCHED = ("merging", "deduplication", "partitioned")
 ENSEMBLE_SIZE = "ensemble_size"
 
 
@@ -32,7 +32,10 @@ class TopicPolicies:
     oldest rows beyond so many bytes may go. Whole segments go, and none that a subscription
     still holds. `delete_delay_ms`: how long what no commit refers to any more stays on the
     bookies, so that reads planned before still find it; at least as long as the longest read.
-    `merging`: the cluster's maintenance merges small segments without being asked (merging.py)."""
+    `merging`: the cluster's maintenance merges small segments without being asked (merging.py).
+    `deduplication`: of a Pulsar producer's messages none is stored twice (live_writer.py).
+    `partitioned`: false of a topic that has one partition and shall not grow, which Pulsar's
+    clients then take for one without partitions."""
 
     ensemble_size: int = 3
     write_quorum: int = 3
@@ -44,6 +47,8 @@ class TopicPolicies:
     retention_bytes: int | None = None
     delete_delay_ms: int = DELETE_DELAY_MS
     merging: bool = True
+    deduplication: bool = False
+    partitioned: bool = True
 
     def __post_init__(self) -> None:
         for name in NAMES:

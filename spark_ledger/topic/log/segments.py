@@ -82,7 +82,8 @@ class PlacedSegment:
 class LiveSegment:
     """The open end of a partition: a ledger of its own that its owner still appends to. All of its
     entries, from 0 on, are rows of this partition from offset `base` on; what is confirmed of it
-    is not in the log but in the ledger. `opened` is the commit that brought it in."""
+    is not in the log but in the ledger. `opened` is the commit that brought it in. `deduplicated`:
+    its seal tells how far each producer had come."""
 
     partition: int
     ledger_id: int
@@ -91,6 +92,7 @@ class LiveSegment:
     opened: int
     owner: str
     epoch: int
+    deduplicated: bool = False
 
 
 def merge_ranges(entry_ids: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -31,6 +31,7 @@ from spark_ledger.topic.log.segment_table import SegmentTable, Stretch, joined_s
 from spark_ledger.topic.log.segments import LiveSegment, PlacedSegment, Segment
 
 NEVER = -1
+PRODUCERS_MAX = 10_000
 ACROSS_KEPT_MAX = 64
 Tables = Mapping[Chunk, SegmentTable]
 """Chunks that were read."""
@@ -41,7 +42,9 @@ UNREAD: Tables = MappingProxyType({})
 class PartitionState:
     """Partition `number`. `start_offset` is the first row kept, `end_offset` one past the last
     that a commit holds; the rows of a live segment come after it. `rearranged` is the last commit
-    that put anything else where rows were (NEVER: none did): neither an append nor a trim."""
+    that put anything else where rows were (NEVER: none did): neither an append nor a trim.
+    `producers`: the last sequence id of each that sealed segments tell of, by name; those that
+    sent last, PRODUCERS_MAX of them."""
 
     number: int = 0
     start_offset: int = 0
@@ -49,6 +52,7 @@ class PartitionState:
     intervals: Intervals = field(default_factory=Intervals)
     live: LiveSegment | None = None
     rearranged: int = NEVER
+    producers: Mapping[str, int] = field(default_factory=dict)
 
     def chunks_between(self, lo: int, hi: int) -> list[Chunk]:
         """The chunks that `stretches` needs."""
@@ -249,7 +253,7 @@ class _Folding:
         ledger, version = action.ledger_id, action.metadata_version
         live = LiveSegment(
             *(action.partition, ledger, version, held.end_offset),
-            *(self._number, action.owner, action.epoch),
+            *(self._number, action.owner, action.epoch, action.deduplicated),
         )
         self._partitions[action.partition] = replace(held, live=live)
 
@@ -258,7 +262,8 @@ class _Folding:
         live = held.live
         fits = live is not None and live.ledger_id == action.ledger_id
         self._check(fits, f"seals ledger {action.ledger_id}, which is not the live one")
-        self._partitions[action.partition] = replace(held, live=None)
+        producers = _with_last(held.producers, action.producers)
+        self._partitions[action.partition] = replace(held, live=None, producers=producers)
         if action.segment is not None:
             self._add((action.segment,))
 
@@ -342,6 +347,16 @@ class _Folding:
     def _check(self, holds: bool, what: str) -> None:
         if not holds:
             raise errors.UnsupportedFormat(f"commit {self._number} {what}")
+
+
+def _with_last(before: Mapping[str, int], more: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+    """The last sequence ids, those that changed last at the end, PRODUCERS_MAX at most."""
+    found = dict(before)
+    for name, last in more:
+        found[name] = max(last, found.pop(name, last))
+    for name in list(found)[: max(0, len(found) - PRODUCERS_MAX)]:
+        del found[name]
+    return found
 
 
 def _with_shared(before: tuple[Across, ...], last: Across) -> tuple[Across, ...]:

@@ -79,6 +79,14 @@ class TopicFollower:
                 while self._folded_times < heard_times:
                     await self._folded.wait()
 
+    async def beyond(self, number: int) -> TopicState:
+        """The state once it has commit `number`, for as long as that takes. Raises as `state`."""
+        while (state := self.state()).next <= number and not state.deleted:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REREAD_S):
+                    await self._folded.wait()
+        return state
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()

@@ -18,9 +18,11 @@ from bookie_server.api.entry import NO_ENTRY, EntryHeader
 from spark_ledger import errors
 from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS
 from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import TopicState
 from spark_ledger.topic.read.pieces import WANTED, Wanted
-from spark_ledger.topic.read.plan import LiveRows
+from spark_ledger.topic.read.plan import LiveRows, ReadTask
 
 _log = logging.getLogger(__name__)
 
@@ -134,6 +136,19 @@ class LiveEnds:
         if now != current and now.last_entry >= current.last_entry:
             self._known[reader.ledger_id] = now
             self._changes += 1
+
+
+def live_task(
+    topic: str, state: TopicState, partition: int, lo: int, known: LiveEnd
+) -> ReadTask | None:
+    """A read of what is known to be confirmed of the partition's live segment from the offset on;
+    None where that is nothing."""
+    held = state.partitions[partition]
+    live = held.live
+    if live is None or live.base + known.rows <= max(lo, live.base):
+        return None
+    wanted = LiveRows(live, max(lo, live.base), live.base + known.rows, known.last_entry)
+    return ReadTask(topic, state.topic_id, (), NO_SEGMENTS, wanted)
 
 
 async def first_piece(reader: AsyncLedgerReader, wanted: LiveRows) -> tuple[int, int]:

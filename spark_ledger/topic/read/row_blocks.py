@@ -33,12 +33,12 @@ SMALL_BYTES = 128 << 10  # larger blocks are worth more than their copy
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Consecutive rows of a partition; the first has offset `offset`; they were written at
-    `times_ms` each, None: all at `written_ms`, which no time is beyond (the row's timestamp, as
-    Kafka's CreateTime). `record_batch` has what there is of
-    the columns asked for (message_batch.py: `column_of` gives nulls for one that there is not); a
-    `typed` one has the topic's own columns, of that version of its schema. The rows are in entry
-    `entry_id` of the ledger (INLINE: of the commit), where the first is the partition's row
-    `entry_row`."""
+    `times_ms` each, None: all at `written_ms` (the row's timestamp, as Kafka's CreateTime; of a
+    Pulsar producer's message its publish time, and `written_ms` is the broker's clock).
+    `record_batch` has what there is of the columns asked for (message_batch.py: `column_of` gives
+    nulls for one that there is not); a `typed` one has the topic's own columns, of that version of
+    its schema. The rows are in entry `entry_id` of the ledger (INLINE: of the commit), where the
+    first is the partition's row `entry_row`."""
 
     partition: int
     offset: int

@@ -23,7 +23,12 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.ledger.read.reader import AsyncLedgerReader, Runs
 from spark_ledger.topic.entry.arrow_arrays import of_numpy
 from spark_ledger.topic.entry.key_filter import KeyFilters
-from spark_ledger.topic.entry.message_batch import Header, decode_body, decode_header
+from spark_ledger.topic.entry.message_batch import (
+    Header,
+    decode_body,
+    decode_header,
+    times_of,
+)
 from spark_ledger.topic.entry.routing import Hashes
 from spark_ledger.topic.log.segments import INLINE, NO_ENTRY
 from spark_ledger.topic.read.live import first_piece, lost_of_live, piece_of
@@ -51,7 +56,7 @@ class FetchedEntry:
         header = decode_header(self.entry.payload)
         rows = self._rows(header)
         batch = _cut(decode_body(self.entry.payload, header, columns), rows)
-        times = header.each_ms()
+        times = times_of(self.entry.payload, header)
         runs = np.empty(len(self.pieces), dtype=RUN)
         for name, column in (("partition", "partition"), ("offset", "offset"), ("rows", "take")):
             runs[name] = self.pieces[column]

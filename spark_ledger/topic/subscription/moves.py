@@ -36,19 +36,21 @@ from spark_ledger.topic.subscription.records import (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim to own a subscription. `owner` is a random token of this very claim."""
+    """A claim to own a subscription. `owner` is a random token of this very claim. A claim of kind
+    CONSUMER is a broker's, for Pulsar's consumers of that name."""
 
     query_id: str
     run_id: str
     owner: str
     intent: str = ""
     partitions: tuple[int, ...] | None = None
+    kind: SubscriptionKind = SubscriptionKind.QUERY
 
 
 def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
     """A subscription that its first owner makes."""
     return SubscriptionRecord(
-        SubscriptionKind.QUERY,
+        claim.kind,
         1,
         SubscriptionLife.LIVE,
         *(claim.query_id, claim.run_id, claim.owner, claim.intent),
@@ -60,7 +62,7 @@ def created(claim: Claim, positions: Positions) -> SubscriptionRecord:
 def reserved(claim: Claim, positions: Positions) -> SubscriptionRecord:
     """A subscription that a query made which cannot own it yet."""
     return SubscriptionRecord(
-        SubscriptionKind.QUERY,
+        claim.kind,
         owner=claim.owner,
         floor=stored(positions),
         partitions=claim.partitions,
@@ -72,9 +74,10 @@ def check_free(name: str, record: SubscriptionRecord, claim: Claim, *, alive: bo
 
     Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch.
     """
-    if record.kind is not SubscriptionKind.QUERY:
+    if record.kind is not claim.kind:
+        wanted = "query" if claim.kind is SubscriptionKind.QUERY else "consumer"
         raise errors.SubscriptionTypeMismatch(
-            f"subscription '{name}' is a {record.kind.value}'s, not a query's", subscription=name
+            f"subscription '{name}' is a {record.kind.value}'s, not a {wanted}'s", subscription=name
         )
     if alive and record.query_id != claim.query_id:
         raise busy(name, record)

@@ -121,16 +121,18 @@ class Subscriptions:
         *,
         start: SeekTarget = End.LATEST,
         partitions: tuple[int, ...] | None = None,
+        kind: SubscriptionKind = SubscriptionKind.QUERY,
     ) -> Cursor:
         """The subscription in the hands of this run, made at `start` if it is not there; one that
-        is there stays where it is. `partitions`: the query reads only these.
+        is there stays where it is. `partitions`: the query reads only these. `kind` CONSUMER: a
+        broker opens it for Pulsar's consumers.
 
         Only the metadata store is asked: where it was, the cursor finds in the background.
         Raises errors.SubscriptionBusy, errors.SubscriptionTypeMismatch, errors.LedgerFenced (a
         newer run of the query has it), errors.TopicNotFound, errors.TopicDeleted.
         """
         nodes = SubscriptionNodes(self.store, topic.id)
-        claim = Claim(query_id, run_id, self._token(), partitions=partitions)
+        claim = Claim(query_id, run_id, self._token(), partitions=partitions, kind=kind)
         nodes.path(name)
         with reachable(f"opening subscription '{name}' of topic '{topic.name}'"):
             await nodes.ensure_folder()

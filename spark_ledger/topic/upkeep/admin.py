@@ -142,6 +142,12 @@ class TopicAdmin:
         info = await self._client.topics.open(name)
         if partitions > PARTITIONS_MAX:
             raise errors.BadConfig(f"partitions must be 1 to {PARTITIONS_MAX}, got {partitions}")
+        if not info.policies.partitioned:
+            raise errors.BadConfig(
+                f"topic '{info.name}' is not partitioned, and Pulsar's clients use it so",
+                f"`spark-ledger topic set {info.name.short} partitioned=true` first, and start"
+                " those clients again.",
+            )
         there = len((await self._state(info)).partitions)
         if partitions <= there:
             raise errors.BadConfig(

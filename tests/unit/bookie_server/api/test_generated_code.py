@@ -23,12 +23,12 @@ def made(tmp_path_factory):
 def test_generated_code_equals_what_is_committed(made, name):
     fresh = (made / "bookie_server/api" / name).read_text()
     kept = (ROOT / "bookie_server/api" / name).read_text()
-    assert _code(fresh) == _code(kept), (
+    assert code_of(fresh) == code_of(kept), (
         "run: python -m grpc_tools.protoc -I. --python_out=. --grpc_python_out=. " + CONTRACT
     )
 
 
-def _code(text):
+def code_of(text):
     """Without what only names the compiler's version."""
     volatile = ("# Protobuf Python Version", "GRPC_GENERATED_VERSION = ")
     lines = [line for line in text.splitlines() if not line.startswith(volatile)]

@@ -295,7 +295,7 @@ def test_what_follows_the_header_is_an_arrow_stream_that_any_client_reads(shares
     assert table.column("value").to_pylist() == [b"v%d" % n for n in range(6)]
 
 
-@pytest.mark.parametrize(("at", "bits"), [(0, 0xFF), (4, 0xFF), (5, 8), (5, 0x80)])
+@pytest.mark.parametrize(("at", "bits"), [(0, 0xFF), (4, 0xFF), (5, 9), (5, 16), (5, 0x80)])
 def test_another_magic_version_or_flag_is_refused(at, bits):
     payload = bytearray(encoded(batch([b"k"], [b"v"])))
     payload[at] ^= bits

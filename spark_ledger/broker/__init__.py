@@ -1,0 +1,1 @@
+"""The broker: Pulsar's own clients write and read topics through it."""

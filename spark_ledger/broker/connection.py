@@ -1,0 +1,352 @@
+"""One client's connection: its commands carried out, its producers and consumers.
+
+Always true: batches of a connection are handed on in the order in which they came; a request is
+answered once, by what was asked for or by one of Pulsar's error codes; what a connection makes wait
+is bounded: it is not read while CONNECTION_BYTES_MAX of its batches are not stored, while the
+broker is crowded, while it does not take its answers, or with REQUESTS_MAX requests under way. One
+that is silent for SILENT_S, although it was asked, is closed.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from spark_ledger import errors
+from spark_ledger.broker import names, requests
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.producer import Producer, SentBatch
+from spark_ledger.broker.subscription import Consumer
+from spark_ledger.broker.wire.commands import (
+    SEND,
+    AckType,
+    Refusal,
+    ServerError,
+    command,
+    name_of,
+)
+from spark_ledger.broker.wire.frames import (
+    Frame,
+    FrameReader,
+    MalformedFrame,
+    encode,
+)
+from spark_ledger.topic.entry import pulsar_batch
+
+CONNECTION_BYTES_MAX = 16 << 20
+UNSENT_BYTES_MAX = 4 << 20
+REQUESTS_MAX = 1000
+METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
+ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, broker: Broker, on_end: Callable[["Connection"], None]) -> None:
+        self.broker = broker
+        self.producers: dict[int, Producer] = {}
+        self.consumers: dict[int, tuple[Consumer, OwnedTopic, str]] = {}
+        self.open = False
+        self.connected = False
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader()
+        self._transport: asyncio.Transport
+        self._out: list[bytes] = []
+        self._flushing = False
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._gone = asyncio.Event()
+        self._waiting_bytes = 0
+        self._requests: dict[asyncio.Task[None], None] = {}
+        self._heard_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- bytes -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
+        self.open = True
+        self._timer = self._loop.call_later(ASK_S, self._ask)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        try:
+            for frame in self._frames.feed(data):
+                self._take(frame)
+        except MalformedFrame as error:
+            _log.warning("a connection ends: %s", error)
+            self.close()
+        except Exception:
+            _log.exception("a connection ends: a defect")
+            self.close()
+        self._read_or_not()
+
+    def pause_writing(self) -> None:
+        self._has_room.clear()
+        self._read_or_not()
+
+    def resume_writing(self) -> None:
+        self._has_room.set()
+        self._read_or_not()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._gone.set()
+        self._has_room.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        for producer in list(self.producers.values()):
+            self.forget_producer(producer)
+        for consumer, _, _ in list(self.consumers.values()):
+            self.forget_consumer(consumer)
+        for task in list(self._requests):
+            task.cancel()
+        self._on_end(self)
+
+    def close(self) -> None:
+        if self.open:
+            self._flush()
+            self._transport.close()
+
+    def send(self, frame: bytes) -> None:
+        """Send it with what else is sent in this turn of the loop."""
+        if not self.open:
+            return
+        self._out.append(frame)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    async def room(self) -> None:
+        await self._has_room.wait()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        out, self._out = self._out, []
+        if self.open and out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def stored(self, size: int) -> None:
+        """So many bytes of this connection's batches wait no more."""
+        self._waiting_bytes -= size
+        self.broker.forgot(size)
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if not self.open or self._transport.is_closing():
+            return
+        full = (
+            self._waiting_bytes > CONNECTION_BYTES_MAX
+            or not self._has_room.is_set()
+            or len(self._requests) >= REQUESTS_MAX
+        )
+        if self.broker.crowded and self._waiting_bytes:
+            full = True
+            self.broker.wait_for_relief(self._read_or_not)
+        if full and self._transport.is_reading():
+            self._transport.pause_reading()
+        elif not full and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+    def _ask(self) -> None:
+        silent_s = self._loop.time() - self._heard_s
+        if silent_s >= SILENT_S and self._transport.is_reading():
+            _log.info("a connection ends: nothing was heard for %.0f s", silent_s)
+            self.close()
+            return
+        if silent_s >= ASK_S:
+            self.send(encode(command("ping")))
+        self._timer = self._loop.call_later(ASK_S, self._ask)
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        """Carry out a command, or begin to. Raises MalformedFrame."""
+        if frame.command.type == SEND and self.connected and frame.command.HasField("send"):
+            self._send(frame.command.send, frame.batch)
+            return
+        name = name_of(frame.command)
+        if name is None:
+            raise MalformedFrame(f"the unknown command {frame.command.type}")
+        part = getattr(frame.command, name)
+        if not self.connected and name != "connect":
+            raise MalformedFrame(f"{name} before CONNECT")
+        if name in _AT_ONCE:
+            _AT_ONCE[name](self, part)
+        elif name in requests.ANSWERS:
+            self._begin(name, part)
+        else:
+            raise MalformedFrame(f"{name}, which a client does not send")
+
+    def _begin(self, name: str, part: Any) -> None:
+        task = self._loop.create_task(self._answer(requests.ANSWERS[name], part))
+        self._requests[task] = None
+        task.add_done_callback(self._answered)
+
+    def _answered(self, task: "asyncio.Task[None]") -> None:
+        self._requests.pop(task, None)
+        self._read_or_not()
+
+    async def _answer(self, answer: "requests.Answer", part: Any) -> None:
+        try:
+            await answer.carry_out(self, part)
+        except Exception as error:
+            refused = requests.refusal_of(error)
+            if refused.code is ServerError.UNKNOWN:
+                _log.exception("a request has failed")
+            answer.refuse(self, part, refused)
+
+    def _connect(self, part: Any) -> None:
+        self.connected = True
+        size = self.broker.message_bytes_max
+        self.send(encode(requests.connected(part.protocol_version, size)))
+
+    def _ping(self, _: Any) -> None:
+        self.send(encode(command("pong")))
+
+    def _pong(self, _: Any) -> None:
+        """It was heard."""
+
+    def _send(self, part: Any, batch: bytes | None) -> None:
+        producer = self.producers.get(part.producer_id)
+        if producer is None:
+            return  # it was sent away, and sends again
+        if batch is None:
+            raise MalformedFrame("SEND without a batch")
+        refused = self._refused(part, batch)
+        if refused is None:
+            try:
+                parsed = pulsar_batch.parse(batch, check=True)
+            except pulsar_batch.Damaged as error:
+                refused = Refusal(ServerError.CHECKSUM, str(error))
+            else:
+                if parsed.metadata.HasField("txnid_most_bits"):
+                    refused = Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+                elif not parsed.plausible:
+                    refused = Refusal(
+                        ServerError.NOT_ALLOWED,
+                        f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages",
+                    )
+        if refused is not None:
+            self.send_error(producer.id, part.sequence_id, refused.code, refused.message)
+            return
+        sent = SentBatch(producer, part, batch, parsed)
+        self._waiting_bytes += sent.waiting_bytes
+        self.broker.waiting_bytes += sent.waiting_bytes
+        producer.topic.append(producer.partition, sent)
+
+    def _refused(self, part: Any, batch: bytes) -> Refusal | None:
+        if part.is_chunk:
+            return Refusal(ServerError.NOT_ALLOWED, "chunked messages are not taken yet")
+        bytes_max = self.broker.message_bytes_max
+        if len(batch) > bytes_max + METADATA_BYTES_MAX:
+            return Refusal(
+                ServerError.NOT_ALLOWED,
+                f"a batch of {len(batch)} bytes, at most {bytes_max} are taken",
+            )
+        return None
+
+    def send_error(self, producer_id: int, sequence_id: int, code: ServerError, why: str) -> None:
+        self.send(
+            encode(
+                command(
+                    "send_error",
+                    producer_id=producer_id,
+                    sequence_id=sequence_id,
+                    error=code,
+                    message=why,
+                )
+            )
+        )
+
+    def _flow(self, part: Any) -> None:
+        if part.consumer_id in self.consumers:
+            self.consumers[part.consumer_id][0].flow(part.messagePermits)
+
+    def _ack(self, part: Any) -> None:
+        found = self.consumers.get(part.consumer_id)
+        refused: Refusal | None = None
+        if found is not None:
+            try:
+                self._acknowledge(part, *found)
+            except Exception as error:
+                refused = requests.refusal_of(error)
+                if isinstance(error, errors.LedgerFenced | errors.SubscriptionNotFound):
+                    found[0].end()  # another has the subscription, or nobody
+        if part.HasField("request_id"):
+            response = command(
+                "ack_response", consumer_id=part.consumer_id, request_id=part.request_id
+            )
+            if refused is not None:
+                response.ack_response.error = refused.code
+                response.ack_response.message = refused.message
+            self.send(encode(response))
+
+    def _acknowledge(self, part: Any, consumer: Consumer, topic: OwnedTopic, name: str) -> None:
+        if part.HasField("txnid_most_bits"):
+            raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+        place, moved = consumer.place, False
+        for found in part.message_id:
+            offset = names.offset_of(found, topic.ledger)
+            if part.ack_type == AckType.CUMULATIVE:
+                end = consumer.acknowledged_up_to(found, offset)
+                moved |= place.acks.up_to(min(end, place.partition.end))
+            else:
+                for lo, hi in consumer.acknowledged(found, offset):
+                    moved |= place.acks.add(lo, min(hi, place.partition.end))
+        if moved:
+            topic.subscription(name).moved(place)
+
+    def _redeliver(self, part: Any) -> None:
+        if part.consumer_id in self.consumers:
+            self.consumers[part.consumer_id][0].rewind()
+
+    # -- producers and consumers ---------------------------------------------------------------
+
+    def forget_producer(self, producer: Producer) -> bool:
+        """Whether it was here."""
+        producer.topic.remove_producer(producer.partition, producer)
+        if self.producers.get(producer.id) is not producer:
+            return False
+        del self.producers[producer.id]
+        return True
+
+    def forget_consumer(self, consumer: Consumer) -> bool:
+        """Whether it was here."""
+        found = self.consumers.get(consumer.id)
+        if found is None or found[0] is not consumer:
+            return False
+        del self.consumers[consumer.id]
+        found[1].leave(found[2], consumer)
+        task = self._loop.create_task(consumer.close())
+        _closing[task] = None
+        task.add_done_callback(lambda done: _closing.pop(done, None))
+        return True
+
+    def send_consumer_away(self, consumer: Consumer) -> None:
+        if self.forget_consumer(consumer):
+            away = command("close_consumer", consumer_id=consumer.id, request_id=0)
+            self.send(encode(away))
+
+    async def close_and_wait(self) -> None:
+        self.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._gone.wait()
+
+
+_closing: dict["asyncio.Task[None]", None] = {}
+_AT_ONCE: dict[str, Callable[[Connection, Any], None]] = {
+    "connect": Connection._connect,
+    "ping": Connection._ping,
+    "pong": Connection._pong,
+    "flow": Connection._flow,
+    "ack": Connection._ack,
+    "redeliver": Connection._redeliver,
+}

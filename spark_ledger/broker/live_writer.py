@@ -1,0 +1,493 @@
+"""The open end of one partition in its owner's hands: batches go to the live ledger, in order.
+
+    nothing open -> opening -> open -> rolling, idle or failed -> (opening | nothing open)
+
+Always true:
+- no batch is sent before this owner's own `open` was read back in the folded log (hazard 28);
+- a batch is stored once Qa bookies have synced it and all before it; it then has the offset it will
+  always have;
+- batches sent to a ledger that failed or was fenced are decided by its CLOSED record alone: those
+  in it are stored, the others go to the next ledger, once and in order (hazard 31);
+- what was fenced by a commit of others is reopened after that commit, or after HOLD_S (hazard 29);
+- seal(old) + open(new) is one commit; a partition without batches for IDLE_S has no ledger open;
+- several batches share an entry while INFLIGHT_ENTRIES_MAX entries are under way;
+- of a topic with deduplication a batch whose last sequence id its producer has sent before is not
+  stored again, whoever owned the partition then: seals tell how far each producer had come.
+Who appends bounds the bytes that wait (connection.py); entries under way are bounded here.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.ownership import Deposed
+from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.ledger.client import VersionedRecord
+from spark_ledger.ledger.records import IdSpent
+from spark_ledger.ledger.writer import AsyncLedgerWriter
+from spark_ledger.metadata.store import StoreError
+from spark_ledger.topic.commit.seal import seal_of, sealed
+from spark_ledger.topic.entry.message_batch import Share, encode_header
+from spark_ledger.topic.entry.pulsar_batch import framed
+from spark_ledger.topic.log.actions import Action, OpenLive, SealLive
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.segments import LiveSegment
+from spark_ledger.topic.log.state import TopicState
+
+INFLIGHT_ENTRIES_MAX = 8
+ENTRY_BYTES_MAX = 1 << 20
+"""An entry takes more batches up to so many bytes; one batch may be larger."""
+IDLE_S = 60.0
+HOLD_S = 2.0
+PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Waiting(Protocol):
+    """A producer's batch until it is stored."""
+
+    data: bytes
+    messages: int
+    producer_name: str
+    last_sequence_id: int
+
+    def duplicate(self) -> None:
+        """It was stored before."""
+
+    def stored(self, offset: int) -> None:
+        """It is, and its first message has that offset."""
+
+    def failed(self, error: errors.LedgerError) -> None:
+        """It is not known to be stored, and is not tried again here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollLimits:
+    """When a live ledger is followed by another: whichever comes first. `entries` bounds what a
+    successor has to read to seal it, and what the seal lists."""
+
+    bytes: int = 128 << 20
+    entries: int = 20_000
+    age_s: float = 4 * 3600.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    batches: list[Waiting]
+    rows: int
+    acked: "asyncio.Future[int]"
+
+
+class LiveWriter:
+    """Of partition `number`. `stored` is called for each batch, in order, before the batch's own
+    `stored`."""
+
+    def __init__(
+        self,
+        commits: TopicCommits,
+        number: int,
+        limits: RollLimits,
+        stored: "StoredListener",
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._commits = commits
+        self._number = number
+        self._limits = limits
+        self._stored = stored
+        self._idle_s = idle_s
+        self._fragments_max = commits.client.ledgers.config.fragments_max
+        self._deduplicates = commits.topic.policies.deduplication
+        self._known: dict[str, int] = {}  # the last sequence id stored, by producer
+        self._pushed: dict[str, int] = {}  # or on its way
+        self._ledgers_own: dict[str, int] = {}  # stored in the ledger at hand
+        self._again: deque[Waiting] = deque()  # what was sent again before it was stored
+        self._queue: deque[Waiting] = deque()
+        self._inflight: deque[_Entry] = deque()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._writer: AsyncLedgerWriter | None = None
+        self._spare: tuple[AsyncLedgerWriter, Intent] | None = None
+        self._live: LiveSegment | None = None
+        self._ended: SealLive | None = None
+        self._hold = False
+        self._rolls = False  # the next ledger is opened although nothing waits
+        self._entry_rows: list[int] = []  # of the ledger at hand, acknowledged and under way
+        self._sent = 0  # rows of these
+        self._confirmed = 0  # and of those that are acknowledged
+        self._bytes = 0
+        self._written_ms: list[int] = []
+        self._opened_s = self._used_s = 0.0
+        self._closing = False
+
+    @property
+    def live(self) -> LiveSegment | None:
+        """The live segment that this owner appends to, once it was read back."""
+        return self._live
+
+    @property
+    def confirmed(self) -> tuple[int, int]:
+        """Of the live segment one past the last offset, and its last entry, that are confirmed."""
+        if self._live is None or self._writer is None:
+            return 0, -1
+        return self._live.base + self._confirmed, self._writer.last_add_confirmed
+
+    def append(self, batch: Waiting) -> None:
+        """Store the batch after all that were appended before it."""
+        if self._closing:
+            batch.failed(errors.LedgerClosed("the broker gives this partition up"))
+            return
+        if self._deduplicates and self._is_duplicate(batch):
+            return
+        self._queue.append(batch)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        elif len(self._queue) == 1:
+            self._wake.set()
+
+    async def start(self) -> None:
+        """Seal what another owner left open, if it did: then all its rows are in commits. Raises
+        as `seal.sealed` and a commit."""
+        if (await self._commits.state()).partitions[self._number].live is not None:
+            await self._open_or_seal(seal_only=True)
+        if self._deduplicates:
+            known = (await self._commits.state()).partitions[self._number].producers
+            self._known, self._pushed = dict(known), dict(known)
+
+    def last_sequence_id(self, producer_name: str) -> int:
+        """The last that is stored, or on its way, of a topic with deduplication; -1 of none."""
+        return self._pushed.get(producer_name, -1)
+
+    def _is_duplicate(self, batch: Waiting) -> bool:
+        """Whether it was sent before; then it is told so, once that one is stored."""
+        name, last = batch.producer_name, batch.last_sequence_id
+        if last > self._pushed.get(name, -1):
+            self._pushed[name] = last
+            return False
+        if last <= self._known.get(name, -1):
+            batch.duplicate()
+        else:
+            self._again.append(batch)
+        return True
+
+    async def close(self) -> None:
+        """Store what was appended, seal, and take no more. What cannot be stored fails: where
+        another owner has fenced the ledger, after its CLOSED record has decided what is."""
+        self._closing = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- the work ----------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        try:
+            await self._until_idle()
+        except errors.LedgerError as error:
+            self._end(error)
+        except Exception as error:  # a defect: whoever waits is told
+            _log.exception("partition %d of topic %s ends", self._number, self._commits.topic.name)
+            self._end(errors.LedgerError(f"a partition's writer has failed: {error!r}"))
+        finally:
+            self._task = None
+
+    async def _until_idle(self) -> None:
+        """Raises Deposed, errors.TopicDeleted, errors.TopicTerminated."""
+        while True:
+            if self._writer is None:
+                await self._patiently_open()
+                if self._writer is None and not self._queue:
+                    return
+                if self._writer is None:  # something came while the last ledger was sealed
+                    continue
+            self._send()
+            await self._wait()
+            self._settle()
+            if self._broken():
+                await self._decide()
+            elif not self._inflight and self._over():
+                await self._leave()
+
+    def _send(self) -> None:
+        """Entries of what waits, as long as there is room and the ledger is not to be left."""
+        writer = self._writer
+        assert writer is not None
+        while self._queue and len(self._inflight) < INFLIGHT_ENTRIES_MAX and not self._full():
+            batches = [self._queue.popleft()]
+            size = len(batches[0].data)
+            while self._queue and size + len(self._queue[0].data) <= ENTRY_BYTES_MAX:
+                batches.append(self._queue.popleft())
+                size += len(batches[-1].data)
+            rows = sum(one.messages for one in batches)
+            now_ms = self._commits.now_ms()
+            share = Share(self._number, rows, self._sent)
+            head = encode_header([share], now_ms, batches=True)
+            body = framed([(one.messages, one.data) for one in batches])
+            acked = writer.append([head, *body], rows)
+            acked.add_done_callback(self._acked)
+            self._inflight.append(_Entry(batches, rows, acked))
+            self._entry_rows.append(rows)
+            self._sent += rows
+            self._bytes += size
+            self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
+
+    def _acked(self, _: "asyncio.Future[int]") -> None:
+        self._wake.set()
+
+    async def _wait(self) -> None:
+        """Until something was stored or refused or came, or the ledger is to be left."""
+        loop = asyncio.get_running_loop()
+        if self._inflight or self._queue:
+            self._used_s = loop.time()
+        if self._over() and not self._inflight:
+            return
+        left_s = min(self._opened_s + self._limits.age_s, self._used_s + self._idle_s) - loop.time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.001, left_s) if not self._inflight else None):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _settle(self) -> None:
+        """What was acknowledged, in order, is stored."""
+        inflight = self._inflight
+        while inflight and inflight[0].acked.done():
+            if inflight[0].acked.cancelled() or inflight[0].acked.exception() is not None:
+                return
+            self._is_stored(inflight.popleft())
+
+    def _is_stored(self, entry: _Entry) -> None:
+        assert self._live is not None
+        offset = self._live.base + self._confirmed
+        self._confirmed += entry.rows
+        for batch in entry.batches:
+            self._stored(self._number, offset, batch)
+            batch.stored(offset)
+            offset += batch.messages
+            if self._deduplicates:
+                self._note(batch)
+
+    def _note(self, batch: Waiting) -> None:
+        name, last = batch.producer_name, batch.last_sequence_id
+        self._known[name] = max(last, self._known.get(name, last))
+        self._ledgers_own[name] = max(last, self._ledgers_own.get(name, last))
+        if self._again:
+            waiting, self._again = self._again, deque()
+            for one in waiting:
+                if one.last_sequence_id <= self._known.get(one.producer_name, -1):
+                    one.duplicate()
+                else:
+                    self._again.append(one)
+
+    def _broken(self) -> bool:
+        first = self._inflight[0].acked if self._inflight else None
+        return (first is not None and first.done()) or (
+            self._writer is not None and self._writer.failure is not None
+        )
+
+    def _full(self) -> bool:
+        assert self._writer is not None
+        limits = self._limits
+        return (
+            self._bytes >= limits.bytes
+            or len(self._entry_rows) >= limits.entries
+            or asyncio.get_running_loop().time() - self._opened_s >= limits.age_s
+            or len(self._writer.record.fragments) >= self._fragments_max
+        )
+
+    def _over(self) -> bool:
+        """Whether the ledger is to be left once nothing is under way."""
+        idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
+        return self._full() or (not self._queue and (idle or self._closing))
+
+    # -- the end of a ledger -------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        """Close the ledger, of which all is stored; its seal is committed next, and where batches
+        came lately the next ledger's opening with it."""
+        writer = self._writer
+        assert writer is not None
+        idle = asyncio.get_running_loop().time() - self._used_s >= self._idle_s
+        self._rolls = not (idle or self._closing)
+        try:
+            record = await writer.close()
+        except (errors.LedgerError, StoreError) as error:
+            _log.warning("ledger %d is recovered: %s", writer.ledger_id, error)
+            await self._decide()
+            return
+        self._forget(VersionedRecord(record, writer.version))
+
+    async def _decide(self) -> None:
+        """The ledger failed, or was fenced: what its CLOSED record has is stored, and the rest is
+        to be sent again (hazard 31). Raises Deposed."""
+        writer = self._writer
+        assert writer is not None
+        self._hold = isinstance(writer.failure, errors.LedgerFenced)
+        writer.abandon()
+        known = await self._recovered(writer.ledger_id)
+        last = known.record.last_entry
+        assert last is not None
+        first = len(self._entry_rows) - len(self._inflight)
+        there = last + 1 - first
+        if there < 0:
+            raise errors.RowsLost(
+                f"ledger {writer.ledger_id} was closed at entry {last}, and {first - 1} was"
+                " acknowledged",
+                rows=sum(self._entry_rows[last + 1 : first]),
+            )
+        while there > 0:
+            self._is_stored(self._inflight.popleft())
+            there -= 1
+        for entry in reversed(self._inflight):
+            self._queue.extendleft(reversed(entry.batches))
+        del self._entry_rows[last + 1 :]
+        self._inflight.clear()
+        self._forget(known)
+
+    async def _recovered(self, ledger_id: int) -> VersionedRecord:
+        pause_s = PAUSE_S
+        while True:
+            try:
+                return await self._commits.client.ledgers.recover(ledger_id)
+            except (errors.Unavailable, errors.DataUnavailable, errors.NotEnoughBookies) as error:
+                _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
+                if self._closing:
+                    raise
+            await self._commits.check_owner()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _forget(self, known: VersionedRecord) -> None:
+        """The ledger at hand is CLOSED; its seal goes into the next commit."""
+        self._ended = seal_of(
+            *(self._number, known, self._entry_rows, self._written_ms or [0], self._ledgers_own)
+        )
+        self._ledgers_own = {}
+        self._writer, self._live = None, None
+        self._entry_rows, self._written_ms = [], []
+        self._sent = self._confirmed = self._bytes = 0
+
+    # -- opening -----------------------------------------------------------------------------
+
+    async def _patiently_open(self) -> None:
+        """Open a ledger if something waits; what passes is tried again."""
+        pause_s = PAUSE_S
+        while self._queue or self._ended is not None:
+            try:
+                await self._open_or_seal(seal_only=not (self._queue or self._rolls))
+                return
+            except (Deposed, errors.TopicDeleted, errors.TopicTerminated, errors.TopicNotFound):
+                raise
+            except errors.LedgerFenced as error:  # the intent was given up for dead
+                _log.warning("%s", error)
+                await self._commits.renew_intent()
+                await self._drop_spare()
+            except errors.TxnConflict as error:
+                _log.info("another was faster: %s", error)
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("partition %d stays closed: %s", self._number, error)
+                if self._closing:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    async def _open_or_seal(self, *, seal_only: bool) -> None:
+        """One commit: the seal of what is live, and with it another ledger's opening. Then what is
+        live is read back."""
+        await self._commits.check_owner()
+        state = await self._commits.state()
+        live = state.partitions[self._number].live
+        if live is not None and self._hold and self._is_mine(live):
+            state = await self._commits.changed_or_after(state, HOLD_S)
+            live = state.partitions[self._number].live
+        self._hold = False
+        actions: list[Action] = []
+        if live is not None:
+            ended = self._ended if self._is_mine(live) else None
+            actions.append(ended or await sealed(self._commits.client.ledgers, live))
+        if seal_only:
+            if actions:
+                await self._commits.commit(actions)
+            self._ended = None
+            return
+        writer = await self._new_ledger()
+        opened = OpenLive(
+            self._number,
+            writer.ledger_id,
+            writer.version,
+            self._commits.owner_name,
+            self._commits.epoch,
+            self._deduplicates,
+        )
+        await self._commits.commit([*actions, opened])
+        self._read_back(await self._commits.state(), writer)
+
+    def _is_mine(self, live: LiveSegment) -> bool:
+        return self._ended is not None and self._ended.ledger_id == live.ledger_id
+
+    def _read_back(self, state: TopicState, writer: AsyncLedgerWriter) -> None:
+        """Raises errors.TxnConflict where the ledger is not the live one."""
+        live = state.partitions[self._number].live
+        if live is None or live.ledger_id != writer.ledger_id:
+            raise errors.TxnConflict(f"ledger {writer.ledger_id} is not live any more")
+        now_s = asyncio.get_running_loop().time()
+        self._writer, self._live, self._ended, self._spare = writer, live, None, None
+        self._opened_s = self._used_s = now_s
+        self._rolls = False
+
+    async def _new_ledger(self) -> AsyncLedgerWriter:
+        """One of the topic's intent; that of a try before, if it was not opened."""
+        intent = await self._commits.intent()
+        if self._spare is not None and self._spare[1].id == intent.id:
+            if self._spare[0].failure is None:
+                return self._spare[0]
+            await self._drop_spare()
+        client, policies = self._commits.client, self._commits.topic.policies
+        while True:
+            with suppress(IdSpent):
+                writer = await client.ledgers.create(
+                    policies.ensemble_size,
+                    policies.write_quorum,
+                    policies.ack_quorum,
+                    intent=intent.id,
+                    topic=self._commits.topic.id,
+                    durability=policies.durability,
+                    ledger_id=await client.intents.ledger_id(intent),
+                    announce_lac=True,
+                )
+                self._spare = (writer, intent)
+                return writer
+
+    async def _drop_spare(self) -> None:
+        if self._spare is not None:
+            writer, self._spare = self._spare[0], None
+            with suppress(errors.LedgerError, StoreError):
+                await writer.close()
+
+    def _end(self, error: errors.LedgerError) -> None:
+        """Whatever waits has failed; what was sent may be stored all the same."""
+        if self._writer is not None:
+            self._writer.abandon()
+        self._writer, self._live = None, None
+        waiting = [batch for entry in self._inflight for batch in entry.batches]
+        waiting += [*self._queue, *self._again]
+        self._again.clear()
+        for entry in self._inflight:
+            entry.acked.add_done_callback(_taken)
+        self._inflight.clear()
+        self._queue.clear()
+        for batch in waiting:
+            batch.failed(error)
+
+
+class StoredListener(Protocol):
+    def __call__(self, partition: int, offset: int, batch: Waiting) -> None: ...
+
+
+def _taken(acked: "asyncio.Future[int]") -> None:
+    """Its outcome is not used."""
+    if not acked.cancelled():
+        acked.exception()

@@ -1,0 +1,73 @@
+"""Names and message ids as Pulsar's clients know them. Pure.
+
+`persistent://tenant/namespace/t-partition-3` is partition 3 of topic `t`; the topic's own name is
+partition 0 where it has one. A message id is (ledger, entry, batch index): the ledger is a number
+made of the topic's id, so that an id of a deleted namesake is another; the entry is the offset of
+the first message of the batch. Always true: offset = entry + max(batch index, 0).
+"""
+
+import re
+from dataclasses import dataclass
+
+from spark_ledger import errors
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, signed, unsigned
+from spark_ledger.topic.log.names import TopicName, parse_topic
+
+_PARTITION = re.compile(r"(.+)-partition-(\d+)")
+_LEDGER_BITS = 47
+_NON_PERSISTENT = "non-persistent://"
+NO_BATCH = -1
+NOT_PARTITIONED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionName:
+    """A topic, and the partition of it that is named; None: the topic itself is."""
+
+    topic: TopicName
+    partition: int | None
+
+
+def parse(text: str) -> PartitionName:
+    """Raises Refusal."""
+    if text.startswith(_NON_PERSISTENT):
+        raise Refusal(ServerError.NOT_ALLOWED, f"{text}: topics are persistent here")
+    try:
+        topic = parse_topic(text)
+    except errors.TopicNameInvalid as error:
+        raise Refusal(ServerError.INVALID_TOPIC_NAME, str(error)) from error
+    found = _PARTITION.fullmatch(topic.name)
+    if found is None:
+        return PartitionName(topic, None)
+    return PartitionName(TopicName(topic.tenant, topic.namespace, found[1]), int(found[2]))
+
+
+def ledger_number(topic_id: str) -> int:
+    """The ledger of every message id of the topic: positive, and the same in every broker."""
+    return (int(topic_id.replace("-", ""), 16) >> (128 - _LEDGER_BITS)) | 1
+
+
+def message_id(ledger: int, offset: int, partition: int, batch_index: int = NO_BATCH) -> MessageId:
+    made = MessageId(ledgerId=ledger, entryId=unsigned(offset), partition=partition)
+    if batch_index != NO_BATCH:
+        made.batch_index = batch_index
+    return made
+
+
+def nothing(partition: int) -> MessageId:
+    """The id of no message: the last one of an empty partition, and the receipt of one that was
+    stored before."""
+    nowhere = unsigned(-1)
+    return MessageId(ledgerId=nowhere, entryId=nowhere, partition=partition)
+
+
+def offset_of(found: MessageId, ledger: int) -> int:
+    """The offset that an id names. Raises Refusal for an id of another topic."""
+    if found.ledgerId != ledger:
+        raise Refusal(
+            ServerError.NOT_ALLOWED,
+            f"message id {signed(found.ledgerId)}:{signed(found.entryId)} is of another topic than"
+            f" this, whose ids begin with {ledger}",
+        )
+    offset: int = signed(found.entryId) + max(0, found.batch_index)
+    return offset

@@ -1,0 +1,238 @@
+"""One partition in its owner's hands: batches from any offset on, whoever wrote them.
+
+    the tail in memory -> the live ledger -> what commits hold
+
+Always true: nothing beyond what is confirmed is given out (rows of commits, and what Qa bookies
+have synced of the live ledger); batches come in the order of offsets, and the first may begin
+before the offset asked for; offsets that no batch has are holes. What Pulsar's producers wrote
+comes byte for byte; rows that Spark wrote are cut into batches of ROWS_MAX, counted from the first
+row of their entry, so that a batch begins where it began before.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, suppress
+
+import numpy as np
+import pyarrow as pa
+
+from spark_ledger import errors
+from spark_ledger.broker import names
+from spark_ledger.broker.live_writer import LiveWriter, Waiting
+from spark_ledger.broker.tail import Stored, Tail
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.json_values import packed
+from spark_ledger.topic.entry.message_batch import (
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    TYPED_NAMES,
+    TYPES,
+    VALUE,
+    Header,
+    column_of,
+    decode_header,
+)
+from spark_ledger.topic.log.segment_table import NO_SEGMENTS
+from spark_ledger.topic.log.state import PartitionState, TopicState
+from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.read.pieces import WANTED, Wanted
+from spark_ledger.topic.read.plan import LiveRows, ReadTask, plan_read
+from spark_ledger.topic.read.row_blocks import Block
+from spark_ledger.topic.read.slice_reader import FetchedEntry
+from spark_ledger.topic.subscription.seek_target import CommittedSince, chunks_needed, offset_since
+from spark_ledger.topic.task_reader import fetch_kept
+
+ROWS_MAX = 1000
+READ_BYTES = 2 << 20
+PLANNED_ROWS_MAX = 200_000
+
+
+class Partition:
+    """`state` is the topic as it is known now."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topic: TopicInfo,
+        number: int,
+        state: Callable[[], TopicState],
+        tail: Tail,
+    ) -> None:
+        self.number = number
+        self.shown = number if topic.policies.partitioned else names.NOT_PARTITIONED
+        """What message ids call it."""
+        self.writer: LiveWriter
+        """Set by whoever made this."""
+        self._client = client
+        self._topic = topic
+        self._state = state
+        self._tail = tail
+        self._end = 0
+        self._last: Stored | None = None
+        self.listeners: dict[asyncio.Event, None] = {}
+        """Set whenever there may be more than before."""
+
+    @property
+    def held(self) -> PartitionState:
+        return self._state().partitions[self.number]
+
+    @property
+    def start(self) -> int:
+        return self.held.start_offset
+
+    @property
+    def end(self) -> int:
+        """One past the last offset that is confirmed; it never goes back, also while a ledger that
+        ended is not in a commit yet (hazard 33), or the metadata store is away."""
+        with suppress(errors.Unavailable):
+            self._end = max(self._end, self.held.end_offset)
+        self._end = max(self._end, self.writer.confirmed[0])
+        return self._end
+
+    def wake(self) -> None:
+        """There may be more than before."""
+        for listener in self.listeners:
+            listener.set()
+
+    def stored(self, offset: int, batch: Waiting, *, batched: bool) -> None:
+        """A producer's batch is confirmed."""
+        self._last = Stored(offset, batch.messages, batch.data, batched)
+        self._end = max(self._end, self._last.end)
+        self._tail.add(self._last)
+        self.wake()
+
+    async def read(self, offset: int, bytes_max: int = READ_BYTES) -> list[Stored]:
+        """Batches from the offset on, at least one where there is one, about so many bytes; none
+        where nothing is confirmed there yet. Raises as task_reader.fetch_kept."""
+        found = self._tail.since(offset, bytes_max)
+        if found:
+            return found
+        size = 0
+        offset = max(offset, self.start)
+        for task in await self._planned(offset):
+            async with aclosing(fetch_kept(self._client, task)) as runs:
+                async for run in runs:
+                    for fetched in run:
+                        for batch in batches_in(fetched):
+                            found.append(batch)
+                            size += len(batch.data)
+                    if size >= bytes_max:
+                        return found
+        return found
+
+    async def last(self) -> Stored | None:
+        """The last batch that is confirmed, None where there is none."""
+        end = self.end
+        if self._last is not None and self._last.end == end:
+            return self._last
+        while end > self.start:
+            found = await self.read(end - 1)
+            if found:
+                return found[-1]
+            end = self._before_hole(end)
+        return None
+
+    def _before_hole(self, end: int) -> int:
+        """The end of the last rows that are kept below `end`."""
+        stretches = self.held.intervals.between(self.start, min(end, self.held.end_offset))
+        ends = [one.hi for one in stretches if one.source is not None and one.hi < end]
+        return max(ends, default=self.start)
+
+    async def since(self, ms: int) -> int:
+        """The first offset written at or after `ms` by the broker's clock, or, of what Spark wrote,
+        committed then; the end if there is none."""
+        state = self._state()
+        chunks = chunks_needed(state, CommittedSince(ms))
+        read = await self._client.chunks.load(chunks)
+        lo, hi = offset_since(state.partitions[self.number], ms, read), self.end
+        while lo < hi:  # what was committed later may have been written earlier
+            middle = (lo + hi) // 2
+            found = await self._entry_at(middle)
+            if found is None:
+                lo = middle + 1
+                continue
+            first, end, late = found[0], found[1], found[2] >= ms
+            if late:
+                hi = max(lo, min(middle, first))
+            else:
+                lo = max(middle + 1, end)
+        return lo
+
+    async def _entry_at(self, offset: int) -> tuple[int, int, int] | None:
+        """Offsets [first, end) of the entry that holds the offset, and when it was written (of what
+        Spark wrote: late, as its commit is)."""
+        for task in await self._planned(offset, rows=1):
+            async with aclosing(fetch_kept(self._client, task)) as runs:
+                async for run in runs:
+                    for fetched in run:
+                        header = decode_header(fetched.entry.payload)
+                        base = int(fetched.pieces["offset"][0] - fetched.pieces["skip"][0])
+                        written_ms = header.written_ms if header.batches else 2**62
+                        return base, base + header.rows, written_ms
+        return None
+
+    async def _planned(self, offset: int, rows: int = PLANNED_ROWS_MAX) -> list[ReadTask]:
+        """Reads of what is confirmed from the offset on: of commits, or else of the live ledger."""
+        state = self._state()
+        held = state.partitions[self.number]
+        end = min(held.end_offset, offset + rows)
+        if offset < end:
+            ranges = {self.number: (max(offset, held.start_offset), end)}
+            state, tables = await self._client.readable(state, ranges)
+            return plan_read(state, ranges, topic=self._topic.name.full, read=tables)
+        live, (confirmed, last_entry) = self.writer.live, self.writer.confirmed
+        if live is None or not live.base <= offset < confirmed:
+            return []
+        wanted = LiveRows(live, offset, min(confirmed, offset + rows), last_entry)
+        return [ReadTask(self._topic.name.full, self._topic.id, (), NO_SEGMENTS, wanted)]
+
+
+def batches_in(fetched: FetchedEntry) -> Iterator[Stored]:
+    """The batches that hold what was asked for of an entry, in order."""
+    payload = fetched.entry.payload
+    header = decode_header(payload)
+    for piece in fetched.pieces:
+        _, _, skip, take, offset = piece.tolist()
+        base = offset - skip
+        if header.batches:
+            yield from _as_they_came(memoryview(payload)[header.body_at :], header, base, piece)
+        else:
+            first = skip - skip % ROWS_MAX
+            for start in range(first, skip + take, ROWS_MAX):
+                yield _of_rows(fetched, header, piece, start)
+
+
+def _as_they_came(body: memoryview, header: Header, base: int, piece: np.void) -> Iterator[Stored]:
+    lo = int(piece["offset"])
+    hi, at = lo + int(piece["take"]), base
+    for messages, data in pulsar_batch.unframed(body, header.rows):
+        if at + messages > lo and at < hi:
+            batched = pulsar_batch.parse(data).batched
+            yield Stored(at, messages, bytes(data), batched)
+        at += messages
+
+
+def _of_rows(fetched: FetchedEntry, header: Header, piece: np.void, start: int) -> Stored:
+    """Rows [start, start + ROWS_MAX) that the entry has of the partition, as a batch."""
+    partition, first_row, skip, _, offset = piece.tolist()
+    rows = next(share.rows for share in header.shares if share.partition == partition)
+    count = min(ROWS_MAX, rows - start)
+    base = offset - skip
+    wanted: Wanted = np.array([(partition, first_row, start, count, base + start)], dtype=WANTED)
+    block = FetchedEntry(fetched.entry, wanted).block()
+    times = block.each_ms().tolist()
+    data = pulsar_batch.encoded(_untyped(block), times, base + start)
+    return Stored(base + start, count, data, batched=True)
+
+
+def _untyped(block: Block) -> pa.RecordBatch:
+    """The columns of message_batch.TYPES; typed rows' own columns as JSON."""
+    rows = block.record_batch
+    if not block.typed:
+        return rows
+    own = [name for name in rows.schema.names if name not in TYPED_NAMES.values()]
+    beside = {name: column_of(rows, TYPED_NAMES[name]) for name in (KEY, EVENT_TIME, HEADERS)}
+    columns = {**beside, VALUE: packed(rows.select(own))}
+    return pa.RecordBatch.from_arrays([columns[name] for name in TYPES], names=list(TYPES))

@@ -1,0 +1,412 @@
+"""Requests of Pulsar's clients, each with its answer and how it is refused.
+
+Always true: what is not built is refused by NotAllowedError with what it is; errors of the topic
+layer become the code after which a client does the right thing: those that pass are
+ServiceNotReady, so it looks the topic up and tries again.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from spark_ledger import __version__, errors
+from spark_ledger.broker import names
+from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.names import message_id, offset_of
+from spark_ledger.broker.owned_topic import OwnedTopic
+from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.producer import Producer, ProducersLink
+from spark_ledger.broker.subscription import Consumer, PlaceInPartition
+from spark_ledger.broker.wire.commands import (
+    EARLIEST,
+    LATEST,
+    PROTOCOL_VERSION,
+    AccessMode,
+    BaseCommand,
+    InitialPosition,
+    LookupType,
+    MessageId,
+    Refusal,
+    SchemaType,
+    ServerError,
+    SubscriptionType,
+    command,
+    signed,
+)
+from spark_ledger.broker.wire.frames import encode
+
+_TEXT_MAX = 1000
+_CODES: tuple[tuple[type[Exception], ServerError], ...] = (
+    (errors.TopicNotFound, ServerError.TOPIC_NOT_FOUND),
+    (errors.TopicDeleted, ServerError.TOPIC_NOT_FOUND),
+    (errors.TopicTerminated, ServerError.TOPIC_TERMINATED),
+    (errors.TopicNameInvalid, ServerError.INVALID_TOPIC_NAME),
+    (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
+    (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
+    (errors.SubscriptionTypeMismatch, ServerError.NOT_ALLOWED),
+    (errors.OptionInvalid, ServerError.NOT_ALLOWED),
+    (errors.UnsupportedFormat, ServerError.PERSISTENCE),
+    (errors.RowsLost, ServerError.PERSISTENCE),
+    (errors.Unauthorized, ServerError.PERSISTENCE),
+    (errors.LedgerError, ServerError.SERVICE_NOT_READY),
+)
+
+
+class Client(ProducersLink, Protocol):
+    """A client's connection, as its requests use it."""
+
+    broker: Broker
+    producers: dict[int, Producer]
+    consumers: dict[int, tuple[Consumer, OwnedTopic, str]]
+    open: bool
+
+    async def room(self) -> None: ...
+
+    def forget_consumer(self, consumer: Consumer) -> bool:
+        """Whether it was there."""
+
+    def send_consumer_away(self, consumer: Consumer) -> None:
+        """It is to look its topic up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a request is carried out, and refused."""
+
+    carry_out: Callable[[Client, Any], Awaitable[None]]
+    refuse: Callable[[Client, Any, Refusal], None]
+
+
+def refusal_of(error: Exception) -> Refusal:
+    if isinstance(error, Refusal):
+        return error
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return Refusal(code, str(error)[:_TEXT_MAX])
+    return Refusal(ServerError.UNKNOWN, f"a defect of the broker: {error!r}"[:_TEXT_MAX])
+
+
+def connected(client_version: int, message_bytes_max: int) -> BaseCommand:
+    return command(
+        "connected",
+        server_version=f"Spark Ledger {__version__}",
+        protocol_version=min(PROTOCOL_VERSION, client_version),
+        max_message_size=message_bytes_max,
+    )
+
+
+def _error(connection: Client, part: Any, refused: Refusal) -> None:
+    connection.send(
+        encode(
+            command(
+                "error", request_id=part.request_id, error=refused.code, message=refused.message
+            )
+        )
+    )
+
+
+def _success(connection: Client, part: Any) -> None:
+    connection.send(encode(command("success", request_id=part.request_id)))
+
+
+# -- where topics are ------------------------------------------------------------------------------
+
+
+async def _partitioned_metadata(connection: Client, part: Any) -> None:
+    name, count = names.parse(part.topic), 0
+    if name.partition is None:
+        broker = connection.broker
+        info = await broker.find(name.topic, create=part.metadata_auto_creation_enabled)
+        count = await broker.partitions(info)
+    response = command(
+        "partitioned_metadata_response", request_id=part.request_id, partitions=count, response=0
+    )
+    connection.send(encode(response))
+
+
+def _no_metadata(connection: Client, part: Any, refused: Refusal) -> None:
+    response = command(
+        "partitioned_metadata_response",
+        request_id=part.request_id,
+        response=1,
+        error=refused.code,
+        message=refused.message,
+    )
+    connection.send(encode(response))
+
+
+async def _lookup(connection: Client, part: Any) -> None:
+    name = names.parse(part.topic)
+    url, here = await connection.broker.lookup(name, authoritative=part.authoritative)
+    response = command(
+        "lookup_response",
+        request_id=part.request_id,
+        brokerServiceUrl=url,
+        response=LookupType.CONNECT if here else LookupType.REDIRECT,
+        authoritative=True,
+    )
+    connection.send(encode(response))
+
+
+def _no_lookup(connection: Client, part: Any, refused: Refusal) -> None:
+    response = command(
+        "lookup_response",
+        request_id=part.request_id,
+        response=LookupType.FAILED,
+        error=refused.code,
+        message=refused.message,
+    )
+    connection.send(encode(response))
+
+
+async def _topics_of_namespace(connection: Client, part: Any) -> None:
+    found = await connection.broker.names_in(part.namespace)
+    response = command(
+        "topics_of_namespace_response", request_id=part.request_id, topics=found, filtered=False
+    )
+    connection.send(encode(response))
+
+
+# -- producers -------------------------------------------------------------------------------------
+
+
+async def _producer(connection: Client, part: Any) -> None:
+    _check_schema(part)
+    if part.txn_enabled:
+        raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+    name = names.parse(part.topic)
+    topic = await connection.broker.topic(name)
+    partition = topic.partition(name.partition)
+    known = connection.producers.get(part.producer_id)
+    if known is not None:
+        connection.forget_producer(known)
+    made = Producer(
+        connection,
+        part.producer_id,
+        part.request_id,
+        part.producer_name or connection.broker.new_name(),
+        AccessMode(part.producer_access_mode),
+        part.epoch,
+        part.topic_epoch,
+        topic,
+        partition,
+    )
+    ready = topic.add_producer(partition.number, made)
+    if not connection.open:
+        topic.remove_producer(partition.number, made)
+        return
+    connection.producers[made.id] = made
+    if ready:
+        made.ready()
+        return
+    waits = command(
+        "producer_success",
+        request_id=part.request_id,
+        producer_name=made.name,
+        producer_ready=False,
+    )
+    connection.send(encode(waits))
+
+
+def _check_schema(part: Any) -> None:
+    if part.HasField("schema") and part.schema.type not in iter(SchemaType):
+        raise Refusal(
+            ServerError.INCOMPATIBLE_SCHEMA,
+            f"schemas of type {part.schema.type} are not built yet: send bytes or strings",
+        )
+
+
+async def _close_producer(connection: Client, part: Any) -> None:
+    known = connection.producers.get(part.producer_id)
+    if known is not None:
+        connection.forget_producer(known)
+    _success(connection, part)
+
+
+# -- consumers -------------------------------------------------------------------------------------
+
+
+async def _subscribe(connection: Client, part: Any) -> None:
+    _check_schema(part)
+    kind = SubscriptionType(part.subType)
+    if kind not in (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER):
+        raise Refusal(
+            ServerError.NOT_ALLOWED,
+            f"subscriptions of type {kind.name} are not built yet: use Exclusive or Failover",
+        )
+    name = names.parse(part.topic)
+    topic = await connection.broker.topic(name)
+    partition = topic.partition(name.partition)
+
+    async def start() -> int:
+        return await _start(connection, partition, topic.ledger, part)
+
+    def make(place: PlaceInPartition) -> Consumer:
+        return Consumer(
+            connection,
+            part.consumer_id,
+            part.consumer_name or connection.broker.new_name(),
+            part.priority_level,
+            place,
+            connection.send_consumer_away,
+        )
+
+    known = connection.consumers.get(part.consumer_id)
+    if known is not None:
+        connection.forget_consumer(known[0])
+    consumer = await topic.subscribe(
+        partition,
+        part.subscription,
+        kind,
+        durable=part.durable,
+        start=start,
+        make=make,
+        earliest=part.initialPosition == InitialPosition.EARLIEST,
+    )
+    connection.consumers[part.consumer_id] = (consumer, topic, part.subscription)
+    if not connection.open:
+        connection.forget_consumer(consumer)
+        return
+    _success(connection, part)
+
+
+async def _start(connection: Client, partition: Partition, ledger: int, part: Any) -> int:
+    """Where a reader begins. Raises Refusal."""
+    if part.start_message_rollback_duration_sec:
+        back_ms = part.start_message_rollback_duration_sec * 1000
+        return await partition.since(connection.broker.clock.now_ms() - back_ms)
+    if part.HasField("start_message_id"):
+        return _offset(partition, ledger, part.start_message_id, within_batch=False)
+    return partition.start if part.initialPosition == InitialPosition.EARLIEST else partition.end
+
+
+def _offset(partition: Partition, ledger: int, found: MessageId, *, within_batch: bool) -> int:
+    """The offset that an id, or one of the two ends, means; `within_batch`: in a batch, not at its
+    beginning. Raises Refusal."""
+    place = (signed(found.ledgerId), signed(found.entryId))
+    if place == (EARLIEST, EARLIEST):
+        return partition.start
+    if LATEST in place:
+        return partition.end
+    offset = offset_of(found, ledger)
+    if not within_batch:
+        offset = signed(found.entryId)
+    return min(max(offset, partition.start), partition.end)
+
+
+def _of(connection: Client, part: Any) -> tuple[Consumer, OwnedTopic, str]:
+    found = connection.consumers.get(part.consumer_id)
+    if found is None:
+        raise Refusal(ServerError.CONSUMER_NOT_FOUND, f"there is no consumer {part.consumer_id}")
+    return found
+
+
+async def _close_consumer(connection: Client, part: Any) -> None:
+    found = connection.consumers.get(part.consumer_id)
+    if found is not None:
+        connection.forget_consumer(found[0])
+    _success(connection, part)
+
+
+async def _unsubscribe(connection: Client, part: Any) -> None:
+    consumer, topic, name = _of(connection, part)
+    await topic.unsubscribe(name, consumer)
+    connection.forget_consumer(consumer)
+    _success(connection, part)
+
+
+async def _seek(connection: Client, part: Any) -> None:
+    consumer, topic, name = _of(connection, part)
+    partition = consumer.place.partition
+    if part.HasField("message_id"):
+        offset = _offset(partition, topic.ledger, part.message_id, within_batch=True)
+    else:
+        offset = await partition.since(part.message_publish_time)
+    topic.subscription(name).seek(consumer.place, offset)
+    _success(connection, part)
+
+
+async def _get_last_message_id(connection: Client, part: Any) -> None:
+    consumer, topic, _ = _of(connection, part)
+    place = consumer.place
+    last = await place.partition.last()
+    number, ledger = place.partition.shown, topic.ledger
+    if last is None:
+        found = names.nothing(number)
+    else:
+        index = last.messages - 1 if last.batched else names.NO_BATCH
+        found = message_id(ledger, last.offset, number, index)
+        if last.batched:
+            found.batch_size = last.messages
+    response = command(
+        "last_message_id_response",
+        request_id=part.request_id,
+        last_message_id=found,
+        consumer_mark_delete_position=message_id(ledger, place.acks.mark - 1, number),
+    )
+    connection.send(encode(response))
+
+
+# -- schemas ---------------------------------------------------------------------------------------
+
+
+async def _get_schema(connection: Client, part: Any) -> None:
+    raise Refusal(ServerError.TOPIC_NOT_FOUND, f"topic {part.topic} has no schema for Pulsar")
+
+
+def _no_schema(connection: Client, part: Any, refused: Refusal) -> None:
+    response = command(
+        "get_schema_response",
+        request_id=part.request_id,
+        error_code=refused.code,
+        error_message=refused.message,
+    )
+    connection.send(encode(response))
+
+
+async def _get_or_create_schema(connection: Client, part: Any) -> None:
+    _check_schema(part)
+    response = command(
+        "get_or_create_schema_response", request_id=part.request_id, schema_version=b""
+    )
+    connection.send(encode(response))
+
+
+def _no_new_schema(connection: Client, part: Any, refused: Refusal) -> None:
+    response = command(
+        "get_or_create_schema_response",
+        request_id=part.request_id,
+        error_code=refused.code,
+        error_message=refused.message,
+    )
+    connection.send(encode(response))
+
+
+# -- what is not built -----------------------------------------------------------------------------
+
+
+def _not_built(what: str) -> Answer:
+    async def refuse(connection: Client, part: Any) -> None:
+        raise Refusal(ServerError.NOT_ALLOWED, f"{what} are not built yet")
+
+    return Answer(refuse, _error)
+
+
+ANSWERS: dict[str, Answer] = {
+    "partitioned_metadata": Answer(_partitioned_metadata, _no_metadata),
+    "lookup": Answer(_lookup, _no_lookup),
+    "topics_of_namespace": Answer(_topics_of_namespace, _error),
+    "producer": Answer(_producer, _error),
+    "close_producer": Answer(_close_producer, _error),
+    "subscribe": Answer(_subscribe, _error),
+    "close_consumer": Answer(_close_consumer, _error),
+    "unsubscribe": Answer(_unsubscribe, _error),
+    "seek": Answer(_seek, _error),
+    "get_last_message_id": Answer(_get_last_message_id, _error),
+    "get_schema": Answer(_get_schema, _no_schema),
+    "get_or_create_schema": Answer(_get_or_create_schema, _no_new_schema),
+    "consumer_stats": _not_built("statistics of consumers"),
+    "new_txn": _not_built("transactions"),
+    "tc_client_connect": _not_built("transactions"),
+    "watch_topic_list": _not_built("watches of topics"),
+}

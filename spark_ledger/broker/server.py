@@ -1,0 +1,120 @@
+"""The broker as a process: it listens, serves until told to stop, and leaves in good order."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+
+from spark_ledger.broker.broker import Broker, BrokerSettings
+from spark_ledger.broker.connection import Connection
+from spark_ledger.config import client_config
+from spark_ledger.errors import BadConfig
+from spark_ledger.ledger.connect import connect
+
+PORT = 6650
+SESSION_TIMEOUT_S = 10.0
+ORPHANED = 5  # exit status, as a bookie's
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerServer:
+    """A broker and the port that it listens on."""
+
+    def __init__(self, broker: Broker, server: asyncio.Server, url: str) -> None:
+        self.broker = broker
+        self.url = url
+        self._server = server
+        self._connections: dict[Connection, None] = {}
+
+    @staticmethod
+    async def start(
+        service_url: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        advertised_host: str | None = None,
+        settings: BrokerSettings | None = None,
+    ) -> "BrokerServer":
+        """Listen, then register. `port` 0: a free one. Raises errors.BadConfig (the port is taken,
+        the URL is malformed), errors.Unavailable."""
+        config = client_config(service_url=service_url, session_timeout_s=SESSION_TIMEOUT_S)
+        made: list[BrokerServer] = []
+
+        def accept() -> Connection:
+            server = made[0]
+            one = Connection(server.broker, lambda gone: server._connections.pop(gone, None))
+            server._connections[one] = None
+            return one
+
+        loop = asyncio.get_running_loop()
+        try:
+            listening = await loop.create_server(accept, host, port, start_serving=False)
+        except OSError as error:
+            raise BadConfig(
+                f"the broker cannot listen on {host}:{port}: {error.strerror}",
+                "Stop what uses the port, or give another with --broker-port.",
+            ) from None
+        number = listening.sockets[0].getsockname()[1]
+        url = f"pulsar://{advertised_host or host}:{number}"
+        try:
+            ledgers = await connect(service_url, config)
+            rng = random.Random(os.urandom(16))
+            broker = Broker(ledgers, rng, url, settings)
+            made.append(BrokerServer(broker, listening, url))
+            await broker.start()
+        except BaseException:
+            listening.close()
+            raise
+        await listening.start_serving()
+        return made[0]
+
+    async def close(self) -> None:
+        """Take no more, store what waits, and end."""
+        self._server.close()
+        await self.broker.close()
+        await asyncio.gather(*(one.close_and_wait() for one in list(self._connections)))
+        await self.broker.client.ledgers.close()
+
+
+def serve(
+    service_url: str,
+    *,
+    host: str,
+    port: int,
+    advertised_host: str | None,
+    settings: BrokerSettings,
+    parent_pipe: bool = False,
+) -> None:
+    """Serve in this process until SIGTERM or SIGINT; says in a line of JSON where. `parent_pipe`:
+    it ends when its standard input is closed. Raises as BrokerServer.start."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    if parent_pipe:
+        threading.Thread(target=_watch_parent, name="parent-watch", daemon=True).start()
+
+    async def work() -> None:
+        server = await BrokerServer.start(
+            service_url, host=host, port=port, advertised_host=advertised_host, settings=settings
+        )
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        print(json.dumps({"broker_url": server.url}), flush=True)
+        try:
+            await stop.wait()
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await server.close()
+
+    asyncio.run(work())
+
+
+def _watch_parent() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os._exit(ORPHANED)

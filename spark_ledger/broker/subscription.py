@@ -1,0 +1,300 @@
+"""A subscription in its broker's hands: who consumes, from where, and what is acknowledged.
+
+Always true: at most one consumer of a partition is active: the only one (Exclusive, Reader), or of
+a Failover subscription the one at place `partition mod n` of those by priority, then name; the
+next one begins at the mark, so what was not acknowledged comes again (at least once). A durable
+subscription is a cursor of the topic layer, of kind CONSUMER: acknowledging moves it in the
+background, a second apart at most, and the last one to leave writes where it is. What is sent is
+bounded by the permits that the consumer gave, and by the connection's room.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+from spark_ledger import errors
+from spark_ledger.broker.acks import Acks, ack_set, acked_in
+from spark_ledger.broker.names import message_id
+from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.tail import Stored
+from spark_ledger.broker.wire.commands import (
+    MessageId,
+    Refusal,
+    ServerError,
+    SubscriptionType,
+    command,
+    signed,
+)
+from spark_ledger.broker.wire.frames import encode_with_batch
+from spark_ledger.topic.subscription.cursor import Cursor
+
+SENT_BATCHES_MAX = 20_000
+RETRY_S = 1.0
+SOON_S = 0.01
+
+_log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """A client's connection, as a consumer uses it."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    async def room(self) -> None:
+        """Return when what was sent before has gone out, all but a bounded rest."""
+
+
+class Consumer:
+    """Of one partition, for one connection."""
+
+    def __init__(
+        self,
+        link: Link,
+        consumer_id: int,
+        name: str,
+        priority: int,
+        place: "PlaceInPartition",
+        on_end: Callable[["Consumer"], None],
+    ) -> None:
+        self.link = link
+        self.id = consumer_id
+        self.name = name
+        self.priority = priority
+        self.place = place
+        self._on_end = on_end
+        self._permits = 0
+        self._position = 0
+        self._active = False
+        self._rewound = 0
+        self._wake = asyncio.Event()
+        place.partition.listeners[self._wake] = None
+        self._sent: OrderedDict[int, int] = OrderedDict()
+        self._task = asyncio.get_running_loop().create_task(self._pump())
+
+    def flow(self, permits: int) -> None:
+        self._permits += permits
+        self._wake.set()
+
+    def activate(self, active: bool) -> None:
+        if active and not self._active:
+            self.rewind()
+        self._active = active
+        self._wake.set()
+
+    def rewind(self) -> None:
+        """Send again what is not acknowledged."""
+        self._position = self.place.acks.mark
+        self._rewound += 1
+        self._sent.clear()
+        self._wake.set()
+
+    def acknowledged(self, found: MessageId, offset: int) -> list[tuple[int, int]]:
+        """The offsets that an id acknowledges by itself: one message of a batch, or a batch, all or
+        what its set says."""
+        words = list(found.ack_set)
+        if found.batch_index >= 0 and not words:
+            return [(offset, offset + 1)]
+        start = signed(found.entryId)
+        messages = self._sent.get(start, 1)
+        if words:
+            return acked_in(words, start, max(messages, found.batch_size))
+        self._sent.pop(start, None)
+        return [(start, start + messages)]
+
+    def acknowledged_up_to(self, found: MessageId, offset: int) -> int:
+        """One past the last offset that a cumulative ack names. An id that is no batch of those
+        sent names the last message before a batch (its consumer is in the middle of that)."""
+        if found.ack_set:
+            start = signed(found.entryId)
+            parts = acked_in(list(found.ack_set), start, self._sent.get(start, found.batch_size))
+            return parts[0][1] if parts and parts[0][0] == start else start
+        if found.batch_index >= 0:
+            return offset + 1
+        end = offset + self._sent.get(offset, 1)
+        for start in [one for one in self._sent if one < end]:
+            del self._sent[start]
+        return end
+
+    def end(self) -> None:
+        """Send it away: it is to look its topic up again."""
+        self._on_end(self)
+
+    async def close(self) -> None:
+        self.place.partition.listeners.pop(self._wake, None)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _pump(self) -> None:
+        """Send what there is, as long as the consumer is the active one and has permits."""
+        while True:
+            try:
+                await self._until_it_may_send()
+                rewound = self._rewound
+                found = await self.place.partition.read(self._position)
+                if rewound == self._rewound:
+                    await self._send_all(found)
+            except (errors.Unavailable, errors.DataUnavailable, errors.NoSuchLedger) as error:
+                _log.warning("consumer '%s' waits: %s", self.name, error)
+                await asyncio.sleep(RETRY_S)
+            except errors.LedgerError as error:
+                _log.error("consumer '%s' ends: %s", self.name, error)
+                self._on_end(self)
+                return
+            except Exception:
+                _log.exception("consumer '%s' ends", self.name)
+                self._on_end(self)
+                return
+
+    async def _until_it_may_send(self) -> None:
+        partition = self.place.partition
+        while not self._active or self._permits <= 0 or partition.end <= self._position:
+            self._wake.clear()
+            await self._wake.wait()
+        await self.link.room()
+
+    async def _send_all(self, found: list[Stored]) -> None:
+        if not found:  # a hole up to what is confirmed, or it is known in a moment
+            await self._over_hole()
+        rewound = self._rewound
+        for batch in found:
+            if self._permits <= 0 or not self._active or rewound != self._rewound:
+                return
+            if batch.end <= self._position:
+                continue
+            self._pass_over(batch.offset)
+            missing = self.place.acks.missing(max(batch.offset, self._position), batch.end)
+            self._position = batch.end
+            if missing:
+                self._send(batch, missing)
+
+    async def _over_hole(self) -> None:
+        held = self.place.partition.held
+        nexts = [
+            one.lo
+            for one in held.intervals.between(self._position, held.end_offset)
+            if one.source is not None and one.lo >= self._position
+        ]
+        if nexts:
+            self._pass_over(nexts[0])
+        elif self._position < held.end_offset:
+            self._pass_over(held.end_offset)
+        else:
+            await asyncio.sleep(SOON_S)
+
+    def _pass_over(self, offset: int) -> None:
+        """Nothing is between the position and the offset: there is nothing to acknowledge."""
+        if offset > self._position:
+            self.place.acks.add(self._position, offset)
+            self._position = offset
+
+    def _send(self, batch: Stored, missing: list[tuple[int, int]]) -> None:
+        place = self.place
+        sent = command(
+            "message",
+            consumer_id=self.id,
+            message_id=message_id(place.ledger, batch.offset, place.partition.shown),
+            redelivery_count=0,
+        )
+        if batch.batched:
+            sent.message.ack_set.extend(ack_set(missing, batch.offset, batch.messages))
+        self.link.send(encode_with_batch(sent, batch.data))
+        self._permits -= sum(hi - lo for lo, hi in missing)
+        self._sent[batch.offset] = batch.messages
+        if len(self._sent) > SENT_BATCHES_MAX:
+            self._sent.popitem(last=False)
+
+
+class PlaceInPartition:
+    """Where a subscription is in one partition, and its consumers there."""
+
+    def __init__(self, partition: Partition, ledger: int, mark: int) -> None:
+        self.partition = partition
+        self.ledger = ledger
+        self.acks = Acks(mark)
+        self.consumers: list[Consumer] = []
+
+    def active(self, kind: SubscriptionType) -> Consumer | None:
+        if not self.consumers:
+            return None
+        if kind is SubscriptionType.EXCLUSIVE:
+            return self.consumers[0]
+        ordered = sorted(self.consumers, key=lambda one: (one.priority, one.name))
+        best = [one for one in ordered if one.priority == ordered[0].priority]
+        return best[self.partition.number % len(best)]
+
+
+class Subscription:
+    """Of a topic, by name, while consumers have it. `cursor` None: it is not durable."""
+
+    def __init__(self, name: str, kind: SubscriptionType, cursor: Cursor | None) -> None:
+        self.name = name
+        self.kind = kind
+        self.cursor = cursor
+        self.sought = False
+        """Its consumers were sent away by a seek, and come back to where that put it."""
+        self._places: dict[int, PlaceInPartition] = {}
+
+    @property
+    def used(self) -> bool:
+        return any(place.consumers for place in self._places.values())
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return [one for place in self._places.values() for one in place.consumers]
+
+    def place(self, partition: Partition, ledger: int, mark: int) -> PlaceInPartition:
+        """Its place in that partition; new, or of a reader that comes, it is at `mark`."""
+        place = self._places.get(partition.number)
+        if place is None or (self.cursor is None and not self.sought):
+            place = PlaceInPartition(partition, ledger, mark)
+            self._places[partition.number] = place
+        return place
+
+    def check(self, kind: SubscriptionType, partition: int) -> None:
+        """Whether one more consumer may come. Raises Refusal."""
+        place = self._places.get(partition)
+        if self.used and kind is not self.kind:
+            raise Refusal(
+                ServerError.CONSUMER_BUSY,
+                f"subscription '{self.name}' is used as {self.kind.name}, not {kind.name}",
+            )
+        if kind is SubscriptionType.EXCLUSIVE and place is not None and place.consumers:
+            raise Refusal(
+                ServerError.CONSUMER_BUSY,
+                f"subscription '{self.name}' has an exclusive consumer already",
+            )
+
+    def join(self, consumer: Consumer) -> None:
+        consumer.place.consumers.append(consumer)
+        self._choose(consumer.place)
+
+    def leave(self, consumer: Consumer) -> None:
+        if consumer in consumer.place.consumers:
+            consumer.place.consumers.remove(consumer)
+            self._choose(consumer.place)
+
+    def _choose(self, place: PlaceInPartition) -> None:
+        active = place.active(self.kind)
+        for one in place.consumers:
+            one.activate(one is active)
+            if self.kind is SubscriptionType.FAILOVER:
+                change = command(
+                    "active_consumer_change", consumer_id=one.id, is_active=one is active
+                )
+                one.link.send(encode_with_batch(change, b""))
+
+    def moved(self, place: PlaceInPartition) -> None:
+        """Make durable where it is."""
+        if self.cursor is not None:
+            self.cursor.check()
+            self.cursor.advance({place.partition.number: place.acks.mark})
+
+    def seek(self, place: PlaceInPartition, offset: int) -> None:
+        """Put it to the offset in that partition; its consumers there are sent away."""
+        place.acks.reset(offset)
+        self.sought = True
+        self.moved(place)
+        for one in list(place.consumers):
+            one.end()

@@ -1,0 +1,139 @@
+"""What the owner of a topic commits to its log: opens and seals of all its partitions, together.
+
+Always true: one commit is under way for a topic at a time, and what partitions ask for meanwhile is
+the next one (hazard 16); where one of them cannot be committed, the others are, each by itself. All
+is under one intent of this owner, whose heartbeat says that it lives.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from spark_ledger import errors
+from spark_ledger.broker.ownership import Ownership
+from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.log.actions import Action
+from spark_ledger.topic.log.intents import Intent
+from spark_ledger.topic.log.state import TopicState
+from spark_ledger.topic.log.topics import TopicInfo
+
+_log = logging.getLogger(__name__)
+_Asked = tuple[tuple[Action, ...], "asyncio.Future[None]"]
+
+
+class TopicCommits:
+    """Of one owner of a topic. `clock_ms` is the store's time, about."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topic: TopicInfo,
+        ownership: Ownership,
+        epoch: int,
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self.client = client
+        self.topic = topic
+        self.epoch = epoch
+        self._ownership = ownership
+        self._clock_ms = clock_ms
+        self._last_ms = 0
+        self._intent: Intent | None = None
+        self._opening = asyncio.Lock()
+        self._asked: list[_Asked] = []
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def owner_name(self) -> str:
+        """What the log says of who opened a segment."""
+        return f"broker {self._ownership.broker_id}"
+
+    def now_ms(self) -> int:
+        """The time with which an entry is stamped: the store's, and it never falls."""
+        self._last_ms = max(self._last_ms, self._clock_ms())
+        return self._last_ms
+
+    async def check_owner(self) -> None:
+        """Raises Deposed, errors.Unavailable."""
+        await self._ownership.check(self.topic.id, self.epoch)
+
+    async def state(self) -> TopicState:
+        """The topic, not older than this call. Raises errors.TopicDeleted, errors.Unavailable."""
+        state = await self.client.log(self.topic.id).fold(fresh=True)
+        if state.deleted:
+            raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
+        self._last_ms = max(self._last_ms, state.commit_ms)
+        return state
+
+    async def changed_or_after(self, seen: TopicState, within_s: float) -> TopicState:
+        """The topic once its log has moved, or after `within_s`."""
+        follower = await self.client.follow(self.topic.id, self.topic.name.short)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await follower.beyond(seen.next)
+        return await self.state()
+
+    async def intent(self) -> Intent:
+        async with self._opening:
+            if self._intent is None:
+                made = await self.client.intents.open_system_intent("broker", self.topic.id)
+                self._intent = made
+            return self._intent
+
+    async def renew_intent(self) -> None:
+        """The intent may have ended: whoever needs one gets another."""
+        async with self._opening:
+            if self._intent is not None:
+                await self.client.intents.try_finish(self._intent)
+                self._intent = None
+
+    async def heartbeat(self) -> None:
+        if self._intent is not None:
+            await self.client.intents.heartbeat(self._intent)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.renew_intent()
+
+    async def commit(self, actions: Sequence[Action]) -> None:
+        """Commit these, with what other partitions ask for. Raises as
+        TopicClient.commit_actions."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append((tuple(actions), future))
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+        await future
+
+    async def _work(self) -> None:
+        try:
+            while self._asked:
+                some, self._asked = self._asked, []
+                await self._commit_all(some)
+        finally:
+            self._task = None
+
+    async def _commit_all(self, some: list[_Asked]) -> None:
+        try:
+            intent = await self.intent()
+            actions = [action for asked, _ in some for action in asked]
+            await self.client.commit_actions(self.topic.id, actions, intent)
+        except (errors.TxnConflict, ValueError) as error:
+            if len(some) > 1:
+                for one in some:
+                    await self._commit_all([one])
+                return
+            _fail(some, error)
+        except Exception as error:
+            _fail(some, error)
+        else:
+            for _, future in some:
+                if not future.done():
+                    future.set_result(None)
+
+
+def _fail(some: list[_Asked], error: Exception) -> None:
+    for _, future in some:
+        if not future.done():
+            future.set_exception(error)

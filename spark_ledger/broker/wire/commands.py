@@ -1,0 +1,131 @@
+"""Pulsar's commands by name, with the numbers of its protocol. Pure.
+
+Always true: a command's number is the number of its field in BaseCommand, so what makes one sets
+both; a number that is not known here stays a number, so a frame with it can be refused by name of
+its request. The enums of Pulsar's clients are IntEnums here.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+from spark_ledger.broker.wire.commands_pb2 import BaseCommand, MessageId
+
+__all__ = ["BaseCommand", "MessageId"]
+
+PROTOCOL_VERSION = 21
+PROTOCOL_VERSION_MIN = 12
+EARLIEST, LATEST = -1, 2**63 - 1
+"""Ledger and entry of the ids that mean the two ends."""
+_FIELDS = {field.number: field.name for field in BaseCommand.DESCRIPTOR.fields if field.number > 1}
+_NUMBERS = {name: number for number, name in _FIELDS.items()}
+SEND = _NUMBERS["send"]
+
+
+class ServerError(IntEnum):
+    UNKNOWN = 0
+    METADATA = 1
+    PERSISTENCE = 2
+    CONSUMER_BUSY = 5
+    SERVICE_NOT_READY = 6
+    CHECKSUM = 9
+    UNSUPPORTED_VERSION = 10
+    TOPIC_NOT_FOUND = 11
+    SUBSCRIPTION_NOT_FOUND = 12
+    CONSUMER_NOT_FOUND = 13
+    TOO_MANY_REQUESTS = 14
+    TOPIC_TERMINATED = 15
+    PRODUCER_BUSY = 16
+    INVALID_TOPIC_NAME = 17
+    INCOMPATIBLE_SCHEMA = 18
+    NOT_ALLOWED = 22
+    PRODUCER_FENCED = 25
+
+
+class SubscriptionType(IntEnum):
+    EXCLUSIVE = 0
+    SHARED = 1
+    FAILOVER = 2
+    KEY_SHARED = 3
+
+
+class AccessMode(IntEnum):
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+class AckType(IntEnum):
+    INDIVIDUAL = 0
+    CUMULATIVE = 1
+
+
+class InitialPosition(IntEnum):
+    LATEST = 0
+    EARLIEST = 1
+
+
+class SchemaType(IntEnum):
+    """Those that say nothing about the bytes, or only that they are text."""
+
+    NONE = 0
+    STRING = 1
+
+
+class LookupType(IntEnum):
+    REDIRECT = 0
+    CONNECT = 1
+    FAILED = 2
+
+
+class Refusal(Exception):
+    """What a client asked for is refused, with the protocol's own error code."""
+
+    def __init__(self, code: ServerError, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def command(name: str, **fields: Any) -> BaseCommand:
+    """The command of that name (a field of BaseCommand)."""
+    made = BaseCommand(type=_NUMBERS[name])
+    part = getattr(made, name)
+    part.SetInParent()
+    for field, value in fields.items():
+        if isinstance(value, MessageId):
+            getattr(part, field).CopyFrom(value)
+        elif isinstance(value, (list, tuple)):
+            getattr(part, field).extend(value)
+        else:
+            setattr(part, field, value)
+    return made
+
+
+def receipt(producer_id: int, sequence_id: int, highest: int, at: MessageId) -> BaseCommand:
+    """SEND_RECEIPT; as `command`, but one is made for each batch."""
+    made = BaseCommand()
+    made.type = _NUMBERS["send_receipt"]
+    part = made.send_receipt
+    part.producer_id = producer_id
+    part.sequence_id = sequence_id
+    if highest:
+        part.highest_sequence_id = highest
+    part.message_id.CopyFrom(at)
+    return made
+
+
+def name_of(found: BaseCommand) -> str | None:
+    """Which command it is; None for one that is not known here, or says so and has no such part."""
+    name = _FIELDS.get(found.type)
+    return name if name is not None and found.HasField(name) else None
+
+
+def signed(number: int) -> int:
+    """An unsigned number of the protocol where it stands for a signed one: ids of the two ends come
+    as -1 in 64 bits."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def unsigned(number: int) -> int:
+    return number + (1 << 64) if number < 0 else number

@@ -1,0 +1,50 @@
+"""`spark-ledger broker start`."""
+
+from typing import Annotated
+
+import typer
+
+from spark_ledger.cli.common import App, UrlOption
+from spark_ledger.config import resolve_service_url
+
+app = App(help="The broker: Pulsar's clients write and read topics.", no_args_is_help=True)
+PORT = 6650  # as broker/server.py, which takes a while to import
+
+
+@app.callback()
+def group() -> None:
+    """Verbs of the broker."""
+
+
+@app.command()
+def start(
+    broker_port: Annotated[
+        int, typer.Option(help="Where it listens; 0: a free port.", min=0, max=65535)
+    ] = PORT,
+    host: Annotated[str, typer.Option(help="The address it listens on.")] = "127.0.0.1",
+    advertised_host: Annotated[
+        str | None, typer.Option(help="What clients are told to connect to; else --host.")
+    ] = None,
+    auto_create: Annotated[
+        bool, typer.Option(help="Make a topic that a client names and that is not there.")
+    ] = True,
+    auto_create_partitions: Annotated[
+        int, typer.Option(help="With so many partitions; 0: one that is not partitioned.", min=0)
+    ] = 0,
+    parent_pipe: Annotated[
+        bool, typer.Option("--parent-pipe", help="End when standard input is closed.")
+    ] = False,
+    service_url: UrlOption = None,
+) -> None:
+    """Serve Pulsar's clients in this process, until it is told to stop."""
+    from spark_ledger.broker.broker import BrokerSettings
+    from spark_ledger.broker.server import serve
+
+    serve(
+        resolve_service_url(service_url),
+        host=host,
+        port=broker_port,
+        advertised_host=advertised_host,
+        settings=BrokerSettings(auto_create, auto_create_partitions),
+        parent_pipe=parent_pipe,
+    )

@@ -1,0 +1,38 @@
+"""The broker of an embedded cluster, as a process.
+
+Always true: it keeps the port that it had first, so that clients find it again after a kill; it is
+started again by `start` alone.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from spark_ledger.local.child import Child, LocalProcess
+from spark_ledger.local.embedded_zookeeper import free_port
+
+START_TIMEOUT_S = 60.0
+
+
+class LocalBroker(LocalProcess):
+    """`log`: what it says. `port` None: a free one."""
+
+    def __init__(self, log: Path, service_url: str, port: int | None = None) -> None:
+        super().__init__(log)
+        self._service_url = service_url
+        self._port = port
+        self.url = ""
+        """Where Pulsar's clients reach it, once it was started."""
+
+    def start(self) -> None:
+        """Start it, and return when it serves; of no effect if it runs. Raises
+        errors.Unavailable, which quotes its log."""
+        if self.running:
+            return
+        if self._port is None:
+            self._port = free_port()
+        options = ["--parent-pipe", "--broker-port", str(self._port)]
+        options += ["--service-url", self._service_url]
+        command = [sys.executable, "-m", "spark_ledger.cli.main", "broker", "start", *options]
+        self._child = Child("the broker", command, self.log)
+        self.url = str(json.loads(self._child.first_line(START_TIMEOUT_S))["broker_url"])

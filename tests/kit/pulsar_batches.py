@@ -1,0 +1,76 @@
+"""Batches as a Pulsar producer makes them."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spark_ledger.topic.entry.pulsar_batch import built
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata, SingleMessageMetadata
+
+
+@dataclass(frozen=True)
+class Message:
+    value: bytes | None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_ms: int = 0
+    base64: bool = False
+
+
+message = Message
+
+
+def _say(said, one: Message) -> None:
+    if one.key is not None:
+        said.partition_key = one.key
+        said.partition_key_b64_encoded = one.base64
+    if one.event_ms:
+        said.event_time = one.event_ms
+    if one.value is None:
+        said.null_value = True
+    for key, value in one.properties.items():
+        said.properties.add(key=key, value=value)
+
+
+def batch_of(
+    messages: Sequence[Message],
+    *,
+    producer: str = "p",
+    sequence_id: int = 0,
+    publish_ms: int = 1,
+    compression: int = 0,
+    compress: Callable[[bytes], bytes] = bytes,
+    says: int | None = None,
+    uncompressed: int | None = None,
+    encrypted: bool = False,
+) -> bytes:
+    """A batch of these messages; `says` how many it says it has."""
+    parts = []
+    for i, one in enumerate(messages):
+        said = SingleMessageMetadata(
+            payload_size=len(one.value or b""), sequence_id=sequence_id + i
+        )
+        _say(said, one)
+        head = said.SerializeToString()
+        parts += [struct.pack(">I", len(head)), head, one.value or b""]
+    payload = b"".join(parts)
+    metadata = MessageMetadata(
+        producer_name=producer,
+        sequence_id=sequence_id,
+        highest_sequence_id=sequence_id + len(messages) - 1,
+        publish_time=publish_ms,
+        num_messages_in_batch=len(messages) if says is None else says,
+        compression=compression,
+        uncompressed_size=len(payload) if uncompressed is None else uncompressed,
+        encryption_keys=[b"k"] if encrypted else [],
+    )
+    return built(metadata, compress(payload))
+
+
+def lone(one: Message, *, producer: str = "p", sequence_id: int = 0, publish_ms: int = 1) -> bytes:
+    """A message that was sent by itself, without batching."""
+    metadata = MessageMetadata(
+        producer_name=producer, sequence_id=sequence_id, publish_time=publish_ms
+    )
+    _say(metadata, one)
+    return built(metadata, one.value or b"")

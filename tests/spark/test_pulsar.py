@@ -1,0 +1,78 @@
+"""Spark and Pulsar's client on the same topics."""
+
+import pulsar
+import pytest
+
+
+@pytest.fixture
+def client(cluster):
+    quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    one = pulsar.Client(cluster.broker_url, logger=quiet)
+    yield one
+    one.close()
+
+
+def test_spark_reads_what_producers_send_before_and_after_it_is_sealed(
+    spark, cluster, client, topic, tmp_path
+):
+    producer = client.create_producer(topic, batching_enabled=True)
+
+    def send(numbers):
+        for i in numbers:
+            producer.send_async(
+                b"v%d" % i, lambda *_: None, partition_key=f"k{i}", properties={"n": str(i)}
+            )
+        producer.flush()
+
+    send(range(100))
+    url = cluster.service_url
+    options = {"serviceUrl": url, "includeHeaders": "true", "startingOffsets": "earliest"}
+    read = spark.read.format("ledger").options(**options).load(topic)
+    rows = read.selectExpr(
+        "CAST(key AS STRING)", "CAST(value AS STRING)", "headers", "offset", "timestamp"
+    ).collect()
+    rows.sort(key=lambda row: row.offset)
+    assert [(row.key, row.value, row.offset) for row in rows] == [
+        (f"k{i}", f"v{i}", i) for i in range(100)
+    ]
+    assert rows[7].headers[0].key == "n"
+    assert bytes(rows[7].headers[0].value) == b"7"
+    assert all(row.timestamp is not None for row in rows)
+
+    stream = spark.readStream.format("ledger").options(**options).load(topic)
+    query = (
+        stream.selectExpr("key", "value")
+        .writeStream.format("ledger")
+        .options(serviceUrl=url, checkpointLocation=str(tmp_path / "checkpoint"))
+        .start(f"{topic}-copy")
+    )
+    try:
+        query.processAllAvailable()
+        send(range(100, 150))  # which the query hears of as it is confirmed
+        copied = client.create_reader(f"{topic}-copy", pulsar.MessageId.earliest)
+        found = [copied.read_next(30_000) for _ in range(150)]
+    finally:
+        query.stop()
+    assert sorted(int(one.data()[1:]) for one in found) == list(range(150))
+    assert {one.partition_key() for one in found} == {f"k{i}" for i in range(150)}
+
+
+def test_spark_writes_to_a_topic_that_a_producer_writes_to(spark, cluster, client, topic, keyed):
+    producer = client.create_producer(topic)
+    producer.send(b"first")
+    write = keyed(20).write.format("ledger").option("serviceUrl", cluster.service_url)
+    write.mode("append").save(topic)
+    producer.send(b"last")
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = [reader.read_next(20_000).data() for _ in range(22)]
+    assert (found[0], found[-1]) == (b"first", b"last")
+    assert sorted(found[1:-1], key=int) == [b"%d" % i for i in range(20)]
+
+
+def test_typed_rows_are_json_objects_to_a_consumer(spark, cluster, client, topic):
+    rows = spark.range(3).selectExpr("id", "cast(id * 2 as double) AS reading")
+    options = {"serviceUrl": cluster.service_url, "valueFormat": "arrow"}
+    rows.write.format("ledger").options(**options).mode("append").save(topic)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = sorted(reader.read_next(20_000).data() for _ in range(3))
+    assert found == [b'{"id":%d,"reading":%d}' % (i, 2 * i) for i in range(3)]

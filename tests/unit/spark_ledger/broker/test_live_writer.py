@@ -1,0 +1,284 @@
+"""The owner of a partition's open end, on the simulated cluster: fenced, taken over, idle."""
+
+import asyncio
+
+import pytest
+
+from spark_ledger import errors
+from spark_ledger.broker.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.ownership import Deposed, Ownership
+from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.topic.client import TopicClient
+from tests.kit.pulsar_batches import batch_of, message
+from tests.unit.spark_ledger.topic.stage import NOW_MS, play
+
+
+class Sent:
+    def __init__(self, *values, first=0):
+        self.data = batch_of([message(value) for value in values], sequence_id=first)
+        self.producer_name, self.last_sequence_id = "p", first + len(values) - 1
+        self.doubled = False
+        self.messages = len(values)
+        self.offsets, self.errors = [], []
+        self.over = asyncio.Event()
+
+    def stored(self, offset):
+        self.offsets.append(offset)
+        self.over.set()
+
+    def duplicate(self):
+        self.doubled = True
+        self.over.set()
+
+    def failed(self, error):
+        self.errors.append(error)
+        self.over.set()
+
+
+class Owner:
+    """A broker's hand on partition 0."""
+
+    def __init__(self, stage, client, name, limits=None):
+        self.stage, self.seen = stage, []
+        self.ownership = Ownership(client.store, name, f"pulsar://{name}:1", self.answers)
+        self.client, self.limits = client, limits or RollLimits()
+
+    async def answers(self, url):
+        return False
+
+    async def take(self, idle_s=60.0):
+        await self.ownership.register()
+        now = await self.ownership.choose(self.stage.topic.id, here=True)
+        self.commits = TopicCommits(
+            self.client, self.stage.topic, self.ownership, now.epoch, lambda: NOW_MS
+        )
+        self.writer = LiveWriter(self.commits, 0, self.limits, self.stored, idle_s)
+        await self.writer.start()
+        return self
+
+    def stored(self, partition, offset, batch):
+        self.seen.append((offset, batch))
+
+    def send(self, *batches):
+        sent = [Sent(*values) for values in batches]
+        for one in sent:
+            self.writer.append(one)
+        return sent
+
+    async def all_stored(self, sent):
+        await asyncio.gather(*(one.over.wait() for one in sent))
+        assert not any(one.errors for one in sent)
+        return [one.offsets for one in sent]
+
+
+async def owner_of(stage, name="a", limits=None):
+    return await Owner(stage, stage.client, name, limits).take()
+
+
+async def another_of(stage, name="b"):
+    process = await stage.world.client(f"process of {name}")
+    client = TopicClient(process.ledgers, process.rng, lambda: NOW_MS)
+    return Owner(stage, client, name)
+
+
+def test_batches_have_the_offsets_at_which_they_are_read_afterwards():
+    async def act(stage):
+        owner = await owner_of(stage)
+        sent = owner.send([b"a", b"b"], [b"c"], [b"d", b"e", b"f"])
+        assert await owner.all_stored(sent) == [[0], [2], [3]]
+        assert [offset for offset, _ in owner.seen] == [0, 2, 3]
+        await owner.writer.close()
+        await owner.commits.close()
+        assert await stage.rows() == [
+            (i, b) for i, b in enumerate([b"a", b"b", b"c", b"d", b"e", b"f"])
+        ]
+
+    play(act)
+
+
+def test_nothing_is_sent_before_the_own_opening_was_read_back():
+    async def act(stage):
+        owner = await owner_of(stage)
+        states, commit = [], owner.commits.commit
+
+        async def lost_response(actions):
+            await commit(actions)
+            states.append(owner.writer.live)
+            raise errors.Unavailable("the response was lost")
+
+        owner.commits.commit = lost_response
+        sent = owner.send([b"a"])
+        await asyncio.sleep(0.05)
+        owner.commits.commit = commit
+        assert states == [None]
+        assert await owner.all_stored(sent) == [[0]]
+        await owner.writer.close()
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_fenced_owner_lets_the_closed_record_decide_and_doubles_nothing(seed):
+    async def act(stage):
+        owner = await owner_of(stage)
+        sent = owner.send(*([b"%d" % i] for i in range(30)))
+        await asyncio.sleep(0.002 * (seed + 1))
+        intent = await stage.intent()
+        await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        sent += owner.send(*([b"%d" % i] for i in range(30, 40)))
+        offsets = await owner.all_stored(sent)
+        await owner.writer.close()
+        rows = dict(await stage.rows())
+        assert len(rows) == 41
+        assert [rows[at] for (at,) in offsets] == [b"%d" % i for i in range(40)]
+        assert sorted(rows) == list(range(41))
+
+    play(act, seed=seed)
+
+
+def test_a_successor_seals_what_was_left_open_and_the_deposed_one_sends_its_producers_away():
+    async def act(stage):
+        old = await owner_of(stage)
+        await old.all_stored(old.send([b"a", b"b"]))
+        new = await (await another_of(stage)).take()
+        assert new.commits.epoch == old.commits.epoch + 1
+        state = await new.commits.state()
+        assert (state.partitions[0].live, state.partitions[0].end_offset) == (None, 2)
+        lost = old.send([b"lost"])
+        assert await new.all_stored(new.send([b"c"])) == [[2]]
+        await lost[0].over.wait()
+        assert isinstance(lost[0].errors[0], Deposed)
+        assert lost[0].offsets == []
+        await new.writer.close()
+        assert await stage.rows() == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+    play(act)
+
+
+def test_a_full_ledger_is_sealed_and_the_next_opened_in_one_commit():
+    async def act(stage):
+        owner = await owner_of(stage, limits=RollLimits(entries=2))
+        sent = []
+        for i in range(5):
+            sent += owner.send([b"%d" % i])
+            await owner.all_stored(sent)
+        state = await owner.commits.state()
+        assert state.partitions[0].end_offset == 4
+        assert state.next == 3  # open; seal and open; seal and open
+        await owner.writer.close()
+        assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(5)]
+
+    play(act)
+
+
+def test_an_idle_partition_has_no_open_ledger():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        assert owner.writer.live is not None
+        await asyncio.sleep(70)
+        state = await owner.commits.state()
+        assert (state.partitions[0].live, state.partitions[0].end_offset) == (None, 1)
+        assert await owner.all_stored(owner.send([b"b"])) == [[1]]
+        await owner.writer.close()
+
+    play(act)
+
+
+def test_batches_share_an_entry_while_others_are_under_way():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"first"]))
+        ledger = owner.writer.live.ledger_id
+        await owner.all_stored(owner.send(*([b"%d" % i] for i in range(100))))
+        await owner.writer.close()
+        record = (await stage.client.ledgers.record(ledger)).record
+        assert record.rows == 101
+        assert record.last_entry < 20
+        assert len(await stage.rows()) == 101
+
+    play(act)
+
+
+def test_the_topics_partitions_are_opened_by_few_commits():
+    async def act(stage):
+        owner = await owner_of(stage)
+        writers = [LiveWriter(owner.commits, n, RollLimits(), owner.stored) for n in range(1, 8)]
+        sent = [Sent(b"x") for _ in writers]
+        for writer, one in zip(writers, sent, strict=True):
+            writer.append(one)
+        await owner.all_stored(sent)
+        assert (await owner.commits.state()).next <= 4
+        await asyncio.gather(*(writer.close() for writer in writers))
+
+    play(act, partitions=8)
+
+
+def test_a_deleted_topic_fails_what_waits():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await stage.client.topics.delete("t")
+        (sent,) = owner.send([b"a"])
+        await sent.over.wait()
+        assert isinstance(sent.errors[0], errors.TopicDeleted | errors.TopicNotFound)
+
+    play(act)
+
+
+async def deduplicating(owner):
+    await owner.client.topics.change_policies("t", {"deduplication": True})
+    owner.stage.topic = await owner.client.topics.open("t")
+    return await owner.take()
+
+
+async def sent_by(owner, *firsts):
+    """Batches of two messages with these first sequence ids; whether each was a duplicate."""
+    batches = [Sent(b"%d" % first, b"%d" % (first + 1), first=first) for first in firsts]
+    for one in batches:
+        owner.writer.append(one)
+    await asyncio.gather(*(one.over.wait() for one in batches))
+    assert not any(one.errors for one in batches)
+    return [one.doubled for one in batches]
+
+
+def test_what_a_producer_sends_again_is_stored_once_and_has_its_receipt():
+    async def act(stage):
+        owner = await deduplicating(Owner(stage, stage.client, "a"))
+        assert await sent_by(owner, 0, 2, 0, 2, 4) == [False, False, True, True, False]
+        assert owner.writer.last_sequence_id("p") == 5
+        await owner.writer.close()
+        assert [value for _, value in await stage.rows()] == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("by_spark", [False, True])
+def test_a_successor_knows_what_producers_have_sent_to_those_before(by_spark):
+    async def act(stage):
+        old = await deduplicating(Owner(stage, stage.client, "a"))
+        await sent_by(old, 0, 2)
+        if by_spark:  # whoever seals tells
+            intent = await stage.intent()
+            await stage.commit(intent, 1, await stage.written(intent, [b"of spark"]))
+        new = await (await another_of(stage)).take()
+        assert new.writer.last_sequence_id("p") == 3
+        assert await sent_by(new, 0, 2, 4) == [True, True, False]
+        await new.writer.close()
+        third = await (await another_of(stage, "c")).take()
+        assert third.writer.last_sequence_id("p") == 5
+        values = [value for _, value in await stage.rows() if value != b"of spark"]
+        assert values == [b"%d" % i for i in range(6)]
+
+    play(act)
+
+
+def test_without_the_policy_sequence_ids_mean_nothing():
+    async def act(stage):
+        owner = await owner_of(stage)
+        assert await sent_by(owner, 0, 0) == [False, False]
+        assert owner.writer.last_sequence_id("p") == -1
+        await owner.writer.close()
+        assert len(await stage.rows()) == 4
+
+    play(act)

@@ -1,0 +1,51 @@
+"""Names of partitions and ids of messages."""
+
+import uuid
+
+import pytest
+
+from spark_ledger.broker.names import ledger_number, message_id, offset_of, parse
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError
+
+
+@pytest.mark.parametrize(
+    ("text", "topic", "partition"),
+    [
+        ("persistent://public/default/t", "t", None),
+        ("t-partition-3", "t", 3),
+        ("persistent://a/b/t-partition-0", "persistent://a/b/t", 0),
+        ("t-partition-x", "t-partition-x", None),
+    ],
+)
+def test_a_name_says_its_topic_and_partition(text, topic, partition):
+    found = parse(text)
+    assert (found.topic.short, found.partition) == (topic, partition)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("non-persistent://public/default/t", ServerError.NOT_ALLOWED),
+        ("persistent://public/t", ServerError.INVALID_TOPIC_NAME),
+        ("a b", ServerError.INVALID_TOPIC_NAME),
+    ],
+)
+def test_a_name_that_is_none_is_refused_by_pulsars_code(text, code):
+    with pytest.raises(Refusal) as refused:
+        parse(text)
+    assert refused.value.code is code
+
+
+def test_a_ledger_number_is_positive_and_the_topics_own():
+    ids = [str(uuid.UUID(int=n << 100, version=4)) for n in range(1, 9)]
+    numbers = [ledger_number(one) for one in ids]
+    assert numbers == [ledger_number(one) for one in ids]
+    assert all(0 < number < 2**47 for number in numbers)
+    assert len(set(numbers)) >= 4
+
+
+def test_an_id_names_an_offset_and_one_of_another_topic_is_refused():
+    assert offset_of(message_id(9, 100, 0, 7), 9) == 107
+    assert offset_of(message_id(9, 100, 0), 9) == 100
+    with pytest.raises(Refusal, match="another topic"):
+        offset_of(MessageId(ledgerId=8, entryId=1), 9)

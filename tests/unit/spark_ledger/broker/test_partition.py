@@ -1,0 +1,99 @@
+"""Batches of a partition from any offset on: of Spark's commits, of sealed and of live ledgers."""
+
+import pytest
+
+from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.tail import Tail, TailBudget
+from spark_ledger.topic.entry import pulsar_batch
+from tests.unit.spark_ledger.broker.test_live_writer import owner_of
+from tests.unit.spark_ledger.topic.stage import NOW_MS, play
+
+SPARK = [b"s%d" % i for i in range(2500)]
+
+
+class Reading:
+    """A partition with Spark's rows, a sealed ledger's and a live one's; without its tail if not
+    `kept`."""
+
+    async def made(self, stage, *, kept):
+        self.owner = owner = await owner_of(stage)
+        self.state = await owner.commits.state()
+        budget = TailBudget(1 << 20 if kept else 1)
+        self.partition = Partition(stage.client, stage.topic, 0, lambda: self.state, Tail(budget))
+        self.partition.writer = owner.writer
+        owner.writer._stored = lambda _, offset, batch: self.partition.stored(
+            offset, batch, batched=True
+        )
+        await owner.all_stored(owner.send([b"a", b"b", b"c"], [b"d"]))
+        intent = await stage.intent()
+        await stage.commit(intent, 1, await stage.written(intent, SPARK))
+        await owner.all_stored(owner.send([b"e", b"f"]))
+        await owner.all_stored(owner.send([b"g"]))
+        self.state = await owner.commits.state()
+        self.values = [b"a", b"b", b"c", b"d", *SPARK, b"e", b"f", b"g"]
+        return self
+
+    async def close(self):
+        await self.owner.writer.close()
+
+
+def values_of(batch):
+    return pulsar_batch.decoded([pulsar_batch.parse(batch.data)]).column("value").to_pylist()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 1500, 2503, 2504, 2505, 2506])
+def test_batches_follow_each_other_from_any_offset_to_the_end(start, kept):
+    async def act(stage):
+        reading = await Reading().made(stage, kept=kept)
+        partition, at, first = reading.partition, start, True
+        assert partition.end == len(reading.values) == 2507
+        while at < partition.end:
+            found = await partition.read(at)
+            assert found[0].offset <= at if first else found[0].offset == at
+            for batch in found:
+                assert values_of(batch) == reading.values[batch.offset : batch.end]
+                assert batch.offset <= at < batch.end
+                at, first = batch.end, False
+        assert await partition.read(at) == []
+        await reading.close()
+
+    play(act)
+
+
+def test_rows_of_spark_come_in_the_same_batches_wherever_a_reader_begins():
+    async def act(stage):
+        reading = await Reading().made(stage, kept=False)
+        at, in_order = 4, set()
+        while at < 2504:
+            found = await reading.partition.read(at)
+            in_order |= {one.offset for one in found}
+            at = found[-1].end
+        apart = {(await reading.partition.read(at))[0].offset for at in range(4, 2504, 100)}
+        assert len(apart) > 3
+        assert apart <= in_order
+        await reading.close()
+
+    play(act)
+
+
+def test_the_last_batch_is_known_and_the_end_never_goes_back():
+    async def act(stage):
+        reading = await Reading().made(stage, kept=False)
+        last = await reading.partition.last()
+        assert (last.offset, last.messages) == (2506, 1)
+        await reading.close()  # sealed, and the state of the reader does not have it yet
+        assert reading.partition.end == 2507
+        assert (await reading.partition.last()).offset == 2506
+
+    play(act)
+
+
+def test_a_moment_is_found_within_ledgers_by_the_brokers_clock_and_of_commits_by_theirs():
+    async def act(stage):
+        reading = await Reading().made(stage, kept=False)
+        assert await reading.partition.since(0) == 0
+        assert await reading.partition.since(NOW_MS * 2) == 2507
+        await reading.close()
+
+    play(act)

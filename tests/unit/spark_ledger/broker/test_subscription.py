@@ -1,0 +1,224 @@
+"""Who gets which batches, with what is acknowledged masked, and never more than was asked for."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from spark_ledger.broker.subscription import Consumer, Subscription
+from spark_ledger.broker.tail import Stored, Tail, TailBudget
+from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
+from spark_ledger.broker.wire.frames import FrameReader
+from tests.kit.pulsar_batches import batch_of, lone, message
+
+EXCLUSIVE, FAILOVER = SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER
+LEDGER = 77
+
+
+class Batches:
+    """A partition whose batches have these sizes; 1 is a lone message."""
+
+    def __init__(self, *sizes, number=0):
+        self.number = self.shown = number
+        self.listeners, self.stored, self.start, self.end = {}, [], 0, 0
+        self.held = SimpleNamespace(end_offset=0)
+        for size in sizes:
+            self.add(size)
+
+    def add(self, size):
+        data = lone(message(b"x")) if size == 1 else batch_of([message(b"x")] * size)
+        self.stored.append(Stored(self.end, size, data, size > 1))
+        self.end += size
+        for listener in self.listeners:
+            listener.set()
+
+    async def read(self, offset):
+        return [one for one in self.stored if one.end > offset][:2]
+
+
+class Wire:
+    """A connection that keeps what is sent: (offset, ack set) of messages, who is active."""
+
+    def __init__(self):
+        self.messages, self.active, self.open = [], [], asyncio.Event()
+        self.open.set()
+
+    def send(self, frame):
+        (one,) = FrameReader().feed(frame)
+        if one.command.HasField("message"):
+            said = one.command.message
+            self.messages.append((said.message_id.entryId, list(said.ack_set)))
+        else:
+            self.active.append(one.command.active_consumer_change.is_active)
+
+    async def room(self):
+        await self.open.wait()
+
+
+async def settle():
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def consumer_of(subscription, partition, name="a", priority=0, mark=0):
+    place = subscription.place(partition, LEDGER, mark)
+    made = Consumer(Wire(), 1, name, priority, place, lambda one: None)
+    subscription.join(made)
+    return made
+
+
+def play(act):
+    async def main():
+        made = []
+        await act(made)
+        for one in made:
+            await one.close()
+
+    asyncio.run(main())
+
+
+def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 3, 1))
+        made.append(one)
+        await settle()
+        assert one.link.messages == []
+        one.flow(4)
+        await settle()
+        assert [at for at, _ in one.link.messages] == [0, 3]
+        one.flow(1)  # of the two messages too many that came, one is still to be paid for
+        await settle()
+        assert len(one.link.messages) == 2
+        one.flow(2)
+        await settle()
+        assert [at for at, _ in one.link.messages] == [0, 3, 6]
+
+    play(act)
+
+
+def test_what_comes_later_is_sent_when_it_comes_and_a_full_connection_waits():
+    async def act(made):
+        partition = Batches()
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), partition)
+        made.append(one)
+        one.flow(100)
+        await settle()
+        partition.add(2)
+        await settle()
+        assert one.link.messages == [(0, [])]
+        one.link.open.clear()
+        partition.add(1)
+        await settle()
+        assert len(one.link.messages) == 1
+        one.link.open.set()
+        await settle()
+        assert one.link.messages[1:] == [(2, [])]
+
+    play(act)
+
+
+def test_after_a_rewind_come_those_batches_and_messages_that_are_not_acknowledged():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
+        made.append(one)
+        one.flow(100)
+        await settle()
+        acks = one.place.acks
+        for start, end in one.acknowledged(MessageId(ledgerId=LEDGER, entryId=3), 3):
+            acks.add(start, end)
+        middle = MessageId(ledgerId=LEDGER, entryId=0, batch_index=1)
+        for start, end in one.acknowledged(middle, 1):
+            acks.add(start, end)
+        one.link.messages.clear()
+        one.rewind()
+        await settle()
+        assert one.link.messages == [(0, [0b101]), (6, [])]
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("found", "end"),
+    [
+        (MessageId(entryId=3), 6),  # a batch that was sent
+        (MessageId(entryId=2), 3),  # the message before a batch: its consumer is within that
+        (MessageId(entryId=3, batch_index=1), 5),
+        (MessageId(entryId=3, ack_set=[0b100]), 5),
+    ],
+)
+def test_a_cumulative_ack_ends_where_its_id_says(found, end):
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(3, 3, 1))
+        made.append(one)
+        one.flow(100)
+        await settle()
+        offset = found.entryId + max(0, found.batch_index)
+        assert one.acknowledged_up_to(found, offset) == end
+
+    play(act)
+
+
+def test_a_second_exclusive_consumer_and_another_type_are_busy():
+    async def act(made):
+        subscription = Subscription("s", EXCLUSIVE, None)
+        made.append(consumer_of(subscription, Batches(1)))
+        for kind in (EXCLUSIVE, FAILOVER):
+            with pytest.raises(Refusal) as refused:
+                subscription.check(kind, 0)
+            assert refused.value.code is ServerError.CONSUMER_BUSY
+        subscription.leave(made[0])
+        subscription.check(FAILOVER, 0)
+
+    play(act)
+
+
+def test_of_failover_consumers_the_next_begins_at_the_mark():
+    async def act(made):
+        partition, subscription = Batches(1, 1, 1), Subscription("s", FAILOVER, None)
+        first = consumer_of(subscription, partition, "a")
+        subscription.sought = True  # as a durable one, it keeps its place
+        second = consumer_of(subscription, partition, "b")
+        made += [first, second]
+        for one in made:
+            one.flow(100)
+        await settle()
+        assert [at for at, _ in first.link.messages] == [0, 1, 2]
+        assert second.link.messages == []
+        assert (first.link.active[-1], second.link.active[-1]) == (True, False)
+        first.place.acks.up_to(2)
+        subscription.leave(first)
+        await settle()
+        assert second.link.active[-1]
+        assert [at for at, _ in second.link.messages] == [2]
+
+    play(act)
+
+
+def test_partitions_are_shared_out_among_the_consumers_of_the_best_priority():
+    async def act(made):
+        subscription = Subscription("s", FAILOVER, None)
+        subscription.sought = True
+        active = []
+        for number in range(3):
+            partition = Batches(number=number)
+            some = [
+                consumer_of(subscription, partition, name, priority)
+                for name, priority in (("b", 0), ("a", 0), ("c", 1))
+            ]
+            made += some
+            active.append(some[0].place.active(FAILOVER).name)
+        assert active == ["a", "b", "a"]
+
+    play(act)
+
+
+def test_the_newest_batches_are_kept_within_their_budget():
+    tail, other = (lambda budget: (Tail(budget), Tail(budget)))(TailBudget(250))
+    for i in range(3):
+        tail.add(Stored(2 * i, 2, b"x" * 100, True))
+    assert [one.offset for one in tail.since(2, 1000)] == [2, 4]
+    assert tail.since(0, 1000) == []  # it was the oldest
+    assert tail.since(3, 1000) == []  # no batch begins there
+    other.add(Stored(0, 1, b"y" * 200, False))
+    assert tail.since(4, 1000) == []
+    assert len(other.since(0, 1)) == 1

@@ -1,0 +1,175 @@
+"""Batches of Pulsar's producers: what is decoded of them, and what is refused."""
+
+import zlib
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_ledger import errors
+from spark_ledger.topic.entry import pulsar_batch
+from spark_ledger.topic.entry.message_batch import (
+    TYPES,
+    Share,
+    column_of,
+    decode_body,
+    decode_header,
+    encode_header,
+    times_of,
+)
+from spark_ledger.topic.entry.pulsar_message_pb2 import MessageMetadata
+from tests.kit.pulsar_batches import batch_of, lone, message
+
+CODECS = {
+    "none": (0, bytes),
+    "lz4": (1, lambda data: pa.Codec("lz4_raw").compress(data, asbytes=True)),
+    "zlib": (2, zlib.compress),
+    "zstd": (3, lambda data: pa.Codec("zstd").compress(data, asbytes=True)),
+    "snappy": (4, lambda data: pa.Codec("snappy").compress(data, asbytes=True)),
+}
+MESSAGES = st.lists(
+    st.builds(
+        message,
+        value=st.none() | st.binary(max_size=40),
+        key=st.none() | st.text(max_size=8),
+        properties=st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
+        event_ms=st.integers(0, 2**40),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def entry_of(*batches, written_ms=9):
+    rows = sum(count for count, _ in batches)
+    head = encode_header([Share(2, rows, 5)], written_ms, batches=True)
+    return b"".join([head, *pulsar_batch.framed(batches)])
+
+
+def rows_of(batch):
+    return pulsar_batch.decoded([pulsar_batch.parse(batch, check=True)])
+
+
+def plain(found):
+    return {name: column_of(found, name).to_pylist() for name in TYPES}
+
+
+@settings(deadline=None, max_examples=50)
+@given(MESSAGES, st.sampled_from(sorted(CODECS)))
+def test_what_a_producer_sent_is_what_is_decoded(messages, codec):
+    number, compress = CODECS[codec]
+    found = plain(rows_of(batch_of(messages, compression=number, compress=compress)))
+    assert found["value"] == [one.value for one in messages]
+    assert found["key"] == [None if one.key is None else one.key.encode() for one in messages]
+    assert [None if t is None else round(t.timestamp() * 1000) for t in found["event_time"]] == [
+        one.event_ms or None for one in messages
+    ]
+    assert found["headers"] == [
+        [{"key": k, "value": v.encode()} for k, v in one.properties.items()] or None
+        for one in messages
+    ]
+
+
+def test_a_lone_message_has_its_key_and_properties_in_the_metadata_of_the_batch():
+    found = plain(rows_of(lone(message(b"v", "k", {"a": "b"}, 1000), publish_ms=7)))
+    assert (found["key"], found["value"]) == ([b"k"], [b"v"])
+    assert found["headers"] == [[{"key": "a", "value": b"b"}]]
+
+
+def test_a_tombstone_is_null_and_an_empty_value_is_not():
+    found = plain(rows_of(batch_of([message(None, "k"), message(b"", "k")])))
+    assert found["value"] == [None, b""]
+
+
+def test_a_key_of_bytes_is_what_it_was_before_base64():
+    found = rows_of(batch_of([message(b"v", "/w==", base64=True)]))
+    assert found.column("key").to_pylist() == [b"\xff"]
+
+
+def test_an_entry_keeps_the_bytes_and_the_boundaries_of_several_batches():
+    first, second = batch_of([message(b"a"), message(b"b")], publish_ms=10), lone(message(b"c"))
+    entry = entry_of((2, first), (1, second))
+    header = decode_header(entry)
+    body = memoryview(entry)[header.body_at :]
+    assert [(n, bytes(data)) for n, data in pulsar_batch.unframed(body, 3)] == [
+        (2, first),
+        (1, second),
+    ]
+    assert (header.rows, header.shares, header.written_ms) == (3, (Share(2, 3, 5),), 9)
+    assert decode_body(entry, header).column("value").to_pylist() == [b"a", b"b", b"c"]
+    assert times_of(entry, header).tolist() == [10, 10, 1]
+
+
+def test_columns_that_nobody_asks_for_are_not_made():
+    entry = entry_of((1, batch_of([message(b"v", "k")])))
+    header = decode_header(entry)
+    assert decode_body(entry, header, ["key"]).schema.names == ["key"]
+    assert decode_body(entry, header, []).num_rows == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.binary(max_size=30) | st.none(), min_size=1, max_size=9), st.booleans())
+def test_rows_of_columns_come_back_from_the_batch_that_is_made_of_them(values, with_keys):
+    columns = {"value": pa.array(values, pa.binary())}
+    if with_keys:
+        columns["key"] = pa.array([b"\xff%d" % i for i in range(len(values))], pa.binary())
+        columns["headers"] = pa.array(
+            [[{"key": "a", "value": b"b"}]] * len(values), TYPES["headers"]
+        )
+        columns["event_time"] = pa.array([5_000_000] * len(values)).cast(TYPES["event_time"])
+    rows = pa.RecordBatch.from_pydict(columns)
+    made = pulsar_batch.parse(pulsar_batch.encoded(rows, [3] * len(values), 100), check=True)
+    assert (made.messages, made.metadata.sequence_id, made.metadata.publish_time) == (
+        len(values),
+        100,
+        3,
+    )
+    assert plain(pulsar_batch.decoded([made])) == plain(rows)
+
+
+def test_a_batch_is_the_bytes_that_the_protocol_says():
+    said = MessageMetadata(producer_name="p", sequence_id=7, publish_time=1)
+    assert pulsar_batch.built(said, b"v") == bytes.fromhex(
+        "0e01 85f66587 00000007 0a0170 1007 1801 76"
+    )
+
+
+DAMAGES = {
+    "empty": lambda good: b"",
+    "another magic": lambda good: b"\x0e\x02" + good[2:],
+    "cut": lambda good: good[:-1],
+    "another byte": lambda good: good[:-1] + bytes([good[-1] ^ 1]),
+    "metadata beyond its end": lambda good: good[:6] + b"\x7f\xff\xff\xff" + good[10:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_batch_is_refused(damage):
+    with pytest.raises(errors.UnsupportedFormat):
+        rows_of(DAMAGES[damage](batch_of([message(b"v")])))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        batch_of([message(b"v")], says=2),
+        batch_of([message(b"v"), message(b"w")], says=1),
+        batch_of([message(b"v")], compression=3, compress=lambda data: b"no zstd"),
+        batch_of([message(b"v")], compression=2, compress=lambda data: zlib.compress(data + b"x")),
+        batch_of([message(b"v")], compression=9),
+        batch_of([message(b"v")], uncompressed=1 << 31, compression=3),
+        batch_of([message(b"v")], encrypted=True),
+    ],
+    ids=["fewer", "more", "codec", "longer", "unknown codec", "too large", "encrypted"],
+)
+def test_a_batch_that_is_not_what_it_says_is_an_error_and_never_rows(batch):
+    with pytest.raises(errors.UnsupportedFormat):
+        rows_of(batch)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_an_entry_that_ends_early_is_an_error(cut):
+    entry = entry_of((2, batch_of([message(b"a"), message(b"b")])))[:-cut]
+    with pytest.raises(errors.UnsupportedFormat):
+        decode_body(entry, decode_header(entry))
