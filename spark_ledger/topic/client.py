@@ -180,7 +180,7 @@ class TopicClient:
         wanted = Wanted(
             txn, intent_id, drafts, finish_intent, user_metadata=user_metadata, batch=batch
         )
-        return await self._commit(wanted, timeout_s)
+        return await self._commit(wanted, timeout_s, past_live=True)
 
     async def commit_actions(
         self,
@@ -203,11 +203,16 @@ class TopicClient:
         wanted = Wanted(key, intent.id, drafts, finish_intent, tuple(checks), user_metadata)
         return await self._commit(wanted, timeout_s)
 
-    async def _commit(self, wanted: Wanted, timeout_s: float) -> CommitOutcome:
+    async def _commit(
+        self, wanted: Wanted, timeout_s: float, *, past_live: bool = False
+    ) -> CommitOutcome:
         before = partial(self.checkpoints.before_commit, intent_id=wanted.intent_id)
         await each(before, wanted.drafts)
         waits_s = max(timeout_s, self.ledgers.config.outage_timeout_s)
-        outcome = await self._past_live(wanted, waits_s)
+        if past_live:
+            outcome = await self._past_live(wanted, waits_s)
+        else:
+            outcome = await self.committer.commit(wanted, waits_s)
         if wanted.finish_intent and outcome.kind is not CommitKind.COMMITTED:
             await self.intents.finish(wanted.intent_id)
         intent_id = None if wanted.finish_intent else wanted.intent_id
