@@ -77,7 +77,7 @@ TYPED_NAMES = {KEY: "__key", EVENT_TIME: "__eventTime", HEADERS: "__messagePrope
 SCHEMA = pa.schema([(KEY, pa.binary()), (VALUE, pa.binary())])
 
 _VERSION_1 = (1, 0)
-_FLAGS = (*range(SHARED | TYPED | TIMES | 1), BATCHES)
+_FLAGS = (*range((SHARED | TYPED | TIMES) + 1), BATCHES)
 """Those that a reader takes, together."""
 _HEADER = struct.Struct("<4sBBHIIqq")
 _SHARE = np.dtype([("partition", "<u4"), ("rows", "<u4"), ("first_row", "<i8")])
