@@ -11,6 +11,7 @@ import pytest
 
 from tests.crash.procfs import command_line, processes
 from tests.kit import jvm
+from tests.kit.processes import as_from_a_terminal
 
 DEMO = [sys.executable, "-m", "spark_ledger.cli.main", "demo"]
 TIMEOUT_S = 480
@@ -28,11 +29,6 @@ def start(output: Path, *arguments: str) -> subprocess.Popen[str]:
         text=True,
         preexec_fn=as_from_a_terminal,
     )
-
-
-def as_from_a_terminal() -> None:
-    """A runner in the background hands on that Ctrl-C is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def marked(output: Path) -> dict[int, bytes]:

@@ -22,7 +22,7 @@ from spark_ledger.process import background_loop, ledger_store
 from spark_ledger.topic import blocking
 from tests.integration.test_cli import fails, spark_ledger, succeeds
 from tests.integration.test_topics import read_all, write_and_commit
-from tests.kit.processes import alive, descendants, eventually
+from tests.kit.processes import alive, as_from_a_terminal, descendants, eventually
 
 DELAY_S, LONG_S = 2, 30
 PATIENCE_S = 90
@@ -303,10 +303,13 @@ def test_ctrl_c_ends_the_looking_on_and_says_that_draining_goes_on_until_it_is_c
     succeeds("autorecovery", "disable", *url)
     command = [sys.executable, "-m", "spark_ledger.cli.main", "bookie", "decommission", going.id]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, *url], **pipes) as looks:
-        assert "autorecovery is disabled" in looks.stdout.readline()
-        looks.send_signal(signal.SIGINT)
-        _, said = looks.communicate(timeout=PATIENCE_S)
+    with subprocess.Popen([*command, *url], **pipes, preexec_fn=as_from_a_terminal) as looks:
+        try:
+            assert "autorecovery is disabled" in looks.stdout.readline()
+            looks.send_signal(signal.SIGINT)
+            _, said = looks.communicate(timeout=PATIENCE_S)
+        finally:
+            looks.kill()
     assert looks.returncode == 130
     assert f"bookie {going.id} is drained all the same" in said and "--cancel" in said
     assert status(healing)["draining"] == [going.id]

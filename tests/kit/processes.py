@@ -1,11 +1,17 @@
 """What tests ask about processes, from /proc (tests run on Linux)."""
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PATIENCE_S = 30.0
 POLL_S = 0.02
+
+
+def as_from_a_terminal() -> None:
+    """For `preexec_fn`: a runner in the background hands on that Ctrl-C is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def eventually(holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
