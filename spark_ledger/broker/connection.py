@@ -36,7 +36,9 @@ from spark_ledger.broker.wire.frames import (
 from spark_ledger.topic.entry import pulsar_batch
 
 CONNECTION_BYTES_MAX = 16 << 20
-UNSENT_BYTES_MAX = 4 << 20
+UNSENT_BYTES_MAX = 1 << 20
+TURN_BYTES_MAX = 64 << 10
+"""What is sent in one turn of the loop goes out together, up to so many bytes."""
 REQUESTS_MAX = 1000
 METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
@@ -56,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader()
         self._transport: asyncio.Transport
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._flushing = False
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -115,11 +118,15 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Send it with what else is sent in this turn of the loop."""
+        """Send it with what else is sent in this turn of the loop; much goes at once, so that the
+        sender sees by `room` that it is much."""
         if not self.open:
             return
         self._out.append(frame)
-        if not self._flushing:
+        self._out_bytes += len(frame)
+        if self._out_bytes >= TURN_BYTES_MAX:
+            self._flush()
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
@@ -128,7 +135,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        out, self._out = self._out, []
+        out, self._out, self._out_bytes = self._out, [], 0
         if self.open and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
