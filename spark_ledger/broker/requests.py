@@ -195,7 +195,7 @@ async def _producer(connection: Client, part: Any) -> None:
     if not connection.open:
         topic.remove_producer(partition.number, made)
         return
-    connection.producers[made.id] = made
+    connection.add_producer(made)
     if ready:
         made.ready()
         return

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.subscription import Consumer, Subscription
 from spark_ledger.broker.tail import Stored
-from spark_ledger.broker.wire.commands import SubscriptionType
+from spark_ledger.broker.wire.commands import SubscriptionType, command
+from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
+from tests.kit.pulsar_batches import lone, message
 
 BATCH_BYTES, BATCHES = 1 << 18, 200
 
@@ -45,7 +47,7 @@ class Watched(Connection):
 async def connected():
     """A connection, and its client's socket, of which nothing is read."""
     loop = asyncio.get_running_loop()
-    broker = SimpleNamespace(crowded=False)
+    broker = SimpleNamespace(crowded=False, message_bytes_max=5 << 20)
     gone = asyncio.Event()
     made = Watched(broker, lambda _: gone.set())
     server = await loop.create_server(lambda: made, "127.0.0.1", 0)
@@ -77,5 +79,22 @@ def test_of_a_client_that_does_not_read_little_is_kept():
                 while came < BATCHES * BATCH_BYTES:
                     came += len(await loop.sock_recv(client, 1 << 20))
             await one.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_producer_sends_that_was_never_here_is_answered_by_its_end():
+    async def main():
+        async with connected() as (_, client):
+            loop, reader = asyncio.get_running_loop(), FrameReader()
+            hello = command("connect", client_version="raw", protocol_version=19)
+            lost = command("send", producer_id=5, sequence_id=0, num_messages=1)
+            await loop.sock_sendall(client, encode(hello))
+            await loop.sock_sendall(client, encode_with_batch(lost, lone(message(b"x"))))
+            found = []
+            async with asyncio.timeout(10):
+                while len(found) < 2:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            assert found[1].command.close_producer.producer_id == 5
 
     asyncio.run(main())
