@@ -27,6 +27,7 @@ from spark_ledger.broker.wire.commands import (
     ServerError,
     command,
     name_of,
+    not_text,
 )
 from spark_ledger.broker.wire.frames import (
     Frame,
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
         try:
             for frame in self._frames.feed(data):
                 self._take(frame)
-        except (MalformedFrame, UnicodeDecodeError) as error:
+        except MalformedFrame as error:
             _log.warning("a connection ends: %s", error)
             self.close()
         except Exception:
@@ -191,7 +192,13 @@ class Connection(asyncio.Protocol):
         part = getattr(frame.command, name)
         if not self.connected and name != "connect":
             raise MalformedFrame(f"{name} before CONNECT")
-        if name in _AT_ONCE:
+        damaged = not_text(part)
+        if name in requests.ANSWERS and damaged is not None:
+            why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
+            requests.ANSWERS[name].refuse(self, part, why)
+        elif damaged is not None:
+            raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
+        elif name in _AT_ONCE:
             _AT_ONCE[name](self, part)
         elif name in requests.ANSWERS:
             self._begin(name, part)
@@ -246,6 +253,8 @@ class Connection(asyncio.Protocol):
             else:
                 if parsed.metadata.HasField("txnid_most_bits"):
                     refused = Refusal(self._drop, "there are no transactions here")
+                elif not isinstance(parsed.metadata.producer_name, str):
+                    refused = Refusal(self._drop, "its producer's name is not UTF-8")
                 elif not parsed.plausible:
                     refused = Refusal(
                         self._drop,

@@ -40,7 +40,7 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.TopicNotFound, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicDeleted, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicTerminated, ServerError.TOPIC_TERMINATED),
-    (errors.TopicNameInvalid, ServerError.INVALID_TOPIC_NAME),
+    (errors.TopicNameInvalid, ServerError.NOT_ALLOWED),
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
     (errors.SubscriptionTypeMismatch, ServerError.NOT_ALLOWED),

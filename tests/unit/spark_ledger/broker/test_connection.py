@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
 from spark_ledger.broker.subscription import Consumer, Subscription
 from spark_ledger.broker.tail import Stored
-from spark_ledger.broker.wire.commands import SubscriptionType, command
+from spark_ledger.broker.wire.commands import ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
 from tests.kit.pulsar_batches import lone, message
 
@@ -98,3 +98,21 @@ def test_what_a_producer_sends_that_was_never_here_is_answered_by_its_end():
             assert found[1].command.close_producer.producer_id == 5
 
     asyncio.run(main())
+
+
+def test_a_name_that_is_not_utf_8_is_refused_and_logged_as_no_defect(caplog):
+    async def main():
+        async with connected() as (_, client):
+            loop, reader = asyncio.get_running_loop(), FrameReader()
+            hello = command("connect", client_version="raw", protocol_version=19)
+            asked = encode(command("partitioned_metadata", topic="abc", request_id=1))
+            await loop.sock_sendall(client, encode(hello) + asked.replace(b"abc", b"a\xffc"))
+            found = []
+            async with asyncio.timeout(10):
+                while len(found) < 2:
+                    found += reader.feed(await loop.sock_recv(client, 1 << 16))
+            said = found[1].command.partitioned_metadata_response
+            assert said.error == ServerError.NOT_ALLOWED
+
+    asyncio.run(main())
+    assert not caplog.records
