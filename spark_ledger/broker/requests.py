@@ -176,6 +176,11 @@ async def _producer(connection: Client, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
     name = names.parse(part.topic)
     topic = await connection.broker.topic(name)
+    if (await connection.broker.client.schemas.of(topic.info)).versions:
+        raise Refusal(
+            ServerError.INCOMPATIBLE_SCHEMA,
+            f"topic {topic.info.name} has typed rows: only Spark writes there",
+        )
     partition = topic.partition(name.partition)
     known = connection.producers.get(part.producer_id)
     if known is not None:
