@@ -22,10 +22,12 @@ from spark_ledger.broker.subscription import Consumer
 from spark_ledger.broker.wire.commands import (
     SEND,
     AckType,
+    BaseCommand,
     Refusal,
     ServerError,
     command,
     name_of,
+    not_text,
 )
 from spark_ledger.broker.wire.frames import (
     Frame,
@@ -36,9 +38,15 @@ from spark_ledger.broker.wire.frames import (
 from spark_ledger.topic.entry import pulsar_batch
 
 CONNECTION_BYTES_MAX = 16 << 20
-UNSENT_BYTES_MAX = 4 << 20
+UNSENT_BYTES_MAX = 1 << 20
+TURN_BYTES_MAX = 64 << 10
+"""What is sent in one turn of the loop goes out together, up to so many bytes."""
 REQUESTS_MAX = 1000
 METADATA_BYTES_MAX = 10 << 10  # beside a message of the largest size
+_CPP = "Pulsar-CPP"
+"""How the C++ client, on which others are built, calls itself. It drops a message that is refused
+by ChecksumError; by another error it connects again, and sends it again. Others drop what is
+refused by NotAllowedError."""
 ASK_S, SILENT_S, CLOSE_S = 30.0, 90.0, 1.0
 
 _log = logging.getLogger(__name__)
@@ -51,11 +59,14 @@ class Connection(asyncio.Protocol):
         self.consumers: dict[int, tuple[Consumer, OwnedTopic, str]] = {}
         self.open = False
         self.connected = False
+        self._away: dict[int, None] = {}  # producers that were sent away, and are not back
+        self._drop = ServerError.NOT_ALLOWED
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader()
         self._transport: asyncio.Transport
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._flushing = False
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -115,11 +126,15 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def send(self, frame: bytes) -> None:
-        """Send it with what else is sent in this turn of the loop."""
+        """Send it with what else is sent in this turn of the loop; much goes at once, so that the
+        sender sees by `room` that it is much."""
         if not self.open:
             return
         self._out.append(frame)
-        if not self._flushing:
+        self._out_bytes += len(frame)
+        if self._out_bytes >= TURN_BYTES_MAX:
+            self._flush()
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
@@ -128,7 +143,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
-        out, self._out = self._out, []
+        out, self._out, self._out_bytes = self._out, [], 0
         if self.open and out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
@@ -177,7 +192,13 @@ class Connection(asyncio.Protocol):
         part = getattr(frame.command, name)
         if not self.connected and name != "connect":
             raise MalformedFrame(f"{name} before CONNECT")
-        if name in _AT_ONCE:
+        damaged = not_text(part)
+        if name in requests.ANSWERS and damaged is not None:
+            why = Refusal(ServerError.NOT_ALLOWED, f"{damaged} is not UTF-8")
+            requests.ANSWERS[name].refuse(self, part, why)
+        elif damaged is not None:
+            raise MalformedFrame(f"{name} with a {damaged} that is not UTF-8")
+        elif name in _AT_ONCE:
             _AT_ONCE[name](self, part)
         elif name in requests.ANSWERS:
             self._begin(name, part)
@@ -204,6 +225,8 @@ class Connection(asyncio.Protocol):
 
     def _connect(self, part: Any) -> None:
         self.connected = True
+        if part.client_version.startswith(_CPP):
+            self._drop = ServerError.CHECKSUM
         size = self.broker.message_bytes_max
         self.send(encode(requests.connected(part.protocol_version, size)))
 
@@ -216,7 +239,9 @@ class Connection(asyncio.Protocol):
     def _send(self, part: Any, batch: bytes | None) -> None:
         producer = self.producers.get(part.producer_id)
         if producer is None:
-            return  # it was sent away, and sends again
+            if part.producer_id not in self._away:
+                self.send(encode(_closed(part.producer_id)))
+            return  # one that was sent away sends again
         if batch is None:
             raise MalformedFrame("SEND without a batch")
         refused = self._refused(part, batch)
@@ -227,15 +252,18 @@ class Connection(asyncio.Protocol):
                 refused = Refusal(ServerError.CHECKSUM, str(error))
             else:
                 if parsed.metadata.HasField("txnid_most_bits"):
-                    refused = Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
+                    refused = Refusal(self._drop, "there are no transactions here")
+                elif not isinstance(parsed.metadata.producer_name, str):
+                    refused = Refusal(self._drop, "its producer's name is not UTF-8")
                 elif not parsed.plausible:
                     refused = Refusal(
-                        ServerError.NOT_ALLOWED,
+                        self._drop,
                         f"a batch of {len(batch)} bytes cannot have {parsed.messages} messages",
                     )
         if refused is not None:
-            self.send_error(producer.id, part.sequence_id, refused.code, refused.message)
+            producer.refuse(part.sequence_id, refused)
             return
+        producer.came()
         sent = SentBatch(producer, part, batch, parsed)
         self._waiting_bytes += sent.waiting_bytes
         self.broker.waiting_bytes += sent.waiting_bytes
@@ -243,11 +271,11 @@ class Connection(asyncio.Protocol):
 
     def _refused(self, part: Any, batch: bytes) -> Refusal | None:
         if part.is_chunk:
-            return Refusal(ServerError.NOT_ALLOWED, "chunked messages are not taken yet")
+            return Refusal(self._drop, "chunked messages are not taken yet")
         bytes_max = self.broker.message_bytes_max
         if len(batch) > bytes_max + METADATA_BYTES_MAX:
             return Refusal(
-                ServerError.NOT_ALLOWED,
+                self._drop,
                 f"a batch of {len(batch)} bytes, at most {bytes_max} are taken",
             )
         return None
@@ -329,6 +357,15 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(lambda done: _closing.pop(done, None))
         return True
 
+    def send_producer_away(self, producer: Producer) -> None:
+        if self.forget_producer(producer):
+            self._away[producer.id] = None
+            self.send(encode(_closed(producer.id)))
+
+    def add_producer(self, producer: Producer) -> None:
+        self._away.pop(producer.id, None)
+        self.producers[producer.id] = producer
+
     def send_consumer_away(self, consumer: Consumer) -> None:
         if self.forget_consumer(consumer):
             away = command("close_consumer", consumer_id=consumer.id, request_id=0)
@@ -339,6 +376,11 @@ class Connection(asyncio.Protocol):
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self._gone.wait()
+
+
+def _closed(producer_id: int) -> BaseCommand:
+    """What sends a client's producer away: it is to look its topic up again."""
+    return command("close_producer", producer_id=producer_id, request_id=0)
 
 
 _closing: dict["asyncio.Task[None]", None] = {}

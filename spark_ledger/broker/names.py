@@ -15,6 +15,7 @@ from spark_ledger.topic.log.names import TopicName, parse_topic
 
 _PARTITION = re.compile(r"(.+)-partition-(\d+)")
 _LEDGER_BITS = 47
+_TEXT_MAX = 1000
 _NON_PERSISTENT = "non-persistent://"
 NO_BATCH = -1
 NOT_PARTITIONED = -1
@@ -35,7 +36,8 @@ def parse(text: str) -> PartitionName:
     try:
         topic = parse_topic(text)
     except errors.TopicNameInvalid as error:
-        raise Refusal(ServerError.INVALID_TOPIC_NAME, str(error)) from error
+        # by InvalidTopicName the C++ client would ask again until it times out
+        raise Refusal(ServerError.NOT_ALLOWED, str(error)[:_TEXT_MAX]) from error
     found = _PARTITION.fullmatch(topic.name)
     if found is None:
         return PartitionName(topic, None)

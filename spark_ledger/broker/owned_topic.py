@@ -356,11 +356,14 @@ class OwnedTopic:
         """Delete the subscription, which no other consumer uses. Raises Refusal."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             subscription = self.subscription(name)
-            others = [one for one in subscription.consumers if one.link is not consumer.link]
+            others = [
+                one
+                for one in subscription.consumers
+                if one is not consumer
+                and (one.place is consumer.place or one.link is not consumer.link)
+            ]
             if others:
-                raise Refusal(
-                    ServerError.CONSUMER_BUSY, f"subscription '{name}' has other consumers"
-                )
+                raise Refusal(ServerError.METADATA, f"subscription '{name}' has other consumers")
             subscription.leave(consumer)
             if subscription.used:  # this client's of other partitions: each comes by itself
                 return

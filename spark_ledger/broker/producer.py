@@ -4,6 +4,7 @@ Always true: a batch has one receipt, with the id that it will always have, or i
 away: then it looks its topic up again and sends again what has no receipt.
 """
 
+from collections import deque
 from typing import Any, Protocol
 
 from spark_ledger import errors
@@ -13,6 +14,7 @@ from spark_ledger.broker.partition import Partition
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     MessageId,
+    Refusal,
     ServerError,
     command,
     receipt,
@@ -37,6 +39,11 @@ class ProducersLink(Protocol):
 
     def forget_producer(self, producer: "Producer") -> bool:
         """Whether it was there."""
+
+    def send_producer_away(self, producer: "Producer") -> None:
+        """It is to look its topic up again."""
+
+    def add_producer(self, producer: "Producer") -> None: ...
 
 
 class Producer:
@@ -64,6 +71,9 @@ class Producer:
         self.topic = topic
         self.partition = partition.number
         self.shown_partition = partition.shown
+        self._came = 0
+        self._received = 0
+        self._refused: deque[tuple[int, int, Refusal]] = deque()
 
     def ready(self) -> None:
         """It may send: the answer to its request."""
@@ -81,10 +91,27 @@ class Producer:
 
     def send_away(self) -> None:
         """It looks its topic up again, and sends again what has no receipt."""
-        if self.connection.forget_producer(self):
-            self.connection.send(
-                encode(command("close_producer", producer_id=self.id, request_id=0))
-            )
+        self.connection.send_producer_away(self)
+
+    def refuse(self, sequence_id: int, why: Refusal) -> None:
+        """Refuse a batch for good, after the receipts of those before it: a client drops only the
+        oldest of those that it waits for."""
+        self._refused.append((self._came, sequence_id, why))
+        self._send_refusals()
+
+    def came(self) -> None:
+        """A batch more is to have a receipt."""
+        self._came += 1
+
+    def received(self) -> None:
+        """A batch more has its receipt."""
+        self._received += 1
+        self._send_refusals()
+
+    def _send_refusals(self) -> None:
+        while self._refused and self._refused[0][0] <= self._received:
+            _, sequence_id, why = self._refused.popleft()
+            self.connection.send_error(self.id, sequence_id, why.code, why.message)
 
 
 class SentBatch:
@@ -126,6 +153,7 @@ class SentBatch:
         producer = self.producer
         made = receipt(producer.id, self.sequence_id, self.highest, at)
         producer.connection.send(encode(made))
+        producer.received()
         producer.connection.stored(self.waiting_bytes)
 
     def failed(self, error: errors.LedgerError) -> None:

@@ -40,7 +40,7 @@ _CODES: tuple[tuple[type[Exception], ServerError], ...] = (
     (errors.TopicNotFound, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicDeleted, ServerError.TOPIC_NOT_FOUND),
     (errors.TopicTerminated, ServerError.TOPIC_TERMINATED),
-    (errors.TopicNameInvalid, ServerError.INVALID_TOPIC_NAME),
+    (errors.TopicNameInvalid, ServerError.NOT_ALLOWED),
     (errors.SubscriptionBusy, ServerError.CONSUMER_BUSY),
     (errors.SubscriptionNotFound, ServerError.SUBSCRIPTION_NOT_FOUND),
     (errors.SubscriptionTypeMismatch, ServerError.NOT_ALLOWED),
@@ -176,6 +176,11 @@ async def _producer(connection: Client, part: Any) -> None:
         raise Refusal(ServerError.NOT_ALLOWED, "there are no transactions here")
     name = names.parse(part.topic)
     topic = await connection.broker.topic(name)
+    if (await connection.broker.client.schemas.of(topic.info)).versions:
+        raise Refusal(
+            ServerError.INCOMPATIBLE_SCHEMA,
+            f"topic {topic.info.name} has typed rows: only Spark writes there",
+        )
     partition = topic.partition(name.partition)
     known = connection.producers.get(part.producer_id)
     if known is not None:
@@ -195,7 +200,7 @@ async def _producer(connection: Client, part: Any) -> None:
     if not connection.open:
         topic.remove_producer(partition.number, made)
         return
-    connection.producers[made.id] = made
+    connection.add_producer(made)
     if ready:
         made.ready()
         return

@@ -159,6 +159,7 @@ class Consumer:
             await self._over_hole()
         rewound = self._rewound
         for batch in found:
+            await self.link.room()
             if self._permits <= 0 or not self._active or rewound != self._rewound:
                 return
             if batch.end <= self._position:

@@ -305,6 +305,66 @@ def test_what_is_taken_or_not_built_is_refused_by_pulsars_own_errors(client, clu
             other.create_producer(f"non-persistent://public/default/{name}")
 
 
+def test_a_message_that_is_refused_for_good_fails_at_once_and_alone(client, name):
+    producer = client.create_producer(name, batching_enabled=False, chunking_enabled=True)
+    said = {}
+    for i, data in enumerate((b"0", b"x" * (11 << 20), b"2")):
+        producer.send_async(data, lambda result, _, i=i: said.__setitem__(i, result))
+    eventually(lambda: len(said) == 3)
+    assert said == {0: pulsar.Result.Ok, 1: pulsar.Result.ChecksumError, 2: pulsar.Result.Ok}
+    reader = client.create_reader(name, pulsar.MessageId.earliest)
+    assert [reader.read_next(TIMEOUT_MS).data() for _ in range(2)] == [b"0", b"2"]
+    assert not reader.has_message_available()
+
+
+@pytest.mark.parametrize("wrong", ["a b", "x" * 300])
+def test_a_wrong_name_fails_at_once(client, wrong):
+    begun = time.monotonic()
+    for act in (client.create_producer, lambda name: client.subscribe(name, "s")):
+        with pytest.raises(pulsar.NotAllowedError):
+            act(wrong)
+    assert time.monotonic() - begun < 10
+
+
+def test_a_send_after_the_topic_was_terminated_fails(client, topics, name):
+    producer = client.create_producer(name)
+    producer.send(b"kept")
+    topics.run(TopicAdmin(topics.client).terminate(name))
+    with pytest.raises(pulsar.TopicTerminated):
+        producer.send(b"late")
+    (rows,) = rows_of(topics, name).values()
+    assert [row[1] for _, row in rows] == [b"kept"]
+
+
+def test_a_subscription_that_others_use_is_not_unsubscribed(client, cluster, topics, name):
+    def subscribed(by):
+        return by.subscribe(
+            name,
+            "s",
+            pulsar.ConsumerType.Failover,
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+
+    first = subscribed(client)
+    with connected(cluster.broker_url) as other:
+        for by in (client, other):
+            second = subscribed(by)
+            with pytest.raises(pulsar.PulsarException, match="MetadataError"):
+                first.unsubscribe()
+            second.close()
+    client.create_producer(name).send(b"still")
+    assert received(first, 1)[0].data() == b"still"
+    first.unsubscribe()
+
+
+def test_where_rows_are_typed_no_producer_of_bytes_comes(client, topics, name):
+    info = topics.run(topics.client.topics.create(name))
+    topics.run(topics.client.schemas.register(info, pa.schema([("a", pa.int64())])))
+    with pytest.raises(pulsar.IncompatibleSchema):
+        client.create_producer(name)
+    client.subscribe(name, "s")
+
+
 def test_one_producer_waits_to_be_the_only_one_and_another_fences_it(client, cluster, name):
     mode = pulsar.ProducerAccessMode
     first = client.create_producer(name, access_mode=mode.Exclusive)

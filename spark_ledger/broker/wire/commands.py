@@ -121,6 +121,14 @@ def name_of(found: BaseCommand) -> str | None:
     return name if name is not None and found.HasField(name) else None
 
 
+def not_text(part: Any) -> str | None:
+    """The field of a command's part that is to be text and is not UTF-8: it reads as bytes."""
+    for field, value in part.ListFields():
+        if field.type == field.TYPE_STRING and isinstance(value, bytes):
+            return str(field.name)
+    return None
+
+
 def signed(number: int) -> int:
     """An unsigned number of the protocol where it stands for a signed one: ids of the two ends come
     as -1 in 64 bits."""

@@ -14,6 +14,7 @@ from spark_ledger.topic.log.actions import (
     Overwrite,
     Replace,
     SealLive,
+    Terminate,
     Trim,
     adds_rows,
     segments_of,
@@ -74,6 +75,9 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
                 raise errors.TxnConflict(
                     f"ledger {action.ledger_id} is not live any more", live=True
                 )
+        case Terminate():
+            for held in state.partitions:
+                _check_not_live(held, sealed)
     if isinstance(action, Overwrite) and state.last_foreign(app_id) >= action.snapshot:
         raise errors.TxnConflict(
             f"commit {state.last_foreign(app_id)} of another writer came after commit"
@@ -83,13 +87,16 @@ def _check(state: TopicState, app_id: str, action: Action, sealed: set[int]) -> 
 
 def _check_added(state: TopicState, action: Append | Overwrite, sealed: set[int]) -> None:
     for segment in segments_of(action):
-        held = _partition(state, segment.partition)
-        if held.live is not None and segment.partition not in sealed:
-            raise errors.TxnConflict(
-                f"partition {segment.partition} has the live ledger {held.live.ledger_id}: it is"
-                " sealed first",
-                live=True,
-            )
+        _check_not_live(_partition(state, segment.partition), sealed)
+
+
+def _check_not_live(held: PartitionState, sealed: set[int]) -> None:
+    if held.live is not None and held.number not in sealed:
+        raise errors.TxnConflict(
+            f"partition {held.number} has the live ledger {held.live.ledger_id}: it is sealed"
+            " first",
+            live=True,
+        )
 
 
 def _check_replaced(held: PartitionState, action: Replace) -> None:

@@ -7,15 +7,17 @@ more at once; the bookies keep them for the delete delay.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import Check
-from spark_ledger.metadata.store_calls import LONG_AGO_MS, reachable, store_now_ms
+from spark_ledger.metadata.store_calls import LONG_AGO_MS, each, reachable, store_now_ms
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit.seal import sealed
 from spark_ledger.topic.log import records
 from spark_ledger.topic.log.actions import Action, Grow, Terminate, Trim
 from spark_ledger.topic.log.intents import Intent
@@ -29,6 +31,7 @@ from spark_ledger.topic.subscription.seek_target import SeekTarget
 from spark_ledger.topic.upkeep import retention
 
 TRIES_MAX = 5
+END = Terminate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +161,41 @@ class TopicAdmin:
         return info
 
     async def terminate(self, name: str) -> TopicInfo:
-        """Nothing can be appended any more; what is there can be read."""
+        """Nothing can be appended any more; what is there can be read. Live segments end in the
+        same commit, so their owners are fenced. Raises as seal.sealed."""
         info = await self._client.topics.open(name)
-        if not (await self._state(info)).terminated:
-            await self._commit(info, "terminate", [Terminate()])
+        await self._past_live(info, "terminate", lambda state: () if state.terminated else (END,))
         return info
+
+    async def _past_live(
+        self, info: TopicInfo, purpose: str, wanted: Callable[[TopicState], Sequence[Action]]
+    ) -> None:
+        """One commit of what seals every live segment, and of the actions that are wanted of that
+        state; none where there is nothing to do."""
+        for tries in range(TRIES_MAX):
+            state = await self._state(info)
+            lives = [held.live for held in state.partitions if held.live is not None]
+            seals = await each(partial(sealed, self._client.ledgers), lives)
+            actions = [*seals, *wanted(state)]
+            try:
+                if actions:
+                    await self._commit(info, purpose, actions)
+                return
+            except errors.TxnConflict:  # an owner went on in another ledger meanwhile
+                if tries == TRIES_MAX - 1:
+                    raise
 
     async def trim(self, name: str, target: SeekTarget, *, force: bool = False) -> Trimmed:
         """Rows below the target go: offsets by partition, what was committed before a time, or all
-        that there are. Partitions whose rows all come after it stay as they are.
+        that there are, those of live segments too, which end. Partitions whose rows all come after
+        it stay as they are.
 
-        Raises errors.SubscriptionBusy (a subscription still needs some of them, and it is not
-        forced), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
+        Raises as seal.sealed, errors.SubscriptionBusy (a subscription still needs some of them, and
+        it is not forced), errors.OffsetsOutOfRange, errors.OffsetsNotAssigned.
         """
         info = await self._client.topics.open(name)
+        if target is seek_target.End.LATEST:
+            await self._past_live(info, "seal", lambda state: ())
         for tries in range(TRIES_MAX):
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))

@@ -9,6 +9,8 @@ from spark_ledger.broker.live_writer import LiveWriter, RollLimits
 from spark_ledger.broker.ownership import Deposed, Ownership
 from spark_ledger.broker.topic_commits import TopicCommits
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.subscription.seek_target import End
+from spark_ledger.topic.upkeep.admin import TopicAdmin
 from tests.kit.pulsar_batches import batch_of, message
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play
 
@@ -280,5 +282,57 @@ def test_without_the_policy_sequence_ids_mean_nothing():
         assert owner.writer.last_sequence_id("p") == -1
         await owner.writer.close()
         assert len(await stage.rows()) == 4
+
+    play(act)
+
+
+def test_a_terminated_topic_takes_no_batch_into_the_ledger_that_was_open():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a"]))
+        await TopicAdmin(stage.client).terminate("t")
+        for value in (b"b", b"c"):
+            (late,) = owner.send([value])
+            await late.over.wait()
+            assert (late.offsets, [type(one) for one in late.errors]) == (
+                [],
+                [errors.TopicTerminated],
+            )
+        assert (await owner.commits.state()).partitions[0].live is None
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_a_ledger_that_is_opened_while_the_topic_is_terminated_ends_too():
+    async def act(stage):
+        owner = await owner_of(stage)
+        commit, tries = stage.client.commit_actions, []
+
+        async def late(topic_id, actions, intent, **options):
+            stage.client.commit_actions = commit
+            tries.append(actions)
+            await owner.all_stored(owner.send([b"a"]))
+            return await commit(topic_id, actions, intent, **options)
+
+        stage.client.commit_actions = late
+        await TopicAdmin(stage.client).terminate("t")
+        state = await owner.commits.state()
+        assert (state.terminated, state.partitions[0].live, len(tries)) == (True, None, 1)
+        assert await stage.rows() == [(0, b"a")]
+
+    play(act)
+
+
+def test_truncating_takes_the_rows_of_the_open_ledger_and_its_owner_goes_on_after_them():
+    async def act(stage):
+        owner = await owner_of(stage)
+        await owner.all_stored(owner.send([b"a", b"b"], [b"c"]))
+        trimmed = await TopicAdmin(stage.client).trim("t", End.LATEST)
+        assert (dict(trimmed.starts), trimmed.rows) == ({0: 3}, 3)
+        assert await owner.all_stored(owner.send([b"d"])) == [[3]]
+        await owner.writer.close()
+        state = await owner.commits.state()
+        assert (state.partitions[0].start_offset, state.partitions[0].end_offset) == (3, 4)
 
     play(act)

@@ -96,6 +96,27 @@ def test_a_consumer_gets_no_more_than_its_permits_and_one_batch():
     play(act)
 
 
+def test_a_full_connection_waits_between_the_batches_of_one_read():
+    async def act(made):
+        one = consumer_of(Subscription("s", EXCLUSIVE, None), Batches(1, 1, 1))
+        made.append(one)
+        wire, send = one.link, one.link.send
+
+        def send_and_fill(frame):
+            send(frame)
+            wire.open.clear()
+
+        wire.send = send_and_fill
+        one.flow(100)
+        await settle()
+        assert wire.messages == [(0, [])]
+        wire.open.set()
+        await settle()
+        assert wire.messages == [(0, []), (1, [])]
+
+    play(act)
+
+
 def test_what_comes_later_is_sent_when_it_comes_and_a_full_connection_waits():
     async def act(made):
         partition = Batches()
