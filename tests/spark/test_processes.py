@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_ledger.local import background
+from spark_ledger.local.embedded_zookeeper import free_port
 from spark_ledger.local.local_autorecovery import LocalAutorecovery
 from tests.crash.procfs import command_line, descendants
 from tests.spark.topics import wait_until
@@ -32,7 +33,7 @@ def shown(pid: int) -> str:
 
 @pytest.fixture
 def up(tmp_path):
-    here = background.up(tmp_path / "cluster", bookies=2)
+    here = background.up(tmp_path / "cluster", bookies=2, broker_port=free_port())
     beside = LocalAutorecovery(tmp_path / "autorecovery.log", here.service_url)  # as bookies do
     beside.start()
     yield here
