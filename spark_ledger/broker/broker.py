@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
-from spark_ledger.broker.live_writer import RollLimits
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.ownership import Ownership
-from spark_ledger.broker.tail import BYTES_MAX, TailBudget
-from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.broker.owner.live_writer import RollLimits
+from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
 from spark_ledger.broker.wire.frames import MESSAGE_BYTES_MAX
 from spark_ledger.ledger.client import LedgerStore

@@ -16,9 +16,9 @@ from typing import Any
 from spark_ledger import errors
 from spark_ledger.broker import names, requests
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.consumers.subscription import Consumer
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.producer import Producer, SentBatch
-from spark_ledger.broker.subscription import Consumer
 from spark_ledger.broker.wire.commands import (
     SEND,
     AckType,

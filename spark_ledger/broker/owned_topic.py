@@ -12,13 +12,13 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.live_writer import LiveWriter, RollLimits, Waiting
+from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition, Subscription
 from spark_ledger.broker.names import ledger_number
-from spark_ledger.broker.ownership import Deposed
-from spark_ledger.broker.partition import Partition
-from spark_ledger.broker.subscription import Consumer, PlaceInPartition, Subscription
-from spark_ledger.broker.tail import Tail, TailBudget
-from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits, Waiting
+from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Tail, TailBudget
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import AccessMode, Refusal, ServerError, SubscriptionType
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.topic.log.state import TopicState

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from spark_ledger import errors
 from spark_ledger.broker import names
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.wire.commands import (
     AccessMode,
     MessageId,

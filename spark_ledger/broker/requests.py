@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from spark_ledger import __version__, errors
 from spark_ledger.broker import names
 from spark_ledger.broker.broker import Broker
+from spark_ledger.broker.consumers.subscription import Consumer, PlaceInPartition
 from spark_ledger.broker.names import message_id, offset_of
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.partition import Partition
+from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.producer import Producer, ProducersLink
-from spark_ledger.broker.subscription import Consumer, PlaceInPartition
 from spark_ledger.broker.wire.commands import (
     EARLIEST,
     LATEST,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.broker.wire.commands import command
 from spark_ledger.broker.wire.frames import encode
 from spark_ledger.local.local_broker import LocalBroker

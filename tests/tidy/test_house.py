@@ -65,12 +65,9 @@ FLOORS = {
         producer
         broker
         owned_topic
-        subscription
-        partition
-        live_writer
-        tail topic_commits
-        ownership
-        acks names
+        consumers
+        owner
+        names
         wire
     """,
     "spark_ledger.spark": """

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from spark_ledger.broker.connection import UNSENT_BYTES_MAX, Connection
-from spark_ledger.broker.subscription import Consumer, Subscription
-from spark_ledger.broker.tail import Stored
+from spark_ledger.broker.consumers.subscription import Consumer, Subscription
+from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import ServerError, SubscriptionType, command
 from spark_ledger.broker.wire.frames import FrameReader, encode, encode_with_batch
 from tests.kit.pulsar_batches import lone, message

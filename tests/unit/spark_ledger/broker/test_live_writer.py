@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from spark_ledger import errors
-from spark_ledger.broker.live_writer import LiveWriter, RollLimits
-from spark_ledger.broker.ownership import Deposed, Ownership
-from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
+from spark_ledger.broker.owner.ownership import Deposed, Ownership
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.seek_target import End
 from spark_ledger.topic.upkeep.admin import TopicAdmin

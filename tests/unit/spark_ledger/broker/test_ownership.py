@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_ledger.broker.ownership import Deposed, Ownership
+from spark_ledger.broker.owner.ownership import Deposed, Ownership
 from tests.unit.spark_ledger.topic.stage import play
 
 TOPICS = [f"topic-{i}" for i in range(20)]

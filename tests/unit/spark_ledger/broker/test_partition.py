@@ -2,8 +2,8 @@
 
 import pytest
 
-from spark_ledger.broker.partition import Partition
-from spark_ledger.broker.tail import Tail, TailBudget
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Tail, TailBudget
 from spark_ledger.topic.entry import pulsar_batch
 from tests.unit.spark_ledger.broker.test_live_writer import owner_of
 from tests.unit.spark_ledger.topic.stage import NOW_MS, play

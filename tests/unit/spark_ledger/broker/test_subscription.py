@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_ledger.broker.subscription import Consumer, Subscription
-from spark_ledger.broker.tail import Stored, Tail, TailBudget
+from spark_ledger.broker.consumers.subscription import Consumer, Subscription
+from spark_ledger.broker.owner.tail import Stored, Tail, TailBudget
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, SubscriptionType
 from spark_ledger.broker.wire.frames import FrameReader
 from tests.kit.pulsar_batches import batch_of, lone, message

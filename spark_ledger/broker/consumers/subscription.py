@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.acks import Acks, ack_set, acked_in
+from spark_ledger.broker.consumers.acks import Acks, ack_set, acked_in
 from spark_ledger.broker.names import message_id
-from spark_ledger.broker.partition import Partition
-from spark_ledger.broker.tail import Stored
+from spark_ledger.broker.owner.partition import Partition
+from spark_ledger.broker.owner.tail import Stored
 from spark_ledger.broker.wire.commands import (
     MessageId,
     Refusal,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from spark_ledger import errors
-from spark_ledger.broker.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intents import Intent

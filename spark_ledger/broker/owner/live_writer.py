@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spark_ledger import errors
-from spark_ledger.broker.ownership import Deposed
-from spark_ledger.broker.topic_commits import TopicCommits
+from spark_ledger.broker.owner.ownership import Deposed
+from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.ledger.client import VersionedRecord
 from spark_ledger.ledger.records import IdSpent
 from spark_ledger.ledger.writer import AsyncLedgerWriter

@@ -1,0 +1,1 @@
+"""Who consumes: subscriptions, their consumers and what these have acknowledged."""

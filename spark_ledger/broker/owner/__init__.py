@@ -1,0 +1,1 @@
+"""The open ends of partitions in the hands of the broker that owns them."""
