@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spark_ledger import errors
+from spark_ledger.broker.chunks import HeldChunks
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import RollLimits
@@ -92,6 +93,7 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
+        self.held_chunks = HeldChunks(ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES)
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
