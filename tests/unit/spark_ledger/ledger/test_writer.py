@@ -449,7 +449,7 @@ async def test_what_is_confirmed_is_announced_at_once_and_not_more_often_than_th
     pause_s = ledgers.config.explicit_lac_s
     writer = await ledgers.create(3, 3, 2, announce_lac=True)
     reader = await ledgers.open(writer.ledger_id, recover=False)
-    for entry in range(3):
+    for _ in range(3):
         await writer.append(b"one")
         await asyncio.sleep(pause_s / 10)
     assert await reader.refresh_last_add_confirmed() == 1, "the third add carried that"
