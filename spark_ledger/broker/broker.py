@@ -1,8 +1,8 @@
-"""A broker: which topics it has, where clients are sent, what may wait in its memory.
+"""A broker: which partitions it has, where clients are sent, what may wait in its memory.
 
-Always true: a topic is opened once however many ask for it, and only while the record says that it
-is this broker's; bytes that producers sent and that are not stored yet are WAITING_BYTES_MAX at
-most, beyond which connections are not read.
+Always true: a topic is opened once however many ask for it, and a partition of it only while the
+record says that it is this broker's; bytes that producers sent and that are not stored yet are
+WAITING_BYTES_MAX at most, beyond which connections are not read.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import RollLimits
 from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
 from spark_ledger.broker.wire.commands import Refusal, ServerError
@@ -29,6 +30,7 @@ from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.log.names import TopicName
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 TICK_S = 2.0
 CLOCK_EVERY_S = 300.0
@@ -88,6 +90,7 @@ class Broker:
         self.clock = StoreClock()
         self.client = TopicClient(ledgers, rng, self.clock.now_ms)
         self.ownership = Ownership(ledgers.metadata, self.id, url)
+        self.cursors = ConsumerCursors(ledgers.metadata, self.client.subscriptions, self.id, rng)
         self.waiting_bytes = 0
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
@@ -120,6 +123,7 @@ class Broker:
         ):
             if isinstance(failed, BaseException):
                 _log.warning("a topic is left as a crash would leave it: %s", failed)
+        await self.cursors.close()
         await self.client.close()
 
     def new_name(self) -> str:
@@ -177,17 +181,44 @@ class Broker:
         ]
 
     async def lookup(self, name: PartitionName, *, authoritative: bool) -> tuple[str, bool]:
-        """The URL of the broker that has the topic, and whether that is this one."""
+        """The URL of the broker that has the partition, and whether that is this one. Raises
+        Refusal, errors of the topic layer."""
         self._check_open()
         info = await self.find(name.topic, create=True)
-        owner = await self.ownership.choose(info.id, here=authoritative)
+        number, partitions = await self._numbered(info, name.partition)
+        owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         return owner.url, owner.broker == self.id
 
-    async def topic(self, name: PartitionName) -> OwnedTopic:
-        """The topic in this broker's hands. Raises Refusal (another broker has it), errors of the
-        topic layer."""
+    async def partition(self, name: PartitionName) -> tuple[OwnedTopic, Partition]:
+        """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
+        the topic layer."""
         self._check_open()
         info = await self.find(name.topic, create=True)
+        number, partitions = await self._numbered(info, name.partition)
+        topic = await self._topic(info)
+        if not topic.has(number):
+            owners = await self.ownership.owners(info.id, fresh=True)
+            failed = await topic.own(owners.epochs_of(self.id, partitions))
+            if number in failed:
+                raise failed[number]
+        return topic, topic.partition(number)
+
+    async def _numbered(self, info: TopicInfo, number: int | None) -> tuple[int, int]:
+        """The partition's number, and how many there are; None: the only one. Raises Refusal."""
+        log = self.client.log(info.id)
+        count = len((await log.fold()).partitions)
+        if number is not None and number >= count:
+            count = len((await log.fold(fresh=True)).partitions)
+        if number is None and count == 1:
+            number = 0
+        if number is None or not 0 <= number < count:
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"topic {info.name} has {count} partitions, not partition {number}",
+            )
+        return number, count
+
+    async def _topic(self, info: TopicInfo) -> OwnedTopic:
         task = self._topics.get(info.id)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._open(info))
@@ -199,15 +230,10 @@ class Broker:
             raise Refusal(ServerError.SERVICE_NOT_READY, "the broker is stopping")
 
     async def _open(self, info: TopicInfo) -> OwnedTopic:
-        owner = await self.ownership.owner(info.id, fresh=True)
-        if owner is None or owner.broker != self.id:
-            raise Refusal(
-                ServerError.SERVICE_NOT_READY, f"another broker has topic '{info.name}': look it up"
-            )
-        commits = TopicCommits(self.client, info, self.ownership, owner.epoch, self.clock.now_ms)
+        commits = TopicCommits(self.client, info, self.ownership, {}, self.clock.now_ms)
         follower = await self.client.follow(info.id, info.name.short)
         limits = self._limits(info)
-        made = OwnedTopic(commits, follower, self._budget, limits, self._ended)
+        made = OwnedTopic(commits, self.cursors, follower, self._budget, limits, self._ended)
         await made.start()
         return made
 
