@@ -17,7 +17,7 @@ from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
 from spark_ledger.broker.owner.live_writer import RollLimits
-from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
 from spark_ledger.broker.owner.topic_commits import TopicCommits
@@ -33,6 +33,8 @@ from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
 TICK_S = 2.0
+PROBE_EVERY_S = 0.5
+SEAL_S = 5.0
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
@@ -99,21 +101,33 @@ class Broker:
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
         self._names = 0
-        self._ticking: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
         self._closing = False
 
     async def start(self) -> None:
         """Raises errors.Unavailable."""
         await self.clock.measure(self.client)
         await self.ownership.register()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        loop = asyncio.get_running_loop()
+        self._background = [loop.create_task(self._tick()), loop.create_task(self._watch())]
+
+    async def seal(self) -> None:
+        """Take no more, and store and seal what there is, before others are to take over."""
+        self._closing = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEAL_S):
+                await asyncio.gather(*(one.seal() for one in self._opened()))
+
+    def _opened(self) -> list[OwnedTopic]:
+        done = [task for task in self._topics.values() if task.done() and not task.cancelled()]
+        return [task.result() for task in done if task.exception() is None]
 
     async def close(self) -> None:
         """Store what waits, seal every live segment, release every subscription."""
-        self._closing = True
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+        await self.seal()
         with suppress(StoreError, errors.LedgerError):
             await self.ownership.leave()
         opened = await asyncio.gather(*self._topics.values(), return_exceptions=True)
@@ -252,7 +266,40 @@ class Broker:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                await self.ownership.keep()
+                if await self.ownership.keep():
+                    _log.warning("the broker was taken for dead, and registers again")
+                    for topic in self._opened():
+                        await topic.look()
                 await self.clock.measure(self.client)
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("the broker cannot register now: %s", error)
+
+    async def _watch(self) -> None:
+        """See other brokers die, and take what falls on this one of what they had."""
+        known: frozenset[str] = frozenset()
+        while True:
+            try:
+                alive = await self.ownership.probe()
+                if known - alive:
+                    await self._take_over()
+                known = alive
+            except (errors.LedgerError, StoreError) as error:
+                _log.warning("other brokers are not watched now: %s", error)
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _take_over(self) -> None:
+        for topic_id, owners in (await self.ownership.take_over()).items():
+            try:
+                await self._serve(topic_id, owners)
+            except errors.LedgerError as error:  # who looks it up finds it here, and tries again
+                _log.warning("topic %s is not served yet: %s", topic_id, error)
+
+    async def _serve(self, topic_id: str, owners: Owners) -> None:
+        name = await self.client.topics.name_of(topic_id)
+        info = None if name is None else await self.client.topics.find(name.full)
+        if info is None or info.id != topic_id:
+            return  # it was deleted
+        topic = await self._topic(info)
+        epochs = owners.epochs_of(self.id, max(owners.by_partition) + 1)
+        for number, error in (await topic.own(epochs)).items():
+            _log.warning("partition %d of %s is not served yet: %s", number, name, error)

@@ -208,6 +208,10 @@ class OwnedTopic:
             for consumer in subscription.leave_partition(number):
                 consumer.end()
 
+    async def seal(self) -> None:
+        """Store what waits and seal, and take no more."""
+        await asyncio.gather(*(one.writer.close() for one in list(self._partitions.values())))
+
     async def close(self) -> None:
         """Store what waits, seal, write where subscriptions are, and let the topic go."""
         if self._following is not None:

@@ -15,12 +15,14 @@ A record {"broker", "epoch", "url"} is of a time when a broker had all partition
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_ledger import errors
+from spark_ledger.broker.owner.probes import Probes, neighbours
 from spark_ledger.metadata import paths
 from spark_ledger.metadata.store import (
     BadVersion,
@@ -32,8 +34,9 @@ from spark_ledger.metadata.store import (
 )
 from spark_ledger.metadata.store_calls import TRIES_MAX, ensure, reachable, read
 
-PROBE_S = 1.0
 NOT_THERE = -1
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +89,17 @@ class Ownership:
         url: str,
         answers: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
-        """`answers`: whether something listens at a URL."""
+        """`answers`: whether a broker lives at a URL."""
         self.broker_id = broker_id
         self.url = url
         self._store = store
-        self._answers = answers or _answers
+        self._answers = answers or Probes().answers
         self._session_lost = False
         store.add_session_listener(self._session_changed)
 
     async def register(self) -> None:
-        """Say that this broker lives; again after the session was lost."""
+        """Say that this broker lives; again after the session was lost. One of this URL that is
+        still there was killed."""
         with reachable("registering a broker"):
             await ensure(self._store, paths.BROKERS_ALIVE)
             await ensure(self._store, paths.BROKERS_TOPICS)
@@ -103,11 +107,20 @@ class Ownership:
             with suppress(NodeExists, OutcomeUnknown):
                 await self._store.create(self._path, value, ephemeral=True)
         self._session_lost = False
+        for broker, url in (await self.brokers()).items():
+            if url == self.url and broker != self.broker_id:
+                await self.bury(broker)
 
-    async def keep(self) -> None:
-        """Register again if the session that did is over."""
-        if self._session_lost and self._store.session_state is SessionState.CONNECTED:
-            await self.register()
+    async def keep(self) -> bool:
+        """Register again if the session that did is over, or another broker took this one for
+        dead; whether that was so."""
+        if self._store.session_state is not SessionState.CONNECTED:
+            return False
+        with reachable("looking whether this broker is registered"):
+            if not self._session_lost and await read(self._store, self._path) is not None:
+                return False
+        await self.register()
+        return True
 
     async def leave(self) -> None:
         with suppress(NoNode, OutcomeUnknown):
@@ -116,12 +129,49 @@ class Ownership:
     async def brokers(self) -> dict[str, str]:
         """The URL of each broker that is alive, by id."""
         with reachable("listing brokers"):
-            found = {}
-            for broker_id in await self._store.children(paths.BROKERS_ALIVE):
-                node = await read(self._store, paths.broker(broker_id))
-                if node is not None:
-                    found[broker_id] = str(json.loads(node.value)["url"])
-            return found
+            ids = await self._store.children(paths.BROKERS_ALIVE)
+            nodes = await self._store.get_many([paths.broker(one) for one in ids])
+            there = zip(ids, nodes, strict=True)
+            return {one: str(json.loads(node.value)["url"]) for one, node in there if node}
+
+    async def bury(self, broker_id: str) -> None:
+        """It is dead: all brokers see it, whatever its session says. One that is not registers
+        again."""
+        _log.warning("broker %s does not answer: others take its partitions over", broker_id)
+        with reachable("removing a dead broker"), suppress(NoNode, OutcomeUnknown):
+            await self._store.delete(paths.broker(broker_id))
+
+    async def probe(self) -> frozenset[str]:
+        """Ask some of the others whether they live, and bury those that do not; returns the
+        brokers that are alive."""
+        others = await self._others_alive()
+        asked = neighbours(self.broker_id, others)
+        lives = await asyncio.gather(*(self._answers(others[one]) for one in asked))
+        for one, alive in zip(asked, lives, strict=True):
+            if not alive:
+                await self.bury(one)
+                del others[one]
+        return frozenset(others)
+
+    async def take_over(self) -> dict[str, Owners]:
+        """Take the partitions of dead brokers that fall on this one; returns their topics, each
+        with its owners from now on."""
+        with reachable("listing topics that brokers have"):
+            topics = await self._store.children(paths.BROKERS_TOPICS)
+        found = {}
+        for topic_id in topics:
+            for _ in range(TRIES_MAX):
+                now = await self.owners(topic_id, fresh=True)
+                partitions = max(now.by_partition, default=-1) + 1
+                alive = await self._others_alive()
+                vacant = self._vacant(topic_id, now, partitions, alive)
+                vacant = [number for number in vacant if number in now.by_partition]
+                if not vacant:
+                    break
+                if await self._take(topic_id, now, vacant, partitions):
+                    found[topic_id] = await self.owners(topic_id)
+                    break
+        return found
 
     async def owners(self, topic_id: str, *, fresh: bool = False) -> Owners:
         path = paths.brokers_of_topic(topic_id)
@@ -159,8 +209,8 @@ class Ownership:
             alive = await self._others_alive()
             if owner is not None and owner.broker in alive and await self._answers(owner.url):
                 return owner
-            if owner is not None:
-                alive.pop(owner.broker, None)
+            if owner is not None and alive.pop(owner.broker, None) is not None:
+                await self.bury(owner.broker)
             wanted = self.broker_id if here else self._falls_on(topic_id, partition, alive)
             if wanted != self.broker_id:
                 return Owner(wanted, 0 if owner is None else owner.epoch, alive[wanted])
@@ -221,21 +271,6 @@ def _chosen(what: str, brokers: list[str]) -> str:
         return hashlib.blake2b(f"{what}/{broker}".encode(), digest_size=8).digest()
 
     return max(sorted(dict.fromkeys(brokers)), key=weight)
-
-
-async def _answers(url: str) -> bool:
-    """Whether something listens there: a killed broker's port refuses long before its session
-    ends. One that merely is slow is not taken for dead."""
-    host, _, port = url.rpartition("://")[2].rpartition(":")
-    try:
-        async with asyncio.timeout(PROBE_S):
-            _, writer = await asyncio.open_connection(host, int(port))
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _encoded(owners: Owners) -> bytes:

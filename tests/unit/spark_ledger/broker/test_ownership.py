@@ -153,3 +153,42 @@ def test_a_record_of_before_gave_all_partitions_to_one_broker():
         assert all(owners.of(number).epoch in (7, 8) for number in range(5))
 
     play(act)
+
+
+def test_a_broker_that_does_not_answer_is_buried_and_each_other_takes_what_falls_on_it():
+    async def act(stage):
+        brokers, a, b = await spread(stage, 40)
+        c = await brokers.new("c")
+        before = await a.owners("t", fresh=True)
+        assert await a.probe() == {"b", "c"}
+        brokers.dead.add(b.url)
+        assert await a.probe() == {"c"}
+        assert await c.probe() == {"a"}
+        await a.take_over()
+        await c.take_over()
+        after = await a.owners("t", fresh=True)
+        assert not after.epochs_of("b", 40)
+        lost = before.epochs_of("b", 40)
+        assert {n for n in lost if after.of(n).broker == "c"} == set(after.epochs_of("c", 40))
+        assert {after.of(n).broker for n in lost} == {"a", "c"}
+        assert all(after.of(n).epoch == 2 for n in lost)
+        assert (await a.take_over(), await c.take_over()) == ({}, {})
+
+    play(act)
+
+
+def test_one_that_was_taken_for_dead_registers_again_and_finds_that_it_has_nothing():
+    async def act(stage):
+        brokers, a, b = await spread(stage)
+        had = (await a.owners("t", fresh=True)).epochs_of("b", 30)
+        assert not await b.keep()
+        brokers.dead.add(b.url)
+        await a.probe()
+        await a.take_over()
+        brokers.dead.clear()
+        assert await b.keep()
+        assert await a.probe() == {"b"}
+        with pytest.raises(Deposed):
+            await b.check("t", min(had), 1)
+
+    play(act)
