@@ -13,6 +13,7 @@ from typing import Any
 
 from spark_ledger import errors
 from spark_ledger.broker import names
+from spark_ledger.broker.broker import HeldChunks
 from spark_ledger.broker.producer import OVERHEAD_BYTES, Producer, SentBatch
 from spark_ledger.broker.wire.commands import MessageId, Refusal, ServerError, receipt
 from spark_ledger.broker.wire.frames import encode
@@ -22,17 +23,6 @@ HELD_BYTES_MAX = 128 << 20
 """Of all chunks that a broker holds; beyond that a producer is sent away and comes again."""
 
 _log = logging.getLogger(__name__)
-
-
-class HeldChunks:
-    """Of one broker: what waits for last chunks."""
-
-    def __init__(self, message_bytes_max: int) -> None:
-        self.message_bytes_max = message_bytes_max
-        """Of a chunked message with the metadata of its chunks: an entry has to take it."""
-        self.bytes = 0
-        self.given_up = 0
-        """Messages whose last chunk did not come."""
 
 
 class ChunksOfProducer:

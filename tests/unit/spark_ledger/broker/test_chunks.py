@@ -6,7 +6,8 @@ import pytest
 
 from spark_ledger import errors
 from spark_ledger.broker import chunks
-from spark_ledger.broker.chunks import ChunksOfProducer, HeldChunks
+from spark_ledger.broker.broker import HeldChunks
+from spark_ledger.broker.chunks import ChunksOfProducer
 from spark_ledger.broker.producer import Producer
 from spark_ledger.broker.wire.commands import AccessMode, ServerError
 from spark_ledger.broker.wire.frames import FrameReader
