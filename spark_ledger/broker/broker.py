@@ -179,8 +179,12 @@ class Broker:
             return await self.client.topics.create(name.full, max(1, wanted), policies)
         return await self.client.topics.open(name.full)
 
-    async def partitions(self, info: TopicInfo) -> int:
-        """As a client is told: 0 of one that is not partitioned."""
+    async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
+        """As a client is told: 0 of one that is not partitioned, and of a partition. Raises as
+        `find`."""
+        if name.partition is not None:
+            return 0
+        info = await self.find(name.topic, create=create)
         if not info.policies.partitioned:
             return 0
         return len((await self.client.log(info.id).fold()).partitions)
@@ -211,6 +215,10 @@ class Broker:
         number, partitions = await self._numbered(info, name.partition)
         topic = await self._topic(info)
         if not topic.has(number):
+            # one that was looked up at another broker, which saw that it falls on this one
+            owner = await self.ownership.choose(info.id, number, partitions, here=False)
+            if owner.broker != self.id:
+                topic.partition(number)  # refused
             owners = await self.ownership.owners(info.id, fresh=True)
             failed = await topic.own(owners.epochs_of(self.id, partitions))
             if number in failed:
