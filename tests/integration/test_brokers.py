@@ -1,5 +1,6 @@
 """Several brokers, each a process: partitions of one topic spread, die with one and go on."""
 
+import re
 import signal
 import threading
 import time
@@ -158,3 +159,23 @@ def test_what_a_broker_that_stops_in_good_order_had_goes_on_at_once(stage):
         reader = client.create_reader(stage.name, pulsar.MessageId.earliest)
         found = sorted(int(reader.read_next(TIMEOUT_MS).data()) for _ in range(len(sent)))
         assert found == list(range(len(sent)))
+
+
+def test_a_service_url_of_http_works_unchanged(stage):
+    with connected(stage.first.admin_url) as client:
+        consumer = client.subscribe(
+            [stage.name], "s", initial_position=pulsar.InitialPosition.Earliest
+        )
+        stage.send(client, 40)
+        assert set(stage.owners().values()) == {stage.first.url, stage.other.url}
+        assert sorted(received(consumer, 40)) == list(range(40))
+        alone = client.create_producer(f"{stage.name}-alone")
+        alone.send(b"made by naming it")
+        pattern = client.subscribe(
+            re.compile(f"persistent://public/default/{stage.name}.*"),
+            "p",
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+        assert len([pattern.receive(TIMEOUT_MS) for _ in range(41)]) == 41
+        with pytest.raises(pulsar.PulsarException):
+            client.create_producer(f"non-persistent://public/default/{stage.name}")
