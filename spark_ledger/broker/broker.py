@@ -27,8 +27,8 @@ from spark_ledger.ledger.client import LedgerStore
 from spark_ledger.metadata.store import StoreError
 from spark_ledger.metadata.store_calls import store_now_ms
 from spark_ledger.topic.client import TopicClient
-from spark_ledger.topic.log.names import TopicName
-from spark_ledger.topic.log.policies import TopicPolicies
+from spark_ledger.topic.log.names import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName
+from spark_ledger.topic.log.policies import NamespacePolicies
 from spark_ledger.topic.log.topics import TopicInfo
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 
@@ -171,13 +171,29 @@ class Broker:
         found = await self.client.topics.find(name.full)
         if found is not None:
             return found
-        if not (create and self.settings.auto_create):
+        namespace = f"{name.tenant}/{name.namespace}"
+        policies = await self.client.topics.namespace(namespace)
+        if policies is None and namespace != f"{DEFAULT_TENANT}/{DEFAULT_NAMESPACE}":
+            raise Refusal(
+                ServerError.TOPIC_NOT_FOUND,
+                f"there is no namespace '{namespace}': `spark-ledger namespace set` makes it",
+            )
+        may, wanted = self._auto_create(policies or NamespacePolicies())
+        if not (create and may):
             raise Refusal(ServerError.TOPIC_NOT_FOUND, f"there is no topic '{name}'")
-        wanted = self.settings.auto_create_partitions
-        policies = TopicPolicies(partitioned=wanted > 0)
         with suppress(errors.TopicExists):
-            return await self.client.topics.create(name.full, max(1, wanted), policies)
+            own = {"partitioned": wanted > 0}
+            return await self.client.topics.create(name.full, max(1, wanted), own)
         return await self.client.topics.open(name.full)
+
+    def _auto_create(self, namespace: NamespacePolicies) -> tuple[bool, int]:
+        """Whether a topic is made by naming it, and with how many partitions."""
+        may, wanted = namespace.auto_create, namespace.auto_create_partitions
+        settings = self.settings
+        return (
+            settings.auto_create if may is None else may,
+            settings.auto_create_partitions if wanted is None else wanted,
+        )
 
     async def partitions_of(self, name: PartitionName, *, create: bool) -> int:
         """As a client is told: 0 of one that is not partitioned, and of a partition. Raises as
@@ -202,7 +218,7 @@ class Broker:
         """The URL of the broker that has the partition, and whether that is this one. Raises
         Refusal, errors of the topic layer."""
         self._check_open()
-        info = await self.find(name.topic, create=True)
+        info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         owner = await self.ownership.choose(info.id, number, partitions, here=authoritative)
         return owner.url, owner.broker == self.id
@@ -211,7 +227,7 @@ class Broker:
         """The partition in this broker's hands. Raises Refusal (another broker has it), errors of
         the topic layer."""
         self._check_open()
-        info = await self.find(name.topic, create=True)
+        info = await self.find(name.topic, create=name.partition is None)
         number, partitions = await self._numbered(info, name.partition)
         topic = await self._topic(info)
         if not topic.has(number):

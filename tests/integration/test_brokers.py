@@ -179,3 +179,16 @@ def test_a_service_url_of_http_works_unchanged(stage):
         assert len([pattern.receive(TIMEOUT_MS) for _ in range(41)]) == 41
         with pytest.raises(pulsar.PulsarException):
             client.create_producer(f"non-persistent://public/default/{stage.name}")
+
+
+def test_topics_are_made_in_namespaces_that_are_there_as_these_say(stage):
+    topics = stage.topics.client.topics
+    stage.topics.run(topics.set_namespace("acme/four", {"auto_create_partitions": 4}))
+    stage.topics.run(topics.set_namespace("acme/none", {"auto_create": False}))
+    with connected(stage.hosts) as client:
+        client.create_producer("persistent://acme/four/t").send(b"x")
+        assert len(client.get_topic_partitions("persistent://acme/four/t")) == 4
+        for wrong in ("persistent://acme/none/t", "persistent://nobody/has/t", "never-partition-2"):
+            with pytest.raises(pulsar.PulsarException):
+                client.create_producer(wrong)
+    assert stage.topics.run(topics.find("never")) is None
