@@ -35,6 +35,9 @@ from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 TICK_S = 2.0
 PROBE_EVERY_S = 0.5
 SEAL_S = 5.0
+SETTLE_S = 30.0
+"""Partitions move to the brokers on which they fall once these have been the same for so long."""
+GIVE_EVERY_S, GIVE_MAX = 2.0, 10
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
@@ -299,17 +302,35 @@ class Broker:
                 _log.warning("the broker cannot register now: %s", error)
 
     async def _watch(self) -> None:
-        """See other brokers die, and take what falls on this one of what they had."""
+        """See other brokers die, and take what falls on this one of what they had; see others
+        come, and give them what falls on them."""
         known: frozenset[str] = frozenset()
+        loop = asyncio.get_running_loop()
+        give_s = loop.time() + SETTLE_S
         while True:
             try:
                 alive = await self.ownership.probe()
                 if known - alive:
                     await self._take_over()
+                if known != alive:
+                    give_s = loop.time() + SETTLE_S
                 known = alive
+                if loop.time() >= give_s:
+                    gave = await self._give()
+                    give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("other brokers are not watched now: %s", error)
             await asyncio.sleep(PROBE_EVERY_S)
+
+    async def _give(self) -> int:
+        """How many partitions of all topics were given away."""
+        count = 0
+        for topic in self._opened():
+            given = await self.ownership.give(topic.info.id, GIVE_MAX)
+            if given:
+                count += given
+                await topic.look()
+        return count
 
     async def _take_over(self) -> None:
         for topic_id, owners in (await self.ownership.take_over()).items():
