@@ -320,6 +320,7 @@ class Broker:
                     give_s = loop.time() + GIVE_EVERY_S if gave else float("inf")
             except (errors.LedgerError, StoreError) as error:
                 _log.warning("other brokers are not watched now: %s", error)
+                await asyncio.sleep(TICK_S)
             await asyncio.sleep(PROBE_EVERY_S)
 
     async def _give(self) -> int:
