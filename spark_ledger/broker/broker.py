@@ -80,6 +80,17 @@ class StoreClock:
             self._measured_s = now_s
 
 
+@dataclass(slots=True)
+class HeldChunks:
+    """What waits for the last chunks of messages (chunks.py). `message_bytes_max`: of a message
+    with the metadata of its chunks, an entry has to take it. `given_up`: messages whose last chunk
+    did not come."""
+
+    message_bytes_max: int
+    bytes: int = 0
+    given_up: int = 0
+
+
 class Broker:
     """On one event loop. `url` is what clients are told."""
 
@@ -100,6 +111,7 @@ class Broker:
         self.message_bytes_max = min(
             MESSAGE_BYTES_MAX, ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES
         )
+        self.held_chunks = HeldChunks(ledgers.config.entry_bytes_max - ENTRY_OVERHEAD_BYTES)
         self._relieved: dict[Callable[[], None], None] = {}
         self._budget = TailBudget(self.settings.tail_bytes)
         self._topics: dict[str, asyncio.Task[OwnedTopic]] = {}
