@@ -34,6 +34,7 @@ TICK_S = 2.0
 CLOCK_EVERY_S = 300.0
 WAITING_BYTES_MAX = 256 << 20
 RETENTION_PARTS = 4
+ROLL_BYTES_MIN = 1 << 20
 ENTRY_OVERHEAD_BYTES = 16 << 10
 
 _log = logging.getLogger(__name__)
@@ -212,12 +213,16 @@ class Broker:
         return made
 
     def _limits(self, info: TopicInfo) -> RollLimits:
-        """A live ledger is never older than a quarter of what the topic keeps."""
-        roll, kept_ms = self.settings.roll, info.policies.retention_ms
-        if kept_ms is None:
-            return roll
-        age_s = min(roll.age_s, max(1.0, kept_ms / 1000 / RETENTION_PARTS))
-        return RollLimits(roll.bytes, roll.entries, age_s)
+        """A live ledger is never older, nor larger, than a quarter of what the topic keeps."""
+        roll, policies = self.settings.roll, info.policies
+        size, entries, age_s = roll.bytes, roll.entries, roll.age_s
+        if policies.retention_ms is not None:
+            age_s = min(age_s, max(1.0, policies.retention_ms / 1000 / RETENTION_PARTS))
+        if policies.retention_bytes is not None:
+            size = min(size, max(ROLL_BYTES_MIN, policies.retention_bytes // RETENTION_PARTS))
+        if policies.deduplication:
+            entries = min(entries, roll.entries_read)
+        return RollLimits(size, entries, age_s)
 
     def _ended(self, topic: OwnedTopic) -> None:
         self._topics.pop(topic.info.id, None)

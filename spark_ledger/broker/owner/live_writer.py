@@ -68,12 +68,15 @@ class Waiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RollLimits:
-    """When a live ledger is followed by another: whichever comes first. `entries` bounds what a
-    successor has to read to seal it, and what the seal lists."""
+    """When a live ledger is followed by another: whichever comes first. Neither its seal nor a
+    reader's search grows with it, so it is left only so that retention lets go of parts of a
+    partition, and of a copy when a bookie fails there is not too much to make at once. Of a topic
+    with deduplication a successor reads all of it: `entries_read` bounds that."""
 
-    bytes: int = 128 << 20
-    entries: int = 20_000
+    bytes: int = 1 << 30
+    entries: int = 1_000_000
     age_s: float = 4 * 3600.0
+    entries_read: int = 20_000
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ class LiveWriter:
         self._ended: SealLive | None = None
         self._hold = False
         self._rolls = False  # the next ledger is opened although nothing waits
-        self._entry_rows: list[int] = []  # of the ledger at hand, acknowledged and under way
+        self._entries = 0  # of the ledger at hand, acknowledged and under way
         self._sent = 0  # rows of these
         self._confirmed = 0  # and of those that are acknowledged
         self._bytes = 0
@@ -230,7 +233,7 @@ class LiveWriter:
             acked = writer.append([head, *body], rows)
             acked.add_done_callback(self._acked)
             self._inflight.append(_Entry(batches, rows, acked))
-            self._entry_rows.append(rows)
+            self._entries += 1
             self._sent += rows
             self._bytes += size
             self._written_ms = [(self._written_ms or [now_ms])[0], now_ms]
@@ -293,7 +296,7 @@ class LiveWriter:
         limits = self._limits
         return (
             self._bytes >= limits.bytes
-            or len(self._entry_rows) >= limits.entries
+            or self._entries >= limits.entries
             or asyncio.get_running_loop().time() - self._opened_s >= limits.age_s
             or len(self._writer.record.fragments) >= self._fragments_max
         )
@@ -330,20 +333,21 @@ class LiveWriter:
         known = await self._recovered(writer.ledger_id)
         last = known.record.last_entry
         assert last is not None
-        first = len(self._entry_rows) - len(self._inflight)
+        first = self._entries - len(self._inflight)
         there = last + 1 - first
         if there < 0:
             raise errors.RowsLost(
                 f"ledger {writer.ledger_id} was closed at entry {last}, and {first - 1} was"
                 " acknowledged",
-                rows=sum(self._entry_rows[last + 1 : first]),
+                rows=self._confirmed - (known.record.rows or 0),
             )
         while there > 0:
             self._is_stored(self._inflight.popleft())
             there -= 1
         for entry in reversed(self._inflight):
             self._queue.extendleft(reversed(entry.batches))
-        del self._entry_rows[last + 1 :]
+            self._sent -= entry.rows
+        self._entries = last + 1
         self._inflight.clear()
         self._forget(known)
 
@@ -363,12 +367,12 @@ class LiveWriter:
     def _forget(self, known: VersionedRecord) -> None:
         """The ledger at hand is CLOSED; its seal goes into the next commit."""
         self._ended = seal_of(
-            *(self._number, known, self._entry_rows, self._written_ms or [0], self._ledgers_own)
+            *(self._number, known, self._entries, self._sent, self._written_ms, self._ledgers_own)
         )
         self._ledgers_own = {}
         self._writer, self._live = None, None
-        self._entry_rows, self._written_ms = [], []
-        self._sent = self._confirmed = self._bytes = 0
+        self._written_ms = []
+        self._entries = self._sent = self._confirmed = self._bytes = 0
 
     # -- opening -----------------------------------------------------------------------------
 

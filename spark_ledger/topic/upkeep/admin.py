@@ -200,7 +200,7 @@ class TopicAdmin:
             state = await self._state(info)
             read = await self._client.chunks.load(seek_target.chunks_needed(state, target))
             starts = state.start_offsets()
-            found = seek_target.resolve(state, target, read)
+            found = await seek_target.exactly(self._client.ledgers, state, target, read)
             points = {p: to for p, to in found.items() if to > starts[p]}
             if not points:
                 return Trimmed({}, 0)
