@@ -201,13 +201,13 @@ async def first_piece(
         middle = (first + last) // 2 if halves else min(first + share, last)
         entry = await _entry(reader, middle, wanted.last_entry)
         after = entry.header.cumulative_rows
-        starts = after - decode_header(entry.payload).rows
+        begins = after - decode_header(entry.payload).rows
         if after <= row:
             first, before = middle + 1, after
-        elif starts <= row:
-            return middle, starts
+        elif begins <= row:
+            return middle, begins
         else:
-            last, end = middle - 1, starts
+            last, end = middle - 1, begins
         halves = not halves
     return first, before
 
