@@ -181,6 +181,11 @@ class OwnedTopic:
             await self._release(name)
         await self._commits.close()
 
+    def writer(self, partition: int) -> LiveWriter | None:
+        """The open end of the partition, None if there is no such partition here."""
+        there = 0 <= partition < len(self._partitions)
+        return self._partitions[partition].writer if there else None
+
     def append(self, partition: int, batch: Waiting) -> None:
         """Store a producer's batch after all that came to the partition before it."""
         self._partitions[partition].writer.append(batch)

@@ -8,11 +8,11 @@ is under one intent of this owner, whose heartbeat says that it lives.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 from spark_ledger import errors
 from spark_ledger.broker.owner.ownership import Ownership
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.commit.hand_over import owner_name
 from spark_ledger.topic.log.actions import Action
 from spark_ledger.topic.log.intents import Intent
 from spark_ledger.topic.log.state import TopicState
@@ -47,7 +47,7 @@ class TopicCommits:
     @property
     def owner_name(self) -> str:
         """What the log says of who opened a segment."""
-        return f"broker {self._ownership.broker_id}"
+        return owner_name(self._ownership.broker_id)
 
     def now_ms(self) -> int:
         """The time with which an entry is stamped: the store's, and it never falls."""
@@ -66,13 +66,26 @@ class TopicCommits:
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
 
-    async def changed_or_after(self, seen: TopicState, within_s: float) -> TopicState:
-        """The topic once its log has moved, or after `within_s`."""
+    async def moved(
+        self, seen: TopicState, over: asyncio.Event, until_s: float
+    ) -> TopicState | None:
+        """The topic as soon as its log has moved on from what was seen; None once it is `over`, or
+        at `until_s` of the loop's clock."""
         follower = await self.client.follow(self.topic.id, self.topic.name.short)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await follower.beyond(seen.next)
-        return await self.state()
+        loop = asyncio.get_running_loop()
+        news = loop.create_task(follower.beyond(seen.next))
+        ended = loop.create_task(over.wait())
+        try:
+            some, left_s = (news, ended), max(0.0, until_s - loop.time())
+            await asyncio.wait(some, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            ended.cancel()
+            found = (await asyncio.gather(news, return_exceptions=True))[0]
+        if not isinstance(found, TopicState) or found.deleted:
+            return None
+        self._last_ms = max(self._last_ms, found.commit_ms)
+        return found
 
     async def intent(self) -> Intent:
         async with self._opening:
