@@ -394,7 +394,7 @@ class LiveWriter:
                 _log.warning("ledger %d cannot be recovered now: %s", ledger_id, error)
                 if self._closing:
                     raise
-            await self._commits.check_owner()
+            await self._commits.check_owner(self._number)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
@@ -414,7 +414,7 @@ class LiveWriter:
         if asked is None or ended is None:
             return
         handed = Handed(self._commits.topic.id, ended)
-        if self._queue or self._rolls:
+        if (self._queue or self._rolls) and self._number in self._commits.epochs:
             try:
                 opened = self._opening(await self._new_ledger())
             except (errors.LedgerError, StoreError) as error:
@@ -461,7 +461,7 @@ class LiveWriter:
         if live is not None and self._is_spare(live):
             self._goes_on(live)
             return
-        await self._commits.check_owner()
+        await self._commits.check_owner(self._number)
         actions: list[Action] = []
         if live is not None:
             ended = self._ended if self._is_mine(live) else None
@@ -498,7 +498,7 @@ class LiveWriter:
             writer.ledger_id,
             writer.version,
             self._commits.owner_name,
-            self._commits.epoch,
+            self._commits.epochs[self._number],
             self._deduplicates,
         )
 
