@@ -4,6 +4,7 @@
     python benchmarks/hand_over.py --seconds 20 --partitions 4 --rates 200
     python benchmarks/hand_over.py --how fenced          owners do not answer, and are fenced
     python benchmarks/hand_over.py --ledgers             the ledgers made, of 100 partitions
+    python benchmarks/hand_over.py --spark               by a streaming query, trigger 1 s
 
 A process with Pulsar's client sends messages of 200 bytes, 200 a second or as fast as it can; this
 one commits ten rows to every partition once a second, by the topic layer itself. Of each commit the
@@ -18,8 +19,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -38,7 +41,7 @@ EVERY_S = 1.0
 WARM_UP_S = 4.0
 ROWS = 10
 BODY = bytes(200)
-HANDED, FENCED, NONE = "handed over", "fenced", "no commits"
+HANDED, FENCED, NONE, SPARK = "handed over", "fenced", "no commits", "streaming query"
 
 
 def produce(url: str, topic: str, rate: float, seconds: float) -> None:
@@ -122,6 +125,40 @@ def ledgers(topics: BlockingTopics) -> int:
     return topics.run(counted())
 
 
+@contextmanager
+def querying(cluster: LocalCluster, topic: str) -> Iterator[None]:
+    """A streaming query that commits to the topic once a second."""
+    from benchmarks import workload
+
+    spark = workload.session()
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 10 * ROWS).load()
+    with TemporaryDirectory() as checkpoint:
+        query = (
+            rows.selectExpr("CAST(value AS BINARY) AS key", "CAST(value AS BINARY) AS value")
+            .writeStream.format("ledger")
+            .options(serviceUrl=cluster.service_url, checkpointLocation=checkpoint)
+            .trigger(processingTime="1 second")
+            .start(topic)
+        )
+        try:
+            yield
+        finally:
+            query.stop()
+
+
+def commits_of(topics: BlockingTopics, name: str) -> list[tuple[float, float]]:
+    """When the topic's commits that were not its owner's were made, by this machine's clock of
+    intervals, and a moment before."""
+    info = topics.run(topics.client.topics.open(name))
+
+    async def made() -> list[int]:
+        log = topics.client.log(info.id)
+        return [ms async for _, ms, one in log.commits() if not one.app_id.startswith("broker-")]
+
+    off_s = time.time() - time.monotonic()
+    return [(ms / 1000 - off_s - EVERY_S / 2, ms / 1000 - off_s) for ms in topics.run(made())]
+
+
 def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, how: str) -> None:
     topics, name = blocking.topics(cluster.service_url), f"t-{uuid.uuid4()}"
     topics.run(topics.client.topics.create(name, partitions))
@@ -136,13 +173,16 @@ def case(cluster: LocalCluster, partitions: int, rate: float, seconds: float, ho
     )
     committing = threading.Thread(target=batches.until, args=(over,))
     began_s = time.monotonic()
-    if how != NONE:
-        committing.start()
-    seen = json.loads(producer.communicate()[0])
+    with querying(cluster, name) if how == SPARK else nullcontext():
+        if how in (HANDED, FENCED):
+            committing.start()
+        seen = json.loads(producer.communicate()[0])
     over.set()
     took_s = time.monotonic() - began_s
-    if how != NONE:
+    if how in (HANDED, FENCED):
         committing.join()
+    if how == SPARK:
+        batches.commits = commits_of(topics, name)
     topics.client.past_live._ask = ask
     since = [began for began, _ in batches.commits] or list(np.arange(seen[0][0], seen[-1][0], 1.0))
     since = [one for one in since if seen[0][0] + WARM_UP_S < one < seen[-1][0] - EVERY_S]
@@ -174,6 +214,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="*", default=[200.0, 0.0])
     parser.add_argument("--how", nargs="*", default=[HANDED], choices=[HANDED, FENCED, NONE])
     parser.add_argument("--ledgers", action="store_true")
+    parser.add_argument("--spark", action="store_true")
     parser.add_argument("--produce", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.produce:
@@ -183,7 +224,7 @@ def main() -> None:
     with LocalCluster(bookies=3, autorecovery=False) as cluster:
         for partitions in [100] if given.ledgers else given.partitions:
             for rate in given.rates:
-                for how in given.how:
+                for how in [SPARK] if given.spark else given.how:
                     case(cluster, partitions, rate, given.seconds, how)
 
 

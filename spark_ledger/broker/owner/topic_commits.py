@@ -42,6 +42,8 @@ class TopicCommits:
         self._last_ms = 0
         self._intent: Intent | None = None
         self._opening = asyncio.Lock()
+        self._one_look = asyncio.Lock()
+        self._looking: asyncio.Task[TopicState] | None = None
         self._asked: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -69,12 +71,20 @@ class TopicCommits:
         return [number for number, epoch in epochs.items() if mine.get(number) != epoch]
 
     async def state(self) -> TopicState:
-        """The topic, not older than this call. Raises errors.TopicDeleted, errors.Unavailable."""
-        state = await self.client.log(self.topic.id).fold(fresh=True)
+        """The topic, not older than this call: partitions that ask at once share a look. Raises
+        errors.TopicDeleted, errors.Unavailable."""
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        state = await asyncio.shield(self._looking)
         if state.deleted:
             raise errors.TopicDeleted(f"topic {self.topic.name} was deleted")
         self._last_ms = max(self._last_ms, state.commit_ms)
         return state
+
+    async def _look(self) -> TopicState:
+        async with self._one_look:
+            self._looking = None  # whoever asks from now on needs the next one
+            return await self.client.log(self.topic.id).fold(fresh=True)
 
     async def moved(
         self, seen: TopicState, over: asyncio.Event, until_s: float
