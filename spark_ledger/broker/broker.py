@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from spark_ledger import errors
 from spark_ledger.broker.names import PartitionName
 from spark_ledger.broker.owned_topic import OwnedTopic
-from spark_ledger.broker.owner.live_writer import RollLimits
+from spark_ledger.broker.owner.live_writer import LiveWriter, RollLimits
 from spark_ledger.broker.owner.ownership import Owners, Ownership
 from spark_ledger.broker.owner.partition import Partition
 from spark_ledger.broker.owner.tail import BYTES_MAX, TailBudget
@@ -239,6 +239,14 @@ class Broker:
             task = asyncio.get_running_loop().create_task(self._open(info))
             self._topics[info.id] = task
         return await asyncio.shield(task)
+
+    def live_writer(self, topic_id: str, partition: int) -> LiveWriter | None:
+        """The open end of a partition, None if it is not in this broker's hands."""
+        task = self._topics.get(topic_id)
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        topic = task.result()
+        return topic.partition(partition).writer if topic.has(partition) else None
 
     def _check_open(self) -> None:
         if self._closing:

@@ -62,7 +62,7 @@ FLOORS = {
         server
         connection
         requests
-        producer
+        producer committers
         broker
         owned_topic
         consumers
