@@ -362,7 +362,8 @@ class TopicJudge:
             if isinstance(action, OpenLive):
                 log.lives[action.ledger_id] = written.time
             if isinstance(action, SealLive) and action.segment is not None:
-                self._rows_sealed(log, action.segment, node.created_ms, written.time)
+                commit_ms = max(before.commit_ms, node.created_ms)
+                self._rows_sealed(log, action.segment, commit_ms, written.time)
             for segment in getattr(action, "segments", ()):
                 if not segment.inline:
                     self._named(segment.ledger_id, segment.entries[-1][1])
@@ -426,6 +427,10 @@ class TopicJudge:
         name = live_name(segment.ledger_id)
         self._ghost.committed[name], self._ghost.rows_of[name] = commit_s, segment.rows
         base = log.state.partitions[segment.partition].end_offset
+        if segment.counted:  # its rows have their owner's times
+            spans = log.spans.get(segment.partition, ())
+            earlier_ms = max((span.commit_ms for span in spans), default=0)
+            commit_ms = min(max(segment.max_ms, earlier_ms), commit_ms)
         log.spans.setdefault(segment.partition, []).append(Span(base, name, commit_ms))
 
     def _named(self, ledger_id: int, last_entry: int) -> None:
