@@ -59,6 +59,8 @@ class Brokers:
 
     def __init__(self, blind: float, rng: random.Random) -> None:
         self.blind = blind
+        self.deaf_if_paused = rng.random() < 0.5
+        """One that stands still is found to be gone."""
         self._rng = rng
         self.by_url: dict[str, BrokerProcess] = {}
 
@@ -70,6 +72,8 @@ class Brokers:
         await asyncio.sleep(self._rng.uniform(0.0, PROBE_S))
         there = self.by_url.get(url)
         if there is None or not there.listening or not there.process.alive:
+            return False
+        if there.process.paused and self.deaf_if_paused:
             return False
         return self._rng.random() >= self.blind
 

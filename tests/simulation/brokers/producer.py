@@ -57,13 +57,14 @@ class ProducerModel:
         self._received = -1
         self._new_life = True
         self._owner = ""
-        self._silent_s = self.rng.choice(SILENT_S)
-        self._left = self.rng.randint(4, 40)
-        self._rest_s = self.rng.choice((0.0, 0.1, 0.5, 1.5))
+        self.silent_s = self.rng.choice(SILENT_S)
+        self.left = self.rng.randint(4, 40)
+        self.rest_s = self.rng.choice((0.0, 0.1, 0.5, 1.5))
+        self.dies = DIES
 
     @property
     def done(self) -> bool:
-        return not self.waiting and (self._left <= 0 or self.work.over)
+        return not self.waiting and (self.left <= 0 or self.work.over)
 
     def told(self) -> str:
         return f"producer {self.name} of partition {self.partition}: {len(self.waiting)} wait"
@@ -84,7 +85,7 @@ class ProducerModel:
                     link.close()
             if self.done:
                 return
-            if self.rng.random() < DIES and not self.work.over:
+            if self.rng.random() < self.dies and not self.work.over:
                 self._dies()
             await asyncio.sleep(jitter(self.rng))
 
@@ -121,11 +122,11 @@ class ProducerModel:
         for sent in self.waiting:
             self._send(link, sent)
         while not link.gone and not self.done:
-            if self._left > 0 and not self.work.over:
+            if self.left > 0 and not self.work.over:
                 for _ in range(self.rng.choice((1, 1, 2, 6, 14))):
                     self._send(link, self._made())
-            await asyncio.sleep(self._rest_s + self.rng.uniform(0.01, 0.3))
-            if self.waiting and self.work.world.loop.now > link.heard_s + self._silent_s:
+            await asyncio.sleep(self.rest_s + self.rng.uniform(0.01, 0.3))
+            if self.waiting and self.work.world.loop.now > link.heard_s + self.silent_s:
                 self.work.world.ghost.meet("producer left a silent broker")
                 return
 
@@ -143,7 +144,7 @@ class ProducerModel:
         sent = Sent(self._next, values, data)
         self._number += len(values)
         self._next += len(values)
-        self._left -= 1
+        self.left -= 1
         self.waiting.append(sent)
         return sent
 

@@ -95,9 +95,7 @@ class BrokerWork:
     # -- one after the other ----------------------------------------
 
     async def supervise(self) -> None:
-        info = await self._make_topic()
-        self.truth.log = self.work.ghost.logs[info.id]
-        self.work.ghost.truth = self.truth
+        info = await self.make_topic()
         harm = asyncio.create_task(self._harm(), name="harm to brokers")
         users = self._begin()
         spark = asyncio.create_task(self._spark(info), name="Spark beside brokers")
@@ -106,10 +104,16 @@ class BrokerWork:
         await asyncio.gather(harm, spark)
         while self.world.observers.well_since is None:  # noqa: ASYNC110
             await asyncio.sleep(AGAIN_S)
-        await self._come_to_the_end(users)
+        await self.come_to_the_end(users)
         await self._stop_all()
 
-    async def _make_topic(self) -> TopicInfo:
+    async def make_topic(self) -> TopicInfo:
+        info = await self._made()
+        self.truth.log = self.work.ghost.logs[info.id]
+        self.work.ghost.truth = self.truth
+        return info
+
+    async def _made(self) -> TopicInfo:
         policies = TopicPolicies(
             *self.work.plan.quorum,
             deduplication=self.truth.deduplicates,
@@ -128,18 +132,26 @@ class BrokerWork:
 
     def _begin(self) -> "list[asyncio.Task[None]]":
         rng = self.rng
+        producers: list[ProducerModel] = []
+        consumers: list[ConsumerModel] = []
         for partition in range(self.partitions):
             for name in ("ann", "bob", "cy")[: rng.choice((1, 2, 2, 3))]:
-                self._producers.append(ProducerModel(self, name, partition))
+                producers.append(ProducerModel(self, name, partition))
             kinds = [("failing over", SubscriptionType.FAILOVER)] * rng.choice((0, 1, 2))
             kinds += [("alone", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1))
             kinds += [("", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1, 1))
             for number, (subscription, kind) in enumerate(kinds):
                 name = f"{number} of {subscription}"
-                self._consumers.append(ConsumerModel(self, name, partition, subscription, kind))
-        return [one.process.spawn(one.run()) for one in (*self._producers, *self._consumers)]
+                consumers.append(ConsumerModel(self, name, partition, subscription, kind))
+        return self.begin_with(producers, consumers)
 
-    async def _come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
+    def begin_with(
+        self, producers: list[ProducerModel], consumers: list[ConsumerModel]
+    ) -> "list[asyncio.Task[None]]":
+        self._producers, self._consumers = producers, consumers
+        return [one.process.spawn(one.run()) for one in (*producers, *consumers)]
+
+    async def come_to_the_end(self, users: "list[asyncio.Task[None]]") -> None:
         keeping = asyncio.create_task(self._keep_one_going(), name="a broker more")
         try:
             async with asyncio.timeout(END_S):
@@ -147,11 +159,11 @@ class BrokerWork:
         except TimeoutError:
             some = (*self._producers, *self._consumers)
             waiting = [one.told() for one in some if not one.done] or ["all are done, and go on"]
-            invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, waiting)
+            invariants.all_who_use_brokerscome_to_the_end(self.world.ghost, waiting)
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-        invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, [])
+        invariants.all_who_use_brokerscome_to_the_end(self.world.ghost, [])
 
     # -- brokers ----------------------------------------
 
@@ -162,7 +174,7 @@ class BrokerWork:
             entries=rng.choice((2, 5, 20, 1000)), age_s=rng.choice((1.0, 5.0, 60.0, 3600.0))
         )
         settings = BrokerSettings(tail_bytes=rng.choice((1, 2_000, 1 << 20)), roll=roll)
-        broker = BrokerProcess(self.brokers, client, self._topics(client), settings)
+        broker = BrokerProcess(self.brokers, client, self.topics(client), settings)
         self._all.append(broker)
         (outcome,) = await asyncio.gather(
             client.run(broker.start(), "starts"), return_exceptions=True
@@ -173,7 +185,7 @@ class BrokerWork:
             raise outcome
         self.world.ghost.meet("broker started")
 
-    def _topics(self, client: Client) -> TopicClient:
+    def topics(self, client: Client) -> TopicClient:
         """The topic layer of a broker, of which it is known where it has subscriptions."""
         topics = self.work.client(client)
         plain = topics.subscriptions.open
