@@ -70,4 +70,9 @@ OF_BROKERS: list[tuple[Any, ...]] = [
         lambda g, x: ([],),
         lambda g, x: (["ann"],),
     ),
+    (
+        *("B11", I.what_is_decided_waits_no_more),
+        lambda g, x: ({"broker.1": 0},),
+        lambda g, x: ({"broker.1": 7},),
+    ),
 ]

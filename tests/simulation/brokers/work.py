@@ -34,6 +34,7 @@ SPARK = "spark beside brokers"
 TOPIC = f"persistent://public/default/{BROKERED}"
 END_S = 150.0
 """Simulated: after healing all who use brokers come to the end within that."""
+FORGOTTEN_S = 20.0
 AGAIN_S = 0.5
 STOP_S = 20.0
 
@@ -159,11 +160,24 @@ class BrokerWork:
         except TimeoutError:
             some = (*self._producers, *self._consumers)
             waiting = [one.told() for one in some if not one.done] or ["all are done, and go on"]
-            invariants.all_who_use_brokerscome_to_the_end(self.world.ghost, waiting)
+            invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, waiting)
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
-        invariants.all_who_use_brokerscome_to_the_end(self.world.ghost, [])
+        invariants.all_who_use_brokers_come_to_the_end(self.world.ghost, [])
+        await self._nothing_waits()
+
+    async def _nothing_waits(self) -> None:
+        """What waited in the memory of a broker is forgotten once it is decided, also of one that
+        another took over from."""
+        left: dict[str, int] = {}
+        for _ in range(int(FORGOTTEN_S)):
+            living = [one for one in self._living() if one.listening]
+            left = {one.name: one.broker.waiting_bytes for one in living}
+            if not any(left.values()):
+                break
+            await asyncio.sleep(1.0)
+        invariants.what_is_decided_waits_no_more(self.world.ghost, left)
 
     # -- brokers ----------------------------------------
 

@@ -34,6 +34,7 @@ from tests.simulation.invariants.brokers import (
     nothing_is_told_that_is_not_confirmed,
     receipts_come_in_the_order_of_batches,
     what_has_a_receipt_is_there,
+    what_is_decided_waits_no_more,
 )
 from tests.simulation.invariants.judge import (
     ALL,
@@ -259,6 +260,7 @@ __all__ = [
     "what_a_commit_takes_away_it_names",
     "what_a_start_cannot_read_is_said_to_be_lost",
     "what_has_a_receipt_is_there",
+    "what_is_decided_waits_no_more",
     "what_is_committed_is_readable_at_once",
     "what_is_committed_was_acked",
     "what_is_in_limbo_is_repaired",

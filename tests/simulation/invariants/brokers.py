@@ -90,3 +90,10 @@ def a_producer_that_comes_back_hears_how_far_it_came(
 def all_who_use_brokers_come_to_the_end(ghost: Ghost, waiting: list[str]) -> None:
     """Liveness: once all is well each batch has its receipt, and consumers get all there is."""
     require(not waiting, "B10", f"not done: {', '.join(waiting[:5])}")
+
+
+@invariant("B11")
+def what_is_decided_waits_no_more(ghost: Ghost, left: dict[str, int]) -> None:
+    """When no producer waits any more, no broker's memory counts bytes of batches that do: what is
+    counted for ever stops its connections in the end."""
+    require(not any(left.values()), "B11", f"bytes that wait for nobody: {left}")
