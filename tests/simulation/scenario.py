@@ -13,7 +13,6 @@ from typing import Any
 
 from tests.simulation import invariants, racks
 from tests.simulation.audit import Audit
-from tests.simulation.brokers.process import small_entries
 from tests.simulation.brokers.work import BrokerWork
 from tests.simulation.budgets import CLIENT, STORAGE, TIGHT
 from tests.simulation.chaos import Chaos, Injected, Plan, draw_plan
@@ -210,7 +209,7 @@ class Scenario:
         upkeep, live = TopicUpkeep(work), TopicLive(work)
         self.brokers = BrokerWork(work) if self.plan.brokers else None
         if self.brokers is not None:
-            self._until_the_end.enter_context(small_entries(self.brokers.inflight))
+            self._until_the_end.enter_context(self.brokers.in_place())
         self.live, self.source, self.keys = live, TopicSource(work), TopicKeys(work)
         if "keys" in self.plan.also:
             self._until_the_end.enter_context(every_entry_filtered())

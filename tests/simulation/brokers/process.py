@@ -14,13 +14,15 @@ from spark_ledger.broker.broker import Broker, BrokerSettings
 from spark_ledger.broker.connection import Connection
 from spark_ledger.broker.owner import live_writer
 from spark_ledger.broker.owner.ownership import Ownership
+from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
 from spark_ledger.topic.client import TopicClient
+from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.brokers.wire import Wire
 from tests.simulation.loop import current
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.world import Client
 
-PROBE_S = 0.05
+PROBE_DELAY_S = 0.05
 PORT = 6650
 MESSAGE_BYTES_MAX, ENTRY_BYTES_MAX = 3 << 10, 4 << 10
 """Of budgets.CLIENT's largest entries."""
@@ -54,28 +56,27 @@ class SimClock:
 
 
 class Brokers:
-    """Those of one run, by URL. `blind`: the share of the probes that find nobody at a broker that
+    """Those of one run, by URL. `blind`: the share of the probes that hear nothing of a broker that
     lives."""
 
     def __init__(self, blind: float, rng: random.Random) -> None:
         self.blind = blind
-        self.deaf_if_paused = rng.random() < 0.5
-        """One that stands still is found to be gone."""
         self._rng = rng
         self.by_url: dict[str, BrokerProcess] = {}
 
     def listening(self) -> "list[BrokerProcess]":
         return [one for one in self.by_url.values() if one.listening and one.process.alive]
 
-    async def answers(self, url: str) -> bool:
-        """Whether something listens there, as one broker asks of another."""
-        await asyncio.sleep(self._rng.uniform(0.0, PROBE_S))
+    async def heard(self, url: str) -> Heard:
+        """What one broker hears of another that it asks."""
+        await asyncio.sleep(self._rng.uniform(0.0, PROBE_DELAY_S))
         there = self.by_url.get(url)
         if there is None or not there.listening or not there.process.alive:
-            return False
-        if there.process.paused and self.deaf_if_paused:
-            return False
-        return self._rng.random() >= self.blind
+            return Heard.REFUSAL
+        if there.process.paused or self._rng.random() < self.blind:
+            await asyncio.sleep(PROBE_S)
+            return Heard.NOTHING
+        return Heard.ANSWER
 
 
 class BrokerProcess:
@@ -104,7 +105,9 @@ class BrokerProcess:
         broker.clock = SimClock(rng.choice((-40, 0, 0, 300)))  # type: ignore[assignment]
         broker.client = self._topics
         metadata = self.client.ledgers.metadata
-        broker.ownership = Ownership(metadata, broker.id, self.url, self._brokers.answers)
+        probes = Probes(self._brokers.heard)
+        broker.ownership = Ownership(metadata, broker.id, self.url, probes.answers)
+        broker.cursors = ConsumerCursors(metadata, self._topics.subscriptions, broker.id, rng)
         broker.message_bytes_max = MESSAGE_BYTES_MAX
         await broker.start()
         self._brokers.by_url[self.url] = self
@@ -119,7 +122,9 @@ class BrokerProcess:
 
     async def stop(self) -> None:
         """As BrokerServer.close, in its process."""
-        self.listening, self.stopping = False, True
+        self.stopping = True
+        await self.broker.seal()
+        self.listening = False
         await self.broker.close()
         await asyncio.gather(*(one.close_and_wait() for one in list(self._connections)))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from spark_ledger.topic.entry import pulsar_batch
 from spark_ledger.topic.entry.message_batch import decode_header
+from spark_ledger.topic.entry.pulsar_columns import decoded
 from spark_ledger.topic.log.actions import SealLive
 from spark_ledger.topic.log.segments import LiveSegment
 from tests.simulation import invariants
@@ -143,5 +144,5 @@ def _messages(body: memoryview, rows: int) -> Iterator[Message]:
 
 def values_of(batch: bytes) -> list[bytes]:
     """The values of a batch's messages."""
-    column = pulsar_batch.decoded([pulsar_batch.parse(batch)]).column("value")
+    column = decoded([pulsar_batch.parse(batch)]).column("value")
     return list(column.to_pylist())

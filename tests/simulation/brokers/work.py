@@ -7,7 +7,8 @@ in good order, or is killed.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from spark_ledger.broker.broker import BrokerSettings
@@ -15,14 +16,13 @@ from spark_ledger.broker.owner.live_writer import RollLimits
 from spark_ledger.broker.wire.commands import SubscriptionType
 from spark_ledger.errors import LedgerError
 from spark_ledger.metadata.store import StoreError
-from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.commit.commit import TxnKey
 from spark_ledger.topic.log.policies import TopicPolicies
 from spark_ledger.topic.log.topics import TopicInfo
-from spark_ledger.topic.subscription.cursor import Cursor
 from tests.simulation import invariants
 from tests.simulation.brokers.consumer import Acked, ConsumerModel
-from tests.simulation.brokers.process import BrokerProcess, Brokers
+from tests.simulation.brokers.places import Places, adopting
+from tests.simulation.brokers.process import BrokerProcess, Brokers, small_entries
 from tests.simulation.brokers.producer import ProducerModel
 from tests.simulation.brokers.truth import Truth
 from tests.simulation.invariants import Violation
@@ -55,13 +55,19 @@ class BrokerWork:
         self.at_once = rng.choice((2, 2, 3))
         self.harm_s = rng.choice((0.7, 2.0, 5.0))
         self.spark_s = rng.choice((None, 0.5, 2.0))
+        self.places: Places
         self.over = False
         """The chaos is: nothing new is sent."""
         self._end = self.world.loop.now + work.plan.chaos_s
-        self._cursors: list[tuple[str, Cursor]] = []
         self._all: list[BrokerProcess] = []
         self._producers: list[ProducerModel] = []
         self._consumers: list[ConsumerModel] = []
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Production code with limits that fit, and judged where it finds subscriptions."""
+        with small_entries(self.inflight), adopting(lambda: self.places):
+            yield
 
     @property
     def log(self) -> LogGhost:
@@ -112,6 +118,8 @@ class BrokerWork:
         info = await self._made()
         self.truth.log = self.work.ghost.logs[info.id]
         self.work.ghost.truth = self.truth
+        self.places = Places(self.world.ghost, info.id, self.judged)
+        self.world.store.listeners.append(self.places.written)
         return info
 
     async def _made(self) -> TopicInfo:
@@ -138,7 +146,7 @@ class BrokerWork:
         for partition in range(self.partitions):
             for name in ("ann", "bob", "cy")[: rng.choice((1, 2, 2, 3))]:
                 producers.append(ProducerModel(self, name, partition))
-            kinds = [("failing over", SubscriptionType.FAILOVER)] * rng.choice((0, 1, 2))
+            kinds = [("failing-over", SubscriptionType.FAILOVER)] * rng.choice((0, 1, 2))
             kinds += [("alone", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1))
             kinds += [("", SubscriptionType.EXCLUSIVE)] * rng.choice((0, 1, 1))
             for number, (subscription, kind) in enumerate(kinds):
@@ -188,8 +196,7 @@ class BrokerWork:
             entries=rng.choice((2, 5, 20, 1000)), age_s=rng.choice((1.0, 5.0, 60.0, 3600.0))
         )
         settings = BrokerSettings(tail_bytes=rng.choice((1, 2_000, 1 << 20)), roll=roll)
-        broker = BrokerProcess(self.brokers, client, self.topics(client), settings)
-        self._all.append(broker)
+        broker = self.made(client, settings)
         (outcome,) = await asyncio.gather(
             client.run(broker.start(), "starts"), return_exceptions=True
         )
@@ -199,40 +206,11 @@ class BrokerWork:
             raise outcome
         self.world.ghost.meet("broker started")
 
-    def topics(self, client: Client) -> TopicClient:
-        """The topic layer of a broker, of which it is known where it has subscriptions."""
-        topics = self.work.client(client)
-        plain = topics.subscriptions.open
-
-        async def opened(info: Any, name: str, *args: Any, **options: Any) -> Cursor:
-            durable = self._durable(name)
-            cursor = await plain(info, name, *args, **options)
-            self._cursors.append((name, cursor))
-            recovered = cursor.recovered
-
-            async def found() -> dict[int, int]:
-                at = await recovered()
-                for partition, offset in durable.items():
-                    self.judged(
-                        invariants.a_durable_position_never_goes_back,
-                        *(self.world.ghost, name, partition, at.get(partition), offset),
-                    )
-                return dict(at)
-
-            cursor.recovered = found  # type: ignore[method-assign]
-            return cursor
-
-        topics.subscriptions.open = opened  # type: ignore[method-assign]
-        return topics
-
-    def _durable(self, name: str) -> dict[int, int]:
-        """How far a subscription was ever told to be durable."""
-        found: dict[int, int] = {}
-        for known, cursor in self._cursors:
-            if known == name:
-                for partition, offset in dict(cursor.confirmed).items():
-                    found[partition] = max(offset, found.get(partition, 0))
-        return found
+    def made(self, client: Client, settings: BrokerSettings) -> BrokerProcess:
+        """A broker in the client's process, which is to be started."""
+        broker = BrokerProcess(self.brokers, client, self.work.client(client), settings)
+        self._all.append(broker)
+        return broker
 
     def _living(self) -> list[BrokerProcess]:
         return [one for one in self._all if one.process.alive and not one.stopping]
@@ -267,7 +245,7 @@ class BrokerWork:
     def _stop(self, broker: BrokerProcess) -> None:
         self.world.ghost.meet("broker stopped")
         self.world.trace.note(broker.name, "stops")
-        broker.listening, broker.stopping = False, True
+        broker.stopping = True
         broker.client.run(self._stopped(broker), "stops")
 
     async def _stopped(self, broker: BrokerProcess) -> None:

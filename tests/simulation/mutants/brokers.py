@@ -50,7 +50,7 @@ def sends_before_it_is_read_back(open_or_seal: Any) -> Any:
             base += 0 if seal.segment is None else seal.segment.rows
             actions.append(seal)
         writer, commits = await self._new_ledger(), self._commits
-        name, epoch = commits.owner_name, commits.epoch
+        name, epoch = commits.owner_name, commits.epochs[self._number]
         opened = OpenLive(
             *(self._number, writer.ledger_id, writer.version, name, epoch, self._deduplicates)
         )
@@ -213,11 +213,15 @@ def holds_for_ever(changed_or_after: Any) -> Any:
 
 
 def keeps_the_epoch(encoded: Any) -> Any:
-    return lambda owner: encoded(replace(owner, epoch=1))
+    def first(owners: Any) -> Any:
+        kept = {p: replace(one, epoch=1) for p, one in owners.by_partition.items()}
+        return encoded(replace(owners, by_partition=kept))
+
+    return first
 
 
 def never_asks_who_owns(check: Any) -> Any:
-    async def asked(self: Any) -> None: ...
+    async def asked(self: Any, partition: int) -> None: ...
 
     return asked
 

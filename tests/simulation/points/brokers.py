@@ -30,14 +30,13 @@ class BrokerStage(Stage):
         super().__init__()
         work = self.brokers = BrokerWork(self.work)
         work.partitions, work.brokers.blind = 1, 0.0
-        work.brokers.deaf_if_paused = True
         work.truth.deduplicates = self.deduplicates
         self.users: list[asyncio.Task[None]] = []
         self.served: BrokerProcess | None = None
 
     async def serves(self, client: Client, seconds: float) -> BrokerProcess:
         """A broker begins, and serves for a while."""
-        broker = BrokerProcess(self.brokers.brokers, client, self.brokers.topics(client), SETTINGS)
+        broker = self.brokers.made(client, SETTINGS)
         await broker.start()
         await asyncio.sleep(seconds)
         return broker
@@ -47,7 +46,7 @@ class BrokerStage(Stage):
         producers = [ProducerModel(work, name, 0) for name in ("ann", "bob")]
         for one in producers:
             one.left, one.rest_s, one.silent_s, one.dies = BATCHES, 0.1, 3.0, 0.0
-        consumer = ConsumerModel(work, "c", 0, "failing over", SubscriptionType.FAILOVER)
+        consumer = ConsumerModel(work, "c", 0, "failing-over", SubscriptionType.FAILOVER)
         self.users = work.begin_with(producers, [consumer])
 
     async def judge(self) -> None:
