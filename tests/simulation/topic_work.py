@@ -90,6 +90,8 @@ class TopicWork:
         self.checkpoints = Checkpoints(world, rewinds, self.ghost.next_version)
         self.inline_bytes = (0, 0, INLINE_TASK_BYTES_MAX)
         """Of these a task draws up to how many bytes it makes no ledger for."""
+        self.ask: Any = None
+        """How owners of live segments are asked for them (brokers/process.py)."""
         self._attempts = 0
         self._runs = 0
         self.used: list[tuple[Client, TopicClient]] = []
@@ -495,6 +497,7 @@ class TopicWork:
         """The topic layer of one simulated process."""
         loop = client.world.loop
         topics = TopicClient(client.ledgers, client.rng, lambda: EPOCH_MS + int(loop.time() * 1000))
+        topics._ask = self.ask  # type: ignore[attr-defined]
         topics.checkpoints = Checkpointer(
             *(client.ledgers, topics.intents, topics.blobs, topics.chunks, topics.log),
             every=self.limits.every,

@@ -7,7 +7,7 @@ the simulated network, which may say no of one that lives.
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from spark_ledger.broker.broker import Broker, BrokerSettings
@@ -18,7 +18,7 @@ from spark_ledger.broker.owner.probes import PROBE_S, Heard, Probes
 from spark_ledger.topic.client import TopicClient
 from spark_ledger.topic.subscription.consumer_cursors import ConsumerCursors
 from tests.simulation.brokers.wire import Wire
-from tests.simulation.loop import current
+from tests.simulation.loop import current, current_process
 from tests.simulation.store import EPOCH_MS
 from tests.simulation.world import Client
 
@@ -67,6 +67,18 @@ class Brokers:
     def listening(self) -> "list[BrokerProcess]":
         return [one for one in self.by_url.values() if one.listening and one.process.alive]
 
+    async def ask(self, url: str, request: bytes) -> tuple[bytes, Callable[[], None]]:
+        """As hand_over.Ask: over a connection of its own to the broker there."""
+        there = self.by_url.get(url)
+        if there is None or not there.listening or not there.process.alive:
+            raise ConnectionRefusedError(f"nobody listens at {url}")
+        asked = Asked(there, request)
+        try:
+            return await asked.answer(), asked.wire.close
+        except BaseException:
+            asked.wire.close()
+            raise
+
     async def heard(self, url: str) -> Heard:
         """What one broker hears of another that it asks."""
         await asyncio.sleep(self._rng.uniform(0.0, PROBE_DELAY_S))
@@ -77,6 +89,33 @@ class Brokers:
             await asyncio.sleep(PROBE_S)
             return Heard.NOTHING
         return Heard.ANSWER
+
+
+class Asked:
+    """One connection of who commits past live segments: a request, and an answer with its size."""
+
+    def __init__(self, server: "BrokerProcess", request: bytes) -> None:
+        loop, process = current(), current_process()
+        assert process is not None
+        self._received = bytearray()
+        self._whole: asyncio.Future[bytes] = loop.create_future()
+        self.wire = Wire(loop, server, process, self._receives, self._lost)
+        self.wire.send(request)
+
+    async def answer(self) -> bytes:
+        """Raises EOFError."""
+        return await self._whole
+
+    def _receives(self, data: bytes) -> None:
+        self._received += data
+        size = int.from_bytes(self._received[:4], "big")
+        whole = len(self._received) >= 4 + size and len(self._received) >= 4
+        if whole and not self._whole.done():
+            self._whole.set_result(bytes(self._received[4 : 4 + size]))
+
+    def _lost(self) -> None:
+        if not self._whole.done():
+            self._whole.set_exception(EOFError("the connection is gone"))
 
 
 class BrokerProcess:

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spark_ledger.broker.connection import Connection
 from tests.simulation.loop import Process, SimLoop
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Wire:
         self._loop = loop
         self._received, self._lost = received, lost
         self._up_s = self._down_s = loop.now
-        self._connection: Connection | None = None
+        self._connection: Any = None  # production's Connection, or who committers talk to
         self._end = ServerEnd(self)
         self.broken = False
         self._told = False
@@ -97,6 +96,10 @@ class Wire:
             self._connection.data_received(data)
         else:
             self._end.held.append(data)
+
+    def becomes(self, protocol: Any) -> None:
+        """It turned out to be a connection of another kind."""
+        self._connection = protocol
 
     def goes_on(self) -> None:
         """The server reads again."""
@@ -165,6 +168,9 @@ class ServerEnd(asyncio.Transport):
     def resume_reading(self) -> None:
         self.reading = True
         self._wire.goes_on()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._wire.becomes(protocol)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """A simulated connection takes what it is given."""

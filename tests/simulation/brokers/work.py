@@ -49,6 +49,7 @@ class BrokerWork:
         self.partitions = rng.choice((1, 1, 2))
         self.blind = rng.choice((0.0, 0.0, 0.2, 0.6))
         self.brokers = Brokers(self.blind, self.world.loop.random_for("probes"))
+        work.ask = self.brokers.ask
         self.truth = Truth(self.world.ghost, deduplicates=rng.random() < 0.5)
         self.acked: dict[tuple[str, int], Acked] = {}
         self.inflight = rng.choice((1, 2, 8))
@@ -304,6 +305,11 @@ class BrokerWork:
             elif isinstance(outcome, Exception):
                 raise outcome
             await asyncio.sleep(self.rng.uniform(0, 2 * self.spark_s))
+
+    async def spark_batch(self, client: Client) -> None:
+        """One, all of it by this process."""
+        info = await self.work.client(client).topics.open(BROKERED)
+        await self._batch(client, client, info, 0)
 
     async def _batch(self, driver: Client, executor: Client, info: TopicInfo, version: int) -> None:
         topics, tasks = self.work.client(driver), self.work.client(executor)
