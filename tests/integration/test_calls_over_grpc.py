@@ -13,9 +13,9 @@ from bookie_server import bookie as bookie_module
 from bookie_server.api import bookie_pb2 as pb
 from bookie_server.api import codec
 from bookie_server.api import messages as m
-from bookie_server.api.bookie_pb2_grpc import BookieStub
 from bookie_server.api.status import Status
 from bookie_server.serve.gateway import SERVICE, BookieService
+from tests.kit.bookie_pb2_grpc import BookieStub
 from tests.kit.waiting import until
 from tests.unit.bookie_server.node import ID, KIB, Node, entry
 
@@ -107,7 +107,7 @@ ASKER = """
 import sys, time
 import grpc
 from bookie_server.api.bookie_pb2 import ReadLacRequest
-from bookie_server.api.bookie_pb2_grpc import BookieStub
+from tests.kit.bookie_pb2_grpc import BookieStub
 ask = BookieStub(grpc.insecure_channel(sys.argv[1])).ReadLac
 request = ReadLacRequest.FromString(bytes.fromhex(sys.argv[2]))
 calls = [ask.future(request) for _ in range(50)]
