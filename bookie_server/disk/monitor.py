@@ -390,8 +390,8 @@ class _Watch:
 
 class Reserve:
     """A file of `size_bytes` in one directory whose blocks are really allocated; 0: there is none,
-    and nothing is missing. While it is held, so many bytes can be had at once by giving it back, as a
-    whole: for fences, recovery's adds and compaction, when other entries are refused."""
+    and nothing is missing. While it is held, so many bytes can be had at once by giving it back, as
+    a whole: for fences, recovery's adds and compaction, when other entries are refused."""
 
     def __init__(self, disk: Disk, size_bytes: int) -> None:
         self._disk = disk

@@ -98,7 +98,7 @@ def test_many_calls_are_under_way_on_one_connection_and_answered_in_any_order():
 @pytest.mark.parametrize("how", ["cancelled", "too late", "disconnected"])
 def test_long_polls_cost_no_thread_and_leave_nothing_when_their_caller_goes_away(how):
     async def test(rig):
-        handle = await rig.bookie._ledgers.meet(1)
+        handle = await rig.bookie.ledgers.meet(1)
         polls = [rig.poll() for _ in range(POLLS)]
         await until(lambda: rig.bookie.long_polls == POLLS)
         assert handle.waiter_count == POLLS

@@ -310,6 +310,10 @@ class SimSession:
         ping_s = self._store.rng.uniform(0, self._store.faults.session_timeout_s / 3)
         loop.call_later(ping_s, self._ping, self._id, context=_outside(loop))
 
+    def lose_watches(self) -> None:
+        """Nobody hears of changes of values any more."""
+        self._data_watches.clear()
+
     def abandon(self) -> None:
         """The client was killed: nothing more is answered, its ephemerals go at the time-out."""
         if self._ended:
@@ -318,7 +322,7 @@ class SimSession:
         for request in list(self._requests):
             self._decide_lost(request)
         self._requests.clear()
-        self._data_watches.clear()
+        self.lose_watches()
         self._child_watches.clear()
         loop = asyncio.get_running_loop()
         timeout = self._store.faults.session_timeout_s

@@ -171,4 +171,4 @@ def watch_session(session: SimSession, store: SimStore, observers: Observers) ->
 
 def half_written(disk: SimDisk) -> bool:
     """Whether something that was written to the disk is not synced: the middle of a flush."""
-    return any(inode.unsynced for inode in disk._names.values())
+    return any(disk.inode_of(path).unsynced for path in disk.paths())
