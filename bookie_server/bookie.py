@@ -75,7 +75,8 @@ class Bookie:
         self._config = config
         self.ledgers = LedgerHandles(storage, metadata, bookie_id, repair_credential)
         self._adder = Adder(storage, self.ledgers, config)
-        self._under_way = 0
+        self.under_way = 0
+        """Requests that have no response yet."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
@@ -179,7 +180,7 @@ class Bookie:
             return _refuse_all(request, Status.SHUTTING_DOWN, "the bookie is stopping")
         if self.failed.done():
             return _refuse_all(request, Status.IO_ERROR, str(self.failed.exception()))
-        self._under_way += 1
+        self.under_way += 1
         self._idle.clear()
         lane = travelling.set(Lane.RECOVERY if _is_recovery(request) else Lane.BULK)
         try:
@@ -190,8 +191,8 @@ class Bookie:
             return _refuse_all(request, error.status, error.reason)
         finally:
             travelling.reset(lane)
-            self._under_way -= 1
-            if not self._under_way:
+            self.under_way -= 1
+            if not self.under_way:
                 self._idle.set()
 
     def drain(self) -> None:

@@ -184,7 +184,7 @@ class Audit:
         for node in self._world.nodes:
             if node.bookie is not None:
                 counts[f"waiters at {node.address}"] = node.waiters
-                counts[f"requests at {node.address}"] = node.bookie._under_way
+                counts[f"requests at {node.address}"] = node.bookie.under_way
                 counts[f"request bytes at {node.address}"] = node.bookie.received.used
                 counts[f"reads at {node.address}"] = node.bookie.responses.used
         for client, writer in self._work.writers:
