@@ -418,7 +418,7 @@ def test_without_a_journal_a_large_entry_is_not_acknowledged(seconds):
         slow(node.journals["j0"], 0.5)
         node.journals["j0"].faults.sync_fails = 1
         assert await node.add(large(1, 1)) == [Status.IO_ERROR]
-        assert node.storage.pending_bytes == 0
+        assert node.storage._direct_writes.pending_bytes == 0
 
     on_a_node(test)
 
