@@ -128,7 +128,7 @@ up_pulsar() { # up_pulsar [PORT [SYNC]]
   printf '%s\n' zookeeperServers= metadataStoreUrl= configurationMetadataStoreUrl= \
     brokerServicePort=$port webServicePort=$web bindAddress=127.0.0.1 advertisedAddress=127.0.0.1 \
     clusterName=standalone managedLedgerDefaultEnsembleSize=1 managedLedgerDefaultWriteQuorum=1 \
-    managedLedgerDefaultAckQuorum=1 journalSyncData=$sync allowLoopback=true diskUsageThreshold=0.99 \
+    managedLedgerDefaultAckQuorum=1 journalSyncData=$sync nettyMaxFrameSizeBytes=5253120 allowLoopback=true diskUsageThreshold=0.99 \
     diskUsageWarnThreshold=0.98 > "$folder/standalone.conf"
   cd "$folder"
   start "$folder/pulsar.log" java -Xmx1g -XX:MaxDirectMemorySize=1g "${opens[@]}" \
